@@ -46,120 +46,74 @@ class Unsized:
         ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1, got 0"),
         ({"max_epochs": 1.0}, TypeError, r"max_epochs must be an int, got 1\.0"),
         ({"max_iters": True}, TypeError, "max_iters must be an int, got True"),
+        ({"model": nn.Linear}, TypeError, r"model must be a torch\.nn\.Module"),
+        ({"model": lambda x: x}, TypeError, r"model must be a torch\.nn\.Module"),
         ({"train_loader": []}, ValueError, "train_loader is empty: it has 0 batches"),
-        ({"val_loader": []}, ValueError, "val_loader is empty"),
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
         ({"optimizer": torch.optim.SGD}, TypeError, r"optimizer must be a torch\.optim\.Optimizer"),
+        ({"optimizer": {"type": "SGD", "lr": 0.1}}, TypeError, r"write torch.optim.SGD\(model.parameters\(\), ...\)"),
+        ({"optimizer": {"type": torch.optim.Adam}}, TypeError, r"write torch.optim.Adam\(model.parameters"),
         ({"default_hooks": {"loger": None}}, ValueError, "default_hooks has no 'loger': did you mean 'logger'"),
         ({"default_hooks": [1]}, TypeError, r"default_hooks must be a mapping \{name: .*\}, got \[1\]; other hooks"),
-        (
-            {"custom_hooks": {"type": "EMAHook"}},
-            TypeError,
-            r"custom_hooks must be a list of them, got one config: write custom_hooks=\[dict\(type=...\)\]",
-        ),
+        ({"default_hooks": {"logger": 3}}, TypeError, "expected a hook or a config .*, got 3"),
+        ({"default_hooks": {"logger": LoggerHook(1)}, "hooks": [LoggerHook(2)]}, ValueError, "and hooks another LoggerHook"),
+        ({"custom_hooks": {"type": "EMAHook"}}, TypeError, r"got one config: write custom_hooks=\[dict\(type=...\)\]"),
         ({"hooks": LoggerHook(1)}, TypeError, r"hooks must be a list, got <.*LoggerHook.*>: write hooks=\[...\]"),
         ({"writers": "JSONLWriter"}, TypeError, "writers must be a list, got 'JSONLWriter'"),
-        ({"default_hooks": {"logger": 3}}, TypeError, "expected a hook or a config .*, got 3"),
-        (
-            {"default_hooks": {"logger": LoggerHook(1)}, "hooks": [LoggerHook(2)]},
-            ValueError,
-            "default_hooks has a 'logger', and hooks another LoggerHook",
-        ),
         ({"hooks": [LoggerHook]}, TypeError, r"the class LoggerHook: write LoggerHook\(\)"),
         ({"hooks": [print]}, TypeError, "expected a hook or a config"),
         ({"hooks": [JSONLWriter()]}, TypeError, r"JSONLWriter, which is a writer: it goes to writers=\[...\]"),
+        ({"hooks": [{"type": "JSONLWritr"}]}, ValueError, "unknown type 'JSONLWritr': did you mean 'JSONLWriter'"),
         ({"writers": [JSONLWriter]}, TypeError, r"the class JSONLWriter: write JSONLWriter\(\)"),
         ({"writers": [LoggerHook()]}, TypeError, r"LoggerHook, which is a hook: it goes to hooks=\[...\]"),
         ({"writers": [JSONLWriter(), JSONLWriter()]}, ValueError, "already has a subscription named 'JSONLWriter'"),
         ({"hooks": [Stateful(), Stateful()]}, ValueError, "two hooks have the state name 'Stateful'"),
-        ({"hooks": [{"interval": 3}]}, TypeError, r"expected an object or a config dict\(type=...\)"),
-        ({"hooks": [{"type": "LogerHook"}]}, ValueError, "unknown type 'LogerHook': did you mean 'LoggerHook'"),
-        (
-            {"hooks": [{"type": "LoggerHook", "intervall": 3}]},
-            ValueError,
-            "LoggerHook has no argument 'intervall': did you mean 'interval'",
-        ),
-        ({"hooks": [{"type": 5}]}, TypeError, "type must be a class or its name, got 5"),
         ({"hooks": [CheckpointHook(save_best="accuracy")]}, ValueError, "needs a validation.*val_loader"),
-        ({"evaluator": 3}, TypeError, "evaluator 'int' must be a function"),
-        (
-            {"evaluator": {"type": "Accuracy"}},
-            TypeError,
-            "evaluator 'type' must be a function .*, got 'Accuracy': a config does not make one",
-        ),
-        (
-            {"optimizer": {"type": "SGD", "lr": 0.1}},
-            TypeError,
-            r"optimizer is a config, and must be an object: write torch.optim.SGD\(model.parameters\(\), ...\)",
-        ),
-        (
-            {"optimizer": {"type": torch.optim.Adam}},
-            TypeError,
-            r"must be an object: write torch.optim.Adam\(model.parameters",
-        ),
+        ({"max_epochs": None, "max_iters": 5, "hooks": [CheckpointHook(1, by_epoch=True)]}, ValueError, "would never save"),
+        ({"evaluator": {"type": "Accuracy"}}, TypeError, "evaluator 'type' .*, got 'Accuracy': a config does not make one"),
         ({"loss_fn": nn.CrossEntropyLoss}, TypeError, r"loss_fn is a class: give an object of it, CrossEntropyLoss\(\)"),
         ({"loss_fn": "mse"}, TypeError, r"loss_fn must be a function \(model\(inputs\), target\), got 'mse'"),
-        (
-            {"schedulers": torch.optim.lr_scheduler.StepLR},
-            TypeError,
-            r"expected a scheduler, got the class StepLR: write StepLR\(optimizer, ...\)",
-        ),
+        ({"schedulers": torch.optim.lr_scheduler.StepLR}, TypeError, r"class StepLR: write StepLR\(optimizer, ...\)"),
         ({"bus": Bus}, TypeError, r"bus must be a Bus, as Bus\(\) makes one, got <class"),
         ({"work_dir": 3}, TypeError, "work_dir must be a path, a str or a Path, got 3"),
         (
-            {"train_step": lambda batch: batch},
-            TypeError,
-            r"train_step is called with \(trainer, batch\), but .*<lambda> .*\(batch\): too many",
+            {"loss_fn": F.cross_entropy, "train_step": lambda trainer, batch: None},
+            ValueError,
+            "give loss_fn or train_step, not both",
         ),
+        ({"train_step": lambda batch: batch}, TypeError, r"train_step is called with \(trainer, batch\), .*too many"),
         ({"train_step": 3}, TypeError, r"train_step must be a function \(trainer, batch\), got 3"),
-        (
-            {"val_step": lambda trainer, batch, epoch: batch},
-            TypeError,
-            r"val_step is called with \(trainer, batch\), .*: missing a required argument: 'epoch'",
-        ),
-        (
-            {"train_dataloader": []},
-            TypeError,
-            "Trainer has no argument 'train_dataloader': use train_loader=..., a loader",
-        ),
-        ({"resume": True}, TypeError, r"no argument 'resume': use trainer.resume\(\"auto\"\)"),
+        ({"val_step": lambda trainer, batch, epoch: batch}, TypeError, "val_step is called with .* required argument: 'epoch'"),
         ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip
 def test_refused_when_built(
-    make_trainer: MakeTrainer, arguments: dict[str, Any], error: type[Exception], message: str
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     """An argument that cannot work is an error at the line that builds the trainer."""
+    model = tiny_model()
+    step = {} if "train_step" in arguments else {"loss_fn": F.cross_entropy}
+    valid = {
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "max_epochs": 2, "train_loader": batches(1),
+        "work_dir": tmp_path,
+    }  # fmt: skip
+    if "max_iters" in arguments and "max_epochs" not in arguments:
+        del valid["max_epochs"]
     with pytest.raises(error, match=message):
-        make_trainer(**arguments)
-
-
-def test_by_epoch_in_a_run_of_iterations(make_trainer: MakeTrainer) -> None:
-    """A hook that counts epochs in a run without any would never act: it is refused."""
-    with pytest.raises(ValueError, match=r"by_epoch=True\) in a run measured in iterations would never save"):
-        make_trainer(max_iters=5, hooks=[CheckpointHook(interval=1, by_epoch=True)])
-
-
-@pytest.mark.parametrize("model", [nn.Linear, lambda x: x], ids=["class", "function"])
-def test_model_that_is_no_module(tmp_path: Path, model: Any) -> None:
-    """A class, or a function, in the model's place is refused."""
-    with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module"):
-        Trainer(model, loss_fn=F.cross_entropy, max_epochs=1, work_dir=tmp_path)
+        Trainer(**{"model": model, **valid, **step, **arguments})
 
 
 def test_bus_of_another_trainer(make_trainer: MakeTrainer) -> None:
     """Its hooks would make steps of their own in this one's iterations."""
     other = make_trainer()
 
-    with pytest.raises(
-        ValueError, match=r"the bus belongs to another trainer, .*: give each trainer a bus of its own"
-    ):
+    with pytest.raises(ValueError, match=r"the bus belongs to another trainer, .*: give each trainer a bus"):
         make_trainer(bus=other.bus)
 
 
 @pytest.mark.parametrize("what", ["train", "epochs"])
 def test_training_within_a_training(make_trainer: MakeTrainer, what: str) -> None:
-    """Called by a handler it would go on and on; a validation may be."""
+    """A handler may validate, but not train: it would go on and on."""
     trainer = make_trainer(val_loader=batches(1))
 
     def again(trainer: Trainer, event: Any) -> None:
@@ -176,45 +130,18 @@ def test_training_within_a_training(make_trainer: MakeTrainer, what: str) -> Non
     assert not trainer.running
 
 
-def test_loss_fn_and_train_step(tmp_path: Path) -> None:
-    """`train_step` replaces `loss_fn`: of both one would be ignored."""
-    with pytest.raises(ValueError, match="give loss_fn or train_step, not both"):
-        Trainer(
-            tiny_model(), loss_fn=F.cross_entropy, train_step=lambda trainer, batch: None, max_epochs=1,
-            work_dir=tmp_path,
-        )  # fmt: skip
-
-
-def test_two_hooks_of_one_class_without_state(make_trainer: MakeTrainer) -> None:
-    """Hooks without a state may share a class: each gets a name of its own."""
-
-    class Quiet(Hook):
-        def after_run(self, trainer: Any, event: Any) -> None:
-            pass
-
-    trainer = make_trainer(hooks=[Quiet(), Quiet()])
-
-    assert [hook.name for hook in trainer.hooks[-2:]] == ["Quiet", "Quiet #2"]
-
-
-def test_work_dir_that_cannot_be_written(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A work dir below a file is refused by its name, as the operating system's own error."""
+@pytest.mark.parametrize(
+    ("place", "error", "why"),
+    [("file/run", NotADirectoryError, ""), ("file", FileExistsError, ": it is a file")],
+)
+def test_work_dir_that_cannot_be_written(
+    make_trainer: MakeTrainer, tmp_path: Path, place: str, error: type[OSError], why: str
+) -> None:
+    """A work dir at or below a file is refused by its name, as the operating system's own error."""
     (tmp_path / "file").touch()
 
-    with pytest.raises(
-        NotADirectoryError, match=re.escape(f"work_dir '{tmp_path}/file/run' cannot be written")
-    ):
-        make_trainer(work_dir=tmp_path / "file" / "run")
-
-
-def test_work_dir_that_is_a_file(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A file in the work dir's place is refused, and called that."""
-    (tmp_path / "file").touch()
-
-    with pytest.raises(
-        FileExistsError, match=re.escape(f"'{tmp_path}/file' cannot be written: it is a file")
-    ):
-        make_trainer(work_dir=tmp_path / "file")
+    with pytest.raises(error, match=re.escape(f"'{tmp_path}/{place}' cannot be written") + f".*{why}"):
+        make_trainer(work_dir=tmp_path / place)
 
 
 def test_a_work_dir_of_its_own(
@@ -229,80 +156,73 @@ def test_a_work_dir_of_its_own(
     assert first.work_dir.parent == second.work_dir.parent == Path("runs")
 
 
-@pytest.mark.parametrize("unit", [{"max_epochs": 2}, {"max_iters": 2}], ids=str)
-def test_empty_loader_without_a_length(make_trainer: MakeTrainer, unit: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    ("options", "call", "message"),
+    [
+        ({"train_loader": Unsized([])}, "train", "trained no iteration: it is empty"),
+        ({"train_loader": Unsized([]), "max_iters": 2}, "train", "trained no iteration: it is empty"),
+        ({"train_loader": iter(batches(2))}, "train", "is empty.*; an iterator gives its batches only once"),
+        ({"val_loader": Unsized([])}, "val", "the val loader is empty"),
+    ],
+    ids=["epochs", "iterations", "iterator", "validation"],
+)
+def test_empty_loader_without_a_length(
+    make_trainer: MakeTrainer, options: dict[str, Any], call: str, message: str
+) -> None:
     """A loader that turns out to be empty ends the run with an error instead of turning for ever."""
-    trainer = make_trainer(train_loader=Unsized([]), **unit)
+    trainer = make_trainer(**options)
 
-    with pytest.raises(ValueError, match="trained no iteration: it is empty"):
-        trainer.train()
-
-
-def test_a_generator_as_loader(make_trainer: MakeTrainer) -> None:
-    """A generator gives batches for one epoch only, which the second says."""
-    trainer = make_trainer(train_loader=(batch for batch in batches(2)), max_epochs=2)
-
-    with pytest.raises(
-        ValueError, match=r"trained no iteration: it is empty.*; an iterator gives its batches only once"
-    ):
-        trainer.train()
-
-    assert trainer.iter == 2
+    with pytest.raises(ValueError, match=message):
+        getattr(trainer, call)()
 
 
-def test_empty_validation_loader_without_a_length(make_trainer: MakeTrainer) -> None:
-    """A validation over nothing has no metrics: it is an error."""
-    trainer = make_trainer(val_loader=Unsized([]))
-
-    with pytest.raises(ValueError, match="the val loader is empty"):
-        trainer.val()
+DETACHED = torch.ones(())
 
 
 @pytest.mark.parametrize(
-    ("returned", "message"),
+    ("returned", "error", "message"),
     [
-        (None, "the train step must return the loss tensor or a mapping with 'loss', got None"),
-        (
-            0.5,
-            r"the loss tensor or a mapping with 'loss', got 0\.5.* needs default_hooks=dict\(optimizer=None\)",
-        ),
-        ({"los": torch.ones(())}, r"a mapping with 'loss', got a mapping with \['los'\]"),
-        ({"loss": 0.5}, "a 'loss' tensor of one element"),
-        (torch.ones(2, requires_grad=True), "a 'loss' tensor of one element"),
+        (None, TypeError, "the train step must return the loss tensor or a mapping with 'loss', got None"),
+        (0.5, TypeError, r"with 'loss', got 0\.5.* needs default_hooks=dict\(optimizer=None\)"),
+        ({"los": DETACHED}, TypeError, r"a mapping with 'loss', got a mapping with \['los'\]"),
+        ({"loss": 0.5}, TypeError, "a 'loss' tensor of one element"),
+        (torch.ones(2, requires_grad=True), TypeError, "a 'loss' tensor of one element"),
+        (DETACHED, RuntimeError, "the loss needs no grad, so backward would train nothing"),
     ],
 )
-def test_step_returning_something_else(make_trainer: MakeTrainer, returned: Any, message: str) -> None:
+def test_step_returning_something_else(
+    make_trainer: MakeTrainer, returned: Any, error: type[Exception], message: str
+) -> None:
     """A train step without a loss to go backward from is an error that shows what it returned."""
     trainer = make_trainer(train_step=lambda trainer, batch: returned)
 
+    with pytest.raises(error, match=message):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("options", "call", "message"),
+    [
+        (
+            {"val_step": lambda trainer, batch: 0.5},
+            "val",
+            r"val_step must return a mapping of values, got 0\.5",
+        ),
+        (
+            {"train_loader": [{"x": DETACHED}]},
+            "train",
+            r"batches \(inputs, target\), got dict .*: pass train_step",
+        ),
+    ],
+)
+def test_values_of_another_form(
+    make_trainer: MakeTrainer, options: dict[str, Any], call: str, message: str
+) -> None:
+    """A val_step returns named values, and loss_fn needs pairs: else the message names train_step."""
+    trainer = make_trainer(val_loader=batches(1), **options)
+
     with pytest.raises(TypeError, match=message):
-        trainer.train()
-
-
-def test_loss_that_needs_no_grad(make_trainer: MakeTrainer) -> None:
-    """A detached loss would train nothing."""
-    trainer = make_trainer(train_step=lambda trainer, batch: trainer.model(batch[0]).sum().detach())
-
-    with pytest.raises(RuntimeError, match="the loss needs no grad, so backward would train nothing"):
-        trainer.train()
-
-
-def test_val_step_returning_no_mapping(make_trainer: MakeTrainer) -> None:
-    """A val_step returns named values."""
-    trainer = make_trainer(val_loader=batches(1), val_step=lambda trainer, batch: 0.5)
-
-    with pytest.raises(TypeError, match=r"val_step must return a mapping of values, got 0\.5"):
-        trainer.val()
-
-
-def test_batches_of_another_form(make_trainer: MakeTrainer) -> None:
-    """loss_fn needs pairs; for anything else the message names train_step."""
-    trainer = make_trainer(train_loader=[{"image": torch.ones(1, 2)}])
-
-    with pytest.raises(
-        TypeError, match=r"batches \(inputs, target\), got dict from the loader: pass train_step"
-    ):
-        trainer.train()
+        getattr(trainer, call)()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +248,7 @@ def test_what_a_call_needs(
 
 
 def test_steps_made_elsewhere(make_trainer: MakeTrainer) -> None:
-    """`default_hooks=dict(optimizer=None)` says that somebody else steps: no optimizer is needed."""
+    """`default_hooks=dict(optimizer=None)` says that the program makes the steps itself: no optimizer is needed."""
     trainer = make_trainer(optimizer=None, default_hooks={"optimizer": None}, max_epochs=1)
 
     trainer.train()

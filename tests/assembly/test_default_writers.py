@@ -16,7 +16,6 @@ import pytest
 
 from eventloop import Trainer, cli
 from tests.forked import ROOT, Forked
-from tests.ranks import run_ranks
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -32,19 +31,6 @@ trainer = Trainer(
 )
 trainer.train()
 print("what the program prints")
-"""
-
-RANK = """
-import json, os, sys
-import torch, torch.distributed as dist
-from eventloop import Trainer
-
-sys.stderr = os.fdopen(os.openpty()[1], "w")
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=int(sys.argv[1]), world_size=2)
-trainer = Trainer(torch.nn.Linear(1, 1), max_epochs=1, work_dir="run")
-print(json.dumps({"writers": [type(writer).__name__ for writer in trainer.writers]}))
-trainer.close()
-dist.destroy_process_group()
 """
 
 
@@ -92,29 +78,20 @@ def test_a_terminal_shows_progress(tmp_path: Path, term: str, shown: str) -> Non
     assert printed == "what the program prints\n"
 
 
-def closed() -> io.StringIO:
-    stream = io.StringIO()
-    stream.close()
-    return stream
+CLOSED = io.StringIO()
+CLOSED.close()
 
 
-@pytest.mark.parametrize("stream", [None, closed(), io.StringIO(), SimpleNamespace(write=print)])
+@pytest.mark.parametrize("stream", [None, CLOSED, io.StringIO(), SimpleNamespace(write=print)])
 def test_nothing_else_shows_progress(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, stream: Any
 ) -> None:
-    """Neither a file or pipe, nor a closed stream, nor the None of a program without a console."""
+    """Neither a file or pipe, nor a closed stream, nor the None of a program without a console; nor an IPython in a
+    terminal, which has no kernel."""
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
 
     assert kinds(make_trainer()) == []
-
-
-def test_no_writers_are_none(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`writers=[]` shows nothing on a terminal either."""
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    trainer = make_trainer(writers=[])
-    trainer.train()
-
-    assert (kinds(trainer), screen.getvalue()) == ([], "")
 
 
 def test_without_rich_a_terminal_gets_lines(
@@ -145,20 +122,15 @@ def test_a_notebook_shows_progress(
     assert "Epoch(train)" not in said.err
 
 
-@pytest.mark.parametrize("shell", [None, SimpleNamespace()])
-def test_ipython_alone_is_no_notebook(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, shell: SimpleNamespace | None
+@pytest.mark.parametrize(("rank", "expected"), [(0, ["ConsoleWriter"]), (1, [])])
+def test_the_first_rank_alone_shows_progress(
+    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[str]
 ) -> None:
-    """An imported IPython, or one in a terminal, has no kernel."""
-    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-
-    assert kinds(make_trainer()) == []
-
-
-@pytest.mark.slow
-def test_the_first_rank_alone_shows_progress(tmp_path: Path) -> None:
     """Of two, each with a terminal."""
-    assert run_ranks(RANK, tmp_path) == [{"writers": ["ConsoleWriter"]}, {"writers": []}]
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (rank, 2))
+
+    assert kinds(make_trainer()) == expected
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from torch.optim import SGD
 
 from eventloop import register
 from eventloop.checkpoint import find_checkpoints
-from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter
-from eventloop.migration.tables import CLASSES
+from eventloop.hooks import CheckpointHook, Hook, PeriodicWriter
 from eventloop.optim.schedulers import SCHEDULERS, StepLR
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.writers import JSONLWriter, Writer
@@ -45,16 +44,12 @@ class Anything(Hook):
         self.options = options
 
 
-def test_own_classes_are_known() -> None:
-    """eventloop's hooks and writers are known by their names."""
-    assert find_class("CheckpointHook") is CheckpointHook
-    assert find_class("JSONLWriter") is JSONLWriter
-
-
-def test_registered_classes_are_known() -> None:
-    """`@register` makes a class known, and returns it."""
+def test_classes_are_known_by_name() -> None:
+    """eventloop's hooks and writers are known by their names; `@register` makes a class known, and returns it."""
     assert register(Named) is Named
-    assert find_class("Named") is Named
+    assert [find_class(name) for name in ("CheckpointHook", "JSONLWriter", "Named")] == [
+        CheckpointHook, JSONLWriter, Named,
+    ]  # fmt: skip
 
 
 def test_mmengines_register_module() -> None:
@@ -70,14 +65,13 @@ def test_mmengines_register_module() -> None:
     class Third(Hook): ...
 
     assert HOOKS.register_module("Fourth", module=Named) is Named
-    assert [HOOKS.get(name) for name in ("First", "Second", "Zweiter", "Third", "Fourth", "Other")] == [
-        First, Other, Other, Third, Named, None,
-    ]  # fmt: skip
+    found = [HOOKS.get(name) for name in ("First", "Second", "Zweiter", "Third", "Fourth", "Other")]
+    assert found == [First, Other, Other, Third, Named, None]
 
 
 def test_a_name_that_is_taken_needs_force() -> None:
     """`register_module(force=True)` gives a name of eventloop's own to another class, which configs then build."""
-    with pytest.raises(ValueError, match="'LoggerHook' is already registered"):
+    with pytest.raises(ValueError, match=r"'LoggerHook' is already registered by eventloop\.hooks\.logger"):
         HOOKS.register_module("LoggerHook", module=Named)
     HOOKS.register_module("LoggerHook", force=True, module=Named)
     try:
@@ -125,96 +119,38 @@ def test_each_registry_builds_its_own_kind() -> None:
 
 
 def test_build_by_name_or_class() -> None:
-    """`type` is a name or the class itself; the rest are arguments."""
+    """`type` is a name or the class itself, the rest are arguments; a config can be built from twice."""
     register(Named)
-
-    assert build({"type": "Named", "n": 3}).n == build({"type": Named, "n": 3}).n == 3
-
-
-def test_a_config_is_left_as_it_was() -> None:
-    """A config can be built from twice."""
     config = {"type": Named, "n": 3, "priority": "LOW"}
-    build(config)
 
+    assert build({"type": "Named", "n": 3}).n == build(config).n == 3
     assert config == {"type": Named, "n": 3, "priority": "LOW"}
 
 
 def test_priority_and_name_are_set_on_the_object() -> None:
-    """A hook's priority and name need not be arguments of its constructor."""
-    hook = build({"type": Named, "priority": "VERY_LOW", "name": "mine"})
+    """They need not be arguments of a hook's constructor, which is given all else, also as `**options`."""
+    hook = build({"type": Anything, "priority": "VERY_LOW", "name": "mine", "colour": "red"})
 
-    assert (hook.priority, hook.name) == ("VERY_LOW", "mine")
-
-
-def test_the_name_of_a_config_is_the_name_of_its_state(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Two hooks of one class with a state are told apart by the names in their configs."""
-    configs = [
-        {"type": CheckpointHook, "name": name, "out_dir": tmp_path / name} for name in ("often", "seldom")
-    ]
-
-    trainer = make_trainer(hooks=configs)
-
-    assert {"often", "seldom"} <= {hook.name for hook in trainer.hooks}
-
-
-def test_a_bad_priority_in_a_config(make_trainer: MakeTrainer) -> None:
-    """A priority that is none is an error when the trainer is built."""
-    with pytest.raises(ValueError, match="unknown priority name 'LOWW'"):
-        make_trainer(hooks=[{"type": "LoggerHook", "priority": "LOWW"}])
-
-
-def test_a_writer_has_no_priority() -> None:
-    """A priority on a writer would do nothing: it is refused."""
-    with pytest.raises(ValueError, match="JSONLWriter has no argument 'priority'"):
-        build({"type": "JSONLWriter", "priority": 3})
-
-
-def test_a_class_that_takes_anything() -> None:
-    """A constructor with **options is given what the config has."""
-    assert build({"type": Anything, "colour": "red"}).options == {"colour": "red"}
+    assert (hook.priority, hook.name, hook.options) == ("VERY_LOW", "mine", {"colour": "red"})
 
 
 @pytest.mark.parametrize(
     ("config", "error", "message"),
     [
-        (
-            {"type": "ChekpointHook"},
-            ValueError,
-            "unknown type 'ChekpointHook': did you mean 'CheckpointHook'",
-        ),
+        ({"type": "ChekpointHook"}, ValueError, "unknown type 'ChekpointHook': did you mean 'CheckpointHook'"),
+        ({"type": "on_rank"}, ValueError, "unknown type 'on_rank'"),  # a function that is exported beside hooks
         ({"type": Named, "m": 1, "n": 2}, ValueError, "Named has no argument 'm'"),
-        (
-            {"type": "CheckpointHook", "intreval": 1},
-            ValueError,
-            "no argument 'intreval': did you mean 'interval'",
-        ),
+        ({"type": "CheckpointHook", "intreval": 1}, ValueError, "no argument 'intreval': did you mean 'interval'"),
+        ({"type": "JSONLWriter", "priority": 3}, ValueError, "JSONLWriter has no argument 'priority'"),
         ({"n": 1}, TypeError, r"expected an object or a config dict\(type=...\), got {'n': 1}"),
         ({"type": None}, TypeError, "type must be a class or its name, got None"),
         (3, TypeError, "expected an object or a config .*, got 3"),
     ],
-)
+)  # fmt: skip
 def test_wrong_configs(config: Any, error: type[Exception], message: str) -> None:
     """A config that cannot be built says what is wrong with it, with a suggestion for a misspelling."""
     with pytest.raises(error, match=message):
         build(config)
-
-
-def test_registered_classes_are_suggested() -> None:
-    """A misspelled class of the user's own is suggested too."""
-    register(Named)
-
-    with pytest.raises(ValueError, match="did you mean 'Named'"):
-        find_class("Nammed")
-
-
-def test_a_name_of_eventloops_own() -> None:
-    """A class may not take the name of one of eventloop's."""
-
-    class LoggerHook(Hook):
-        pass
-
-    with pytest.raises(ValueError, match=r"'LoggerHook' is already registered by eventloop\.hooks\.logger"):
-        register(LoggerHook)
 
 
 def test_a_notebook_cell_run_twice() -> None:
@@ -240,12 +176,6 @@ def test_two_classes_of_one_module_under_one_name() -> None:
         HOOKS.register(name="mine")(Anything)
 
 
-def test_register_on_something_else() -> None:
-    """Only classes are registered."""
-    with pytest.raises(TypeError, match="@register decorates a class, got"):
-        register(LoggerHook())  # type: ignore[type-var]
-
-
 def test_a_registry_of_each_kind() -> None:
     """`@HOOKS.register`, with or without a name of its own, and `@WRITERS.register`."""
 
@@ -262,63 +192,36 @@ def test_a_registry_of_each_kind() -> None:
     assert "JSONLWriter" in WRITERS.names()
 
 
-def test_only_what_can_be_built_is_listed(make_trainer: MakeTrainer) -> None:
-    """Hooks where a hook is expected, writers where a writer is: no base, and nothing that is beside them."""
-    register(Named)
-    for names, kind in ((HOOKS.names(), Hook), (WRITERS.names(), Writer)):
-        found = [find_class(name) for name in names]
-        own = [
-            cls for cls in found if cls.__module__.startswith("eventloop.")
-        ]  # other tests register theirs too
-        assert len(own) > 5
-        assert all(issubclass(cls, kind) and cls is not kind for cls in own)
-    hooks, writers = ", ".join(sorted(HOOKS.names())), ", ".join(sorted(WRITERS.names()))
+@pytest.mark.parametrize(("registry", "kind"), [(HOOKS, Hook), (WRITERS, Writer)], ids=["hooks", "writers"])
+def test_only_what_can_be_built_is_listed(registry: Any, kind: type) -> None:
+    """A registry lists classes of its kind, not the base, and nothing that is beside them."""
+    found = [find_class(name) for name in registry.names()]
+    own = [cls for cls in found if cls.__module__.startswith("eventloop.")]  # other tests register theirs too
 
-    with pytest.raises(ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"):
-        make_trainer(hooks=[{"type": "Slow"}])
-    with pytest.raises(ValueError, match=f"^unknown type 'Slow': known are {hooks}; @register adds a class"):
-        make_trainer(default_hooks={"mine": {"type": "Slow"}})
-    with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register adds a class"
-    ):
-        make_trainer(writers=[{"type": "Slow"}])
-    with pytest.raises(
-        ValueError, match=f"^unknown type 'Slow': known are {writers}; @register adds a class"
-    ):
-        PeriodicWriter([{"type": "Slow"}])
+    assert len(own) > 5
+    assert all(issubclass(cls, kind) and cls is not kind for cls in own)
 
 
-def test_a_name_of_the_other_kind_is_suggested(make_trainer: MakeTrainer) -> None:
-    """What was meant comes before where it goes, which the next error says."""
-    with pytest.raises(ValueError, match="unknown type 'JSONLWritr': did you mean 'JSONLWriter'"):
-        make_trainer(hooks=[{"type": "JSONLWritr"}])
-    with pytest.raises(TypeError, match=r"got JSONLWriter, which is a writer: it goes to writers=\[...\]"):
-        make_trainer(hooks=[{"type": "JSONLWriter"}])
+SLOW = {"type": "Slow"}
 
 
 @pytest.mark.parametrize(
-    ("name", "here"),
+    ("registry", "make"),
     [
-        ("EvalHook", "val_loader="),
-        ("PeriodicCheckpointer", r"CheckpointHook\(interval="),
+        (HOOKS, lambda make_trainer: make_trainer(hooks=[SLOW])),
+        (HOOKS, lambda make_trainer: make_trainer(default_hooks={"mine": SLOW})),
+        (WRITERS, lambda make_trainer: make_trainer(writers=[SLOW])),
+        (WRITERS, lambda make_trainer: PeriodicWriter([SLOW])),
     ],
+    ids=["hooks", "default_hooks", "writers", "PeriodicWriter"],
 )
-def test_a_name_of_another_system_is_explained(make_trainer: MakeTrainer, name: str, here: str) -> None:
-    """What does that here need not have a name that is near, or be a hook at all."""
-    with pytest.raises(ValueError, match=f"^unknown type '{name}': use {here}"):
-        make_trainer(hooks=[{"type": name}])
-
-
-def test_names_of_other_systems_are_none_of_eventloop() -> None:
-    """What is explained is not there under that name."""
-    assert not set(CLASSES) & {*HOOKS.names(), *WRITERS.names()}
-
-
-@pytest.mark.parametrize("name", ["on_rank", "get_bn_modules", "read_jsonl"])
-def test_a_function_is_no_type(name: str) -> None:
-    """Also where it is exported beside hooks and writers."""
-    with pytest.raises(ValueError, match=f"unknown type '{name}'"):
-        build({"type": name})
+def test_an_unknown_name_is_answered_with_the_known_ones(
+    make_trainer: MakeTrainer, registry: Any, make: Callable[[MakeTrainer], object]
+) -> None:
+    """Hooks where a hook is expected, writers where a writer is."""
+    known = ", ".join(sorted(registry.names()))
+    with pytest.raises(ValueError, match=f"^unknown type 'Slow': known are {known}; @register adds a class"):
+        make(make_trainer)
 
 
 PLUGIN = """
@@ -350,17 +253,23 @@ not_a_class = 3
 """
 
 
+def install(folder: Path, name: str, entry_points: str) -> None:
+    """Write the metadata that pip would write for a package."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(entry_points)
+
+
 @pytest.fixture
 def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package of somebody else's, installed: its module, and the metadata that pip would write."""
+    """Install a package of another project."""
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
-    metadata = tmp_path / "a_plugin-1.0.dist-info"
-    metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: a-plugin\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
+    install(
+        tmp_path, "a_plugin",
         "[eventloop.hooks]\nPluginHook = a_plugin:PluginHook\nGoneHook = a_plugin:GoneHook\n"
-        "NumberHook = a_plugin:not_a_class\n[eventloop.writers]\nPluginWriter = a_plugin:PluginWriter\n"
-    )
+        "NumberHook = a_plugin:not_a_class\n[eventloop.writers]\nPluginWriter = a_plugin:PluginWriter\n",
+    )  # fmt: skip
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("a_plugin", None)
@@ -377,8 +286,10 @@ def test_hooks_of_installed_packages() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_writers_of_installed_packages(make_trainer: MakeTrainer) -> None:
-    """A package makes its writers known in the group of their own; one is built by its name, and writes the run."""
+    """A package makes its writers known in their own group; one is suggested, built by its name, and writes the run."""
     assert "a_plugin" not in sys.modules
+    with pytest.raises(ValueError, match="unknown type 'PluginWritr': did you mean 'PluginWriter'"):
+        find_class("PluginWritr")
     trainer = make_trainer(writers=[{"type": "PluginWriter", "filename": "steps.txt"}])
 
     trainer.train()
@@ -388,18 +299,9 @@ def test_writers_of_installed_packages(make_trainer: MakeTrainer) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_misspelled_writer_of_an_installed_package() -> None:
-    """The names in the writers' group are suggested as eventloop's own are."""
-    with pytest.raises(ValueError, match="unknown type 'PluginWritr': did you mean 'PluginWriter'"):
-        find_class("PluginWritr")
-
-
-@pytest.mark.usefixtures("plugin")
 def test_entry_points_that_do_not_hold() -> None:
     """A package whose entry point is broken is named."""
-    with pytest.raises(
-        ImportError, match="the hook 'GoneHook' of an installed package cannot be loaded from 'a_plug"
-    ):
+    with pytest.raises(ImportError, match="'GoneHook' of an installed package cannot be loaded from 'a_plug"):
         find_class("GoneHook")
     with pytest.raises(TypeError, match="the entry point 'a_plugin:not_a_class' must name a class, got 3"):
         find_class("NumberHook")
@@ -407,15 +309,10 @@ def test_entry_points_that_do_not_hold() -> None:
 
 @pytest.mark.usefixtures("plugin")
 def test_two_packages_with_one_name(tmp_path: Path) -> None:
-    """Which of two packages' hooks is meant nobody can tell."""
-    other = tmp_path / "b_plugin-1.0.dist-info"
-    other.mkdir()
-    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: b-plugin\nVersion: 1.0\n")
-    (other / "entry_points.txt").write_text("[eventloop.hooks]\nPluginHook = b_plugin:PluginHook\n")
+    """The error names both, as neither is preferred."""
+    install(tmp_path, "b_plugin", "[eventloop.hooks]\nPluginHook = b_plugin:PluginHook\n")
 
-    with pytest.raises(
-        ValueError, match=r"several packages have a hook 'PluginHook': a_plugin:.*, b_plugin:"
-    ):
+    with pytest.raises(ValueError, match=r"have a hook 'PluginHook': a_plugin:.*, b_plugin:"):
         find_class("PluginHook")
 
 
@@ -435,10 +332,8 @@ def test_a_default_hook_more(make_trainer: MakeTrainer) -> None:
         default_hooks={"mine": {"type": "Named", "n": 2}}, custom_hooks=[{"type": "Named", "n": 3}]
     )
 
-    assert [(hook.name, hook.n) for hook in trainer.hooks if isinstance(hook, Named)] == [
-        ("mine", 2),
-        ("Named", 3),
-    ]
+    named = [(hook.name, hook.n) for hook in trainer.hooks if isinstance(hook, Named)]
+    assert named == [("mine", 2), ("Named", 3)]
     with pytest.raises(
         ValueError, match=r"default_hooks has no 'loger': did you mean 'logger'.*needs a type"
     ):

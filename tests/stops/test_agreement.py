@@ -34,7 +34,6 @@ def told(rank: int, reason: str, asked: int) -> str:
     return reason if rank == asked else f"rank {asked} asked to stop: {reason}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("iteration", "asked"), TRIALS)
 def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
     """Both stop after the next iteration, or at the end of the epoch if that comes before; rank 0 saves; each says why."""
@@ -53,20 +52,29 @@ def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
     ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "at"),
-    [("by iteration", [4, 0]), ("edge", [4, 1]), ("uneven", [3, 0]), ("stop of one", [3, 0]), ("own loop", [6, 1])],
+    [
+        ("by iteration", [4, 0]), ("edge", [4, 1]), ("uneven", [3, 0]), ("stop of one", [3, 0]), ("own loop", [6, 1]),
+        ("early stop", [4, 1]), ("precise", [4, 1]),
+    ],
 )  # fmt: skip
 def test_they_stop_together(ranks: Ranks, name: str, at: list[int]) -> None:
-    """In runs measured in iterations, between epochs, by `trainer.stop`, in loops of one's own."""
+    """In runs measured in iterations, between epochs, by `trainer.stop`, in hand-written loops, by a handler of the
+    validation, and in a pass of PreciseBN."""
     assert [said[name]["at"] for said in ranks] == [at, at]
     assert [said[name]["seen"][-1][0] for said in ranks] == ["after_run"] * 2
 
 
-def test_the_longer_rank_ends_its_epoch(ranks: Ranks) -> None:
-    """Where one rank has batches that the other has not, a stop in one of those is met at the end of the epoch."""
+def test_what_they_do_until_then(ranks: Ranks) -> None:
+    """A pass of PreciseBN is cut at one batch. The rank that asks logs where the others do, which may be reduced. A rank
+    with batches that the other has not ends its epoch. The next run knows nothing of the stop, nor of one that came
+    too late for the last one."""
+    assert [said["precise"]["ran"] for said in ranks] == [2, 2]
+    assert [said["stop of one"]["logged"] for said in ranks] == [[3], [3]]
     assert [said["longer rank"]["at"] for said in ranks] == [[4, 1], [6, 1]]
+    assert [(said["again"]["stopped"], said["again"]["at"]) for said in ranks] == [(2, [8, 2])] * 2
+    assert [said["too late"]["seen"][-2:] for said in ranks] == [closing("completed")] * 2
 
 
 def test_unequal_lengths_are_told(ranks: Ranks) -> None:
@@ -88,24 +96,15 @@ def test_numbers_of_ranks_are_not_rounded(ranks: Ranks) -> None:
         assert abs(said["numbers"]["x"] - (1 + 1e-12)) < 1e-15
 
 
-def test_the_rank_that_asks_logs_where_the_others_do(ranks: Ranks) -> None:
-    """It goes on for another iteration with them, and what they log may be reduced."""
-    assert [said["stop of one"]["logged"] for said in ranks] == [[3], [3]]
-
-
-@pytest.mark.parametrize("name", ["stop of both", "stop of both by iteration"])
-def test_a_stop_of_all_ranks_is_met_at_once(ranks: Ranks, name: str) -> None:
+def test_a_stop_of_all_ranks_is_met_at_once(ranks: Ranks) -> None:
     """Where every rank asks by itself, as hooks do that see the same numbers, no iteration more is made than in one
     process."""
     for said in ranks:
-        assert (said[name]["at"], said[name]["seen"]) == (
-            [2, 0], [["stop_requested", "enough"], *closing("enough", epoch="enough")],
-        )  # fmt: skip
-
-
-def test_early_stopping(ranks: Ranks) -> None:
-    """A stop by a handler of the validation is met before another epoch begins."""
-    assert [said["early stop"]["at"] for said in ranks] == [[4, 1], [4, 1]]
+        assert said["stop of both"]["at"] == [2, 0]
+        assert said["stop of both"]["seen"] == [
+            ["stop_requested", "enough"],
+            *closing("enough", epoch="enough"),
+        ]
 
 
 def test_before_the_first_iteration(ranks: Ranks) -> None:
@@ -114,12 +113,6 @@ def test_before_the_first_iteration(ranks: Ranks) -> None:
         reason = told(rank, "enough", 0)
         assert said["before training"]["at"] == [0, 0]
         assert said["before training"]["seen"] == [["stop_requested", reason], *closing(reason)]
-
-
-def test_too_late(ranks: Ranks) -> None:
-    """A stop after the last place where the ranks meet changes nothing, and is not the next run's."""
-    for said in ranks:
-        assert said["too late"]["seen"][-2:] == closing("completed")
 
 
 def test_a_validation_is_cut_at_one_batch(ranks: Ranks) -> None:
@@ -135,16 +128,6 @@ def test_a_validation_that_is_completed(ranks: Ranks, name: str) -> None:
     for rank, said in enumerate(ranks):
         assert said[name]["seen"][1] == ["after_val", "completed"]
         assert said[name]["seen"][-2:] == closing(told(rank, "preempted by SIGTERM", 0))
-
-
-def test_precise_bn(ranks: Ranks) -> None:
-    """A pass of PreciseBN is cut on both ranks at one batch, and the run ends with the epoch."""
-    assert [(said["precise"]["ran"], said["precise"]["at"]) for said in ranks] == [(2, [4, 1])] * 2
-
-
-def test_a_run_goes_on(ranks: Ranks) -> None:
-    """The next run of the same trainers knows nothing of the stop."""
-    assert [(said["again"]["stopped"], said["again"]["at"]) for said in ranks] == [(2, [8, 2])] * 2
 
 
 def test_all_ranks_exit_alike(ranks: Ranks) -> None:

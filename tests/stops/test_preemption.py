@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +23,6 @@ from tests.training.test_hand_written import train_by_hand
 
 TRIALS = 13
 """Of each place."""
-
-
-# --- wherever it comes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.representative(2)
@@ -90,9 +88,6 @@ def test_a_signal_in_precise_bn(
     assert len(heard) == 9
 
 
-# --- before the loader is waited for -----------------------------------------------------------------------
-
-
 class Endless:
     """A loader that says when it is let go of, where a DataLoader waits for its workers."""
 
@@ -124,15 +119,20 @@ def test_the_state_is_saved_first(make_trainer: MakeTrainer, heard: Heard, mode:
     assert len(heard) == 1
 
 
-def test_a_training_on_another_thread_says_what_stops_it(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+def test_a_training_on_another_thread(
+    make_trainer: MakeTrainer, default_handlers: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Python gives signals to the main thread alone."""
+    """Python gives signals to the main thread alone: no handler is installed, and the log says what stops the run."""
     caplog.set_level(logging.INFO, "eventloop")
     trainer = make_trainer()
+    found: list[Any] = []
+    trainer.bus.subscribe(
+        lambda event: found.append(signal.getsignal(signal.SIGTERM)), "before_train", name="look"
+    )
     training = threading.Thread(target=trainer.train)
 
     training.start()
     training.join()
 
+    assert (found, trainer.iter) == ([signal.SIG_DFL], 6)
     assert "SIGTERM and Ctrl-C do not stop it. Call trainer.stop(reason)" in caplog.text

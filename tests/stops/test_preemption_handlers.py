@@ -1,4 +1,4 @@
-"""Which handlers there are while a run lasts, and before and after it; what other processes do with them."""
+"""Signal handlers while a run lasts, before and after it, and in other processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,9 +17,7 @@ from eventloop import Trainer
 from eventloop.hooks import PreemptionHook
 from eventloop.interrupt import graceful_interrupt
 from tests.support.signals import Heard, send, send_in
-from tests.support.trainers import MakeTrainer, batches, shuffled
-
-# --- handlers ----------------------------------------------------------------------------------------------
+from tests.support.trainers import MakeTrainer, batches, collect, shuffled
 
 
 def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, heard: Heard) -> None:
@@ -41,31 +38,24 @@ def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, 
     signal.signal(signal.SIGTERM, own)
 
 
-def test_handlers_are_put_back_after_an_error(make_trainer: MakeTrainer, heard: Heard) -> None:
-    """However a run ends; also when a handler of before_run failed."""
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+def test_a_handler_that_is_installed_meanwhile_stays(make_trainer: MakeTrainer, heard: Heard) -> None:
+    """The hook puts back the handlers that it replaced, and no other, also when a handler of before_run failed."""
     trainer = make_trainer()
-    trainer.bus.subscribe(lambda event: 1 / 0, "before_run", name="fails")
-
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def test_a_handler_that_somebody_installs_meanwhile_stays(make_trainer: MakeTrainer, heard: Heard) -> None:
-    """What is put back is what the hook took away, and nothing else."""
-    trainer = make_trainer()
+    interrupt = signal.getsignal(signal.SIGINT)
 
     def theirs(signum: int, frame: Any) -> None:
-        """Somebody's."""
+        """A handler of another library."""
 
-    trainer.bus.subscribe(
-        lambda event: signal.signal(signal.SIGTERM, theirs), "before_train", name="installs"
-    )
-    trainer.train()
+    @trainer.bus.on("before_run")
+    def install_and_fail(event: Any) -> None:
+        signal.signal(signal.SIGTERM, theirs)
+        raise ValueError("no luck")
+
+    with pytest.raises(ValueError, match="no luck"):
+        trainer.train()
 
     assert signal.getsignal(signal.SIGTERM) is theirs
+    assert signal.getsignal(signal.SIGINT) is interrupt
 
 
 def chain(event: Any) -> None:
@@ -79,10 +69,8 @@ def chain(event: Any) -> None:
     signal.signal(signal.SIGINT, theirs)
 
 
-def test_who_calls_ours_after_the_run_gets_what_was_before(
-    make_trainer: MakeTrainer, default_handlers: None
-) -> None:
-    """A handler that was installed during a run, and calls the one it replaced, swallows no signal once the run is over."""
+def test_a_chained_handler_after_the_run(make_trainer: MakeTrainer, default_handlers: None) -> None:
+    """A handler that was installed during a run, and calls the one it replaced, swallows no signal afterwards."""
     trainer = make_trainer()
     trainer.bus.subscribe(chain, "before_train", name="installs")
     trainer.train()
@@ -95,11 +83,10 @@ def test_who_calls_ours_after_the_run_gets_what_was_before(
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_later_run_is_not_ended_by_an_earlier_ones_handler(
+def test_a_chained_handler_in_a_later_run(
     make_trainer: MakeTrainer, default_handlers: None, own: bool
 ) -> None:
-    """Where such a handler calls that of a run that is over, the later run is asked to stop, and ends as ever; the
-    program's own handler is still called."""
+    """The later run is asked to stop, and ends as ever; the program's own handler is still called."""
     taken: list[int] = []
     if own:
         signal.signal(signal.SIGINT, lambda signum, frame: taken.append(signum))
@@ -150,11 +137,14 @@ def test_an_evaluation_within_a_training_is_one_run(make_trainer: MakeTrainer, h
 
 
 def test_within_graceful_interrupt(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """There the first Ctrl-C lets `train` return, as the block says, and the hook has the other signals."""
+    """The first Ctrl-C ends the run at an iteration boundary, with every closing event, and lets `train` return; the hook
+    has the other signals."""
     trainer = make_trainer()
     send_in(trainer, "after_train_iter", 2, signal.SIGINT)
+    seen = collect(trainer, "after_train_epoch", "after_train", "after_run")
     with graceful_interrupt(trainer):
         trainer.train()
+        assert [event.reason for event in seen] == ["interrupted by Ctrl-C"] * 3
 
         send_in(trainer, "after_train_iter", 1)
         with pytest.raises(SystemExit, match="143"):
@@ -163,23 +153,8 @@ def test_within_graceful_interrupt(make_trainer: MakeTrainer, default_handlers: 
     assert trainer.iter == 3
 
 
-def test_off_the_main_thread_nothing_is_done(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """Python delivers signals to the main thread, and lets no other install handlers."""
-    trainer = make_trainer()
-    found: list[Any] = []
-    trainer.bus.subscribe(
-        lambda event: found.append(signal.getsignal(signal.SIGTERM)), "before_train", name="look"
-    )
-
-    thread = threading.Thread(target=trainer.train)
-    thread.start()
-    thread.join()
-
-    assert (found, trainer.iter) == ([signal.SIG_DFL], 6)
-
-
 def exit_of_child(trainer: Trainer, body: Callable[[], None]) -> int:
-    """Fork in the middle of a run; returns how the child ended."""
+    """Fork in the middle of a run; return how the child ended."""
     ended: list[int] = []
 
     @trainer.bus.on("after_train_iter", once=True)
@@ -193,40 +168,34 @@ def exit_of_child(trainer: Trainer, body: Callable[[], None]) -> int:
         ended.append(os.waitpid(child, 0)[1])
 
     trainer.train()
+    assert (trainer.iter, trainer.stop_reason) == (6, None)
     return os.waitstatus_to_exitcode(ended[0])
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_forked_process_dies_as_ever(
-    make_trainer: MakeTrainer, default_handlers: None, signum: int
+ignore_fork_warning = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+
+
+@ignore_fork_warning
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_forked_process_has_the_handler_from_before(
+    make_trainer: MakeTrainer, request: pytest.FixtureRequest, handled: bool
 ) -> None:
-    """It inherits the handler, not the run."""
-    trainer = make_trainer()
-
-    assert exit_of_child(trainer, lambda: send(signum)) == -signum
-    assert (trainer.iter, trainer.stop_reason) == (6, None)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_process_has_the_programs_handler(make_trainer: MakeTrainer, heard: Heard) -> None:
-    """The one that was there before is called in the child too."""
-    trainer = make_trainer()
+    """It does not inherit the run: it dies of the signal as ever, or the program's own handler is called."""
+    fixture = request.getfixturevalue("heard" if handled else "default_handlers")
+    heard: Heard = fixture if handled else []
 
     def body() -> None:
         send()
         os._exit(len(heard))
 
-    assert exit_of_child(trainer, body) == 1
-    assert trainer.stop_reason is None
+    assert exit_of_child(make_trainer(), body) == (1 if handled else -signal.SIGTERM)
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@ignore_fork_warning
 def test_loader_workers_outlive_what_the_terminal_sends_to_all(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, default_handlers: None
 ) -> None:
     """Ctrl-C and SIGUSR1 reach every process of the job: the workers serve the iteration that is to be finished."""
-    trainer = make_trainer()
 
     def body() -> None:
         monkeypatch.setattr("eventloop.stops.signals.get_worker_info", lambda: "a worker's")
@@ -234,21 +203,19 @@ def test_loader_workers_outlive_what_the_terminal_sends_to_all(
         send(signal.SIGUSR1)
         os._exit(0)
 
-    assert exit_of_child(trainer, body) == 0
+    assert exit_of_child(make_trainer(), body) == 0
 
 
 def test_loader_workers_that_got_the_signal_too(make_trainer: MakeTrainer, heard: Heard) -> None:
-    """PyTorch raises in the main thread when workers die; a run that is stopping by the same signal needs them no more."""
-    loader = shuffled(8, num_workers=1)
-    trainer = make_trainer(train_loader=loader, max_epochs=1)
+    """PyTorch raises in the main thread when workers die; a run that is stopping by the same signal ends all the same."""
+    trainer = make_trainer(train_loader=shuffled(8, num_workers=1), max_epochs=1)
 
     @trainer.bus.on("after_train_iter", start=1, once=True)
     def to_all(event: Any) -> None:
         send()
         for child in multiprocessing.active_children():
-            subprocess.run(
-                ["kill", "-TERM", str(child.pid)], check=True
-            )  # PyTorch takes its parent's for its own
+            # by a program of its own: PyTorch takes a signal of its parent for its own
+            subprocess.run(["kill", "-TERM", str(child.pid)], check=True)
             os.waitid(os.P_PID, child.pid or 0, os.WEXITED | os.WNOWAIT)  # PyTorch is to find it dead
 
     trainer.train()
@@ -277,55 +244,35 @@ def test_a_loader_whose_workers_are_gone(
     assert ("its loader gave no further batch: DataLoader worker exited" in caplog.text) is stops
 
 
-def test_without_the_hook(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """`default_hooks=dict(preemption=None)`: no handler is installed."""
-    trainer = make_trainer(default_hooks={"preemption": None})
+@pytest.mark.parametrize("options", [None, {"signals": ["SIGUSR2"]}], ids=["no hook", "SIGUSR2"])
+def test_signals_are_chosen(make_trainer: MakeTrainer, default_handlers: None, options: Any) -> None:
+    """Signals that are not named have no handler, none with `default_hooks=dict(preemption=None)`; others can be named."""
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    trainer = make_trainer(default_hooks={"preemption": options})
     found: list[Any] = []
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
     trainer.bus.subscribe(
-        lambda event: found.append(signal.getsignal(signal.SIGTERM)), "before_train", name="look"
+        lambda event: found.extend(map(signal.getsignal, numbers)), "before_train", name="look"
     )
-
-    trainer.train()
-
-    assert found == [signal.SIG_DFL]
-
-
-def test_signals_are_chosen(make_trainer: MakeTrainer, default_handlers: None) -> None:
-    """Those that are not named are as they were, others can be."""
-    trainer = make_trainer(default_hooks={"preemption": {"signals": ["SIGUSR2"]}})
-    found: list[Any] = []
-
-    @trainer.bus.on("before_train")
-    def look(event: Any) -> None:
-        found.extend(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT))
-
-    send_in(trainer, "after_train_iter", 2, signal.SIGUSR2)
-    with pytest.raises(SystemExit) as ended:
+    if options:
+        send_in(trainer, "after_train_iter", 2, signal.SIGUSR2)
+    with pytest.raises(SystemExit, match=str(128 + signal.SIGUSR2)) if options else nullcontext():
         trainer.train()
 
-    assert ended.value.code == 128 + signal.SIGUSR2
-    assert found == [signal.SIG_DFL, signal.default_int_handler]
-
-
-def test_what_the_platform_lacks_is_left_out(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, default_handlers: None
-) -> None:
-    """Windows has no SIGUSR1."""
-    monkeypatch.delattr(signal, "SIGUSR1")
-
-    make_trainer().train()
+    assert found[:2] == [signal.SIG_DFL, signal.default_int_handler]
+    assert (found[2] == signal.SIG_DFL) == (options is None)
 
 
 @pytest.mark.parametrize(
     ("signals", "error", "message"),
     [
-        ("SIGTERM", TypeError, r"signals must be a sequence of names such as \('SIGTERM',\), got 'SIGTERM'"),
-        ([], ValueError, r"signals must name at least one signal, got none: .* default_hooks=dict\(preemption=None\)"),
-        ([15], TypeError, "signals must be names such as 'SIGTERM', got 15"),
+        ("SIGTERM", TypeError, r"a sequence of names such as \('SIGTERM',\), got 'SIGTERM'"),
+        ([], ValueError, r"at least one signal, got none: .* default_hooks=dict\(preemption=None\)"),
+        ([15], TypeError, "names such as 'SIGTERM', got 15"),
         (["SIGTREM"], ValueError, "signals that end a run, got 'SIGTREM': did you mean 'SIGTERM'"),
         (["SIGKILL"], ValueError, "signals that end a run, got 'SIGKILL'"),
     ],
-)  # fmt: skip
+)
 def test_bad_input(signals: Any, error: type[Exception], message: str) -> None:
     """Refused where it is written."""
     with pytest.raises(error, match=message):

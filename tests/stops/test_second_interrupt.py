@@ -1,4 +1,4 @@
-"""The second Ctrl-C: everything is closed, nobody is waited for, and what is left is named."""
+"""The second Ctrl-C closes everything, waits for nothing, and names what it leaves."""
 
 from __future__ import annotations
 
@@ -11,28 +11,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from io import FileIO
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
 
-from eventloop import Trainer
+from eventloop import Bus, Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.verify import verify_checkpoint
-from eventloop.events import Event
+from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
 from tests.support.process_support import until
-from tests.support.saving import Writes
-from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect
+from tests.support.saving import Gate
+from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect, event_name
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
@@ -56,45 +58,35 @@ class Kept(Writer):
         self.closed = True
 
 
-class Hold:
-    """Holds up the saves of a checkpoint, in the middle of their writing, until they are let go."""
+@pytest.fixture
+def hold(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> Callable[[str], threading.Event]:
+    """Hold up the saves of a checkpoint in the middle of writing; return an event that is set then."""
+    write = Disk.write
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-        self.entered, self.gate = threading.Event(), threading.Event()
-        write = Disk.write
+    def hold(name: str) -> threading.Event:
+        entered = threading.Event()
 
         def held(disk: Disk, file: FileIO, data: memoryview) -> int:
             if f"/.{name}." in str(file.name):
-                self.entered.set()
-                self.gate.wait(DEADLINE)
+                entered.set()
+                gate.open.wait(DEADLINE)
             return write(disk, file, data)
 
         monkeypatch.setattr(Disk, "write", held)
         monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", partial(Saver, process=False))
+        return entered
+
+    return hold
 
 
-@pytest.fixture
-def hold(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Hold]]:
-    """Holds up saves until the end of the test."""
-    holds: list[Hold] = []
-
-    def hold(name: str) -> Hold:
-        holds.append(Hold(monkeypatch, name))
-        return holds[-1]
-
-    yield hold
-    for held in holds:
-        held.gate.set()
-
-
-def press(times: int = 2) -> None:
-    """Ctrl-C."""
-    for _ in range(times):
+def press() -> None:
+    """Press Ctrl-C two times."""
+    for _ in range(2):
         signal.raise_signal(signal.SIGINT)
 
 
 def press_twice(trainer: Trainer, iteration: int) -> None:
-    """Ctrl-C, two times, in an iteration."""
+    """Press Ctrl-C two times in an iteration."""
 
     @trainer.bus.on("after_train_iter", start=iteration - 1, once=True)
     def twice(event: Event) -> None:
@@ -102,8 +94,10 @@ def press_twice(trainer: Trainer, iteration: int) -> None:
 
 
 def press_inside(function: str, after: threading.Event | None = None) -> threading.Thread:
-    """Ctrl-C once the main thread is in a function of that name, when something has happened. One that comes in the
-    moment before the thread waits is only seen when that wait ends, so it is pressed again."""
+    """Press Ctrl-C once the main thread is in a function of that name, after `after` is set.
+
+    A signal that comes in the moment before the thread waits is only seen when that wait ends, so it is sent again.
+    """
 
     def run() -> None:
         if after is not None:
@@ -147,71 +141,48 @@ def ended_by_ctrl_c(trainer: Trainer) -> None:
 # --- writers -----------------------------------------------------------------------------------------------
 
 
-def test_a_writer_that_hangs_is_left(
-    make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One line names it with the number of events it did not take; the others get everything and are closed."""
-    kept = Kept()
-    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None})
-    press_twice(trainer, 2)
-
-    ended_by_ctrl_c(trainer)
-
+def assert_stuck_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """One line names the writer that hangs with the events it did not take, another one the file that keeps them."""
     line, kept_line = warnings_of(caplog)
     assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
     assert "are kept; `eventloop replay " in kept_line
+
+
+@pytest.mark.parametrize(
+    "when", ["training", *(pytest.param(when, marks=pytest.mark.slow) for when in ("delivering", "closing"))]
+)
+def test_a_writer_that_hangs_is_left(
+    make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture, when: str
+) -> None:
+    """It is named and the others get everything: in an iteration, while the first Ctrl-C's clean end waits for
+    delivery, and while the writers of a run that raised are closed."""
+    kept, seconds = Kept(), list[threading.Thread]()
+    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None})
+    if when == "training":
+        press_twice(trainer, 2)
+    else:
+        trainer.bus.subscribe(lambda event: signal.raise_signal(signal.SIGINT), "after_train_iter", once=True)
+        seconds.append(press_inside("flush" if when == "delivering" else "_settle", after=kept.ended))
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        graceful_interrupt(trainer) if when != "closing" else nullcontext(),
+    ):
+        trainer.train()
+
+    for second in seconds:
+        second.join(DEADLINE)
+    assert_stuck_is_named(caplog)
     assert not stuck.gate.is_set()
     assert (kept.seen[-1], kept.closed) == ("AfterRun", True)
 
 
-@pytest.mark.slow
-def test_while_writers_are_waited_for(
+def test_in_a_hand_written_loop(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The second Ctrl-C ends the delivery that the first one's clean end waits for."""
-    kept = Kept()
-    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None})
-    trainer.bus.subscribe(lambda event: signal.raise_signal(signal.SIGINT), "after_train_iter", once=True)
-    second = press_inside("flush", after=kept.ended)
-
-    ended_by_ctrl_c(trainer)
-
-    second.join(DEADLINE)
-    line, kept_line = warnings_of(caplog)
-    assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
-    assert "are kept; `eventloop replay " in kept_line
-    assert kept.closed
-
-
-@pytest.mark.slow
-def test_while_a_failed_run_is_closed(
-    make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A Ctrl-C while the writers of a run that raised are closed leaves the one that hangs, and names it."""
-    kept = Kept()
-    trainer = make_trainer(writers=[stuck, kept], default_hooks={"checkpoint": None})
-
-    @trainer.bus.on("after_train_iter", once=True)
-    def faulty(event: Event) -> None:
-        raise KeyboardInterrupt
-
-    second = press_inside("_settle", after=kept.ended)
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-
-    second.join(DEADLINE)
-    line, kept_line = warnings_of(caplog)
-    assert line.startswith("closed after 0.2 s; events left undelivered: Stuck (")
-    assert "are kept; `eventloop replay " in kept_line
-
-
-def test_in_a_loop_of_ones_own(
-    make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nobody is waited for there either, although the loop's generators never see the exception."""
-    trainer = make_trainer(
-        writers=[stuck], default_hooks={"checkpoint": None, "optimizer": None}, max_epochs=1
-    )
+    """The writer is left there too, although the loop's generators never see the exception."""
+    hooks = {"checkpoint": None, "optimizer": None}
+    trainer = make_trainer(writers=[stuck], default_hooks=hooks, max_epochs=1)
     seen = collect(trainer, "after_run")
 
     def train() -> None:
@@ -223,38 +194,65 @@ def test_in_a_loop_of_ones_own(
         train()
 
     assert [(event.reason, event.error) for event in seen] == [("error", "KeyboardInterrupt")]
-    assert warnings_of(caplog)[0].startswith("closed after 0.2 s; events left undelivered: Stuck (")
+    assert_stuck_is_named(caplog)
+
+
+def test_a_full_queue_holds_up_no_closing_event(
+    make_trainer: MakeTrainer, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A blocking subscriber that hangs gets the closing events beyond its limit, and is named with what it did not
+    take; its `stall_timeout` is not waited for."""
+    closing = ("after_train_epoch", "after_train", "after_run")
+    trainer = make_trainer(default_hooks={"checkpoint": None})
+    trainer.bus.subscribe(
+        lambda event: gate.open.wait(DEADLINE), "before_train", *closing, offload="thread", queue=1, overflow="block",
+        name="hangs",
+    )  # fmt: skip
+    seen = collect(trainer, *closing)
+    press_twice(trainer, 1)
+
+    began = monotonic()
+    ended_by_ctrl_c(trainer)
+
+    assert monotonic() - began < DEADLINE / 2
+    assert [event_name(event) for event in seen] == [*closing]
+    assert "closed after 0.2 s; events left undelivered: hangs (4)" in caplog.text
+    assert [row.queued for row in trainer.bus.stats() if row.name == "hangs"] == [4]
+
+
+def test_never_wait_holds_up_no_emit_and_no_post(gate: Gate) -> None:
+    """Events and posted values exceed the limit of a full blocking queue, and are delivered later."""
+    bus = Bus()
+    bus.subscribe(
+        lambda event: gate.open.wait(DEADLINE), "before_train", "scalars_logged", offload="thread", queue=1,
+        overflow="block", name="hangs",
+    )  # fmt: skip
+    bus.emit(BeforeTrain())
+
+    class Ready:
+        def ready(self) -> bool:
+            return True
+
+        def events(self) -> list[Event]:
+            return [ScalarsLogged()]
+
+    bus.never_wait()
+    began = monotonic()
+    bus.emit(BeforeTrain())
+    bus.post(Ready(), ScalarsLogged)
+
+    assert monotonic() - began < DEADLINE / 2
+    gate.open.set()
+    assert [row.delivered for row in bus.close(DEADLINE).stats] == [3]
 
 
 def test_outside_of_a_run(make_trainer: MakeTrainer) -> None:
-    """Where no run is being closed the bus is, so that nothing is left to the interpreter's exit."""
+    """The bus is closed, so that nothing is left to the interpreter's exit."""
     trainer = make_trainer()
-
-    def end() -> None:
-        with graceful_interrupt(trainer):
-            press()
-
-    with pytest.raises(KeyboardInterrupt):
-        end()
+    with pytest.raises(KeyboardInterrupt), graceful_interrupt(trainer):
+        press()
 
     assert trainer.bus.closed
-
-
-def test_every_further_one_is_raised_too(make_trainer: MakeTrainer) -> None:
-    """A closing handler that hangs is ended by a third Ctrl-C; the run is closed all the same."""
-    trainer = make_trainer(default_hooks={"checkpoint": None})
-    press_twice(trainer, 1)
-    reached: list[str] = []
-
-    @trainer.bus.on("after_train")
-    def hangs(event: Event) -> None:
-        reached.append("after_train")
-        signal.raise_signal(signal.SIGINT)
-        reached.append("never")
-
-    ended_by_ctrl_c(trainer)
-
-    assert (reached, trainer.bus.closed, trainer.running) == (["after_train"], True, False)
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------
@@ -270,7 +268,7 @@ def checkpointed(make_trainer: MakeTrainer, **changes: Any) -> Trainer:
 
 def test_a_save_under_way_is_given_up(
     make_trainer: MakeTrainer,
-    hold: Callable[[str], Hold],
+    hold: Callable[[str], threading.Event],
     caplog: pytest.LogCaptureFixture,
     tmp_path: Path,
 ) -> None:
@@ -296,24 +294,21 @@ def test_a_save_under_way_is_given_up(
 @pytest.mark.slow
 @pytest.mark.parametrize("function", ["after_train_iter", "after_train", "after_run"])
 def test_while_a_save_is_waited_for(
-    function: str, make_trainer: MakeTrainer, hold: Callable[[str], Hold], tmp_path: Path
+    function: str, make_trainer: MakeTrainer, hold: Callable[[str], threading.Event], tmp_path: Path
 ) -> None:
     """The second Ctrl-C ends the wait for a save, wherever the checkpoint hook waits."""
     hold("iter_4")
     trainer = checkpointed(make_trainer, default_hooks={"param_scheduler": None})
-    hook = next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
-    first_at = (
-        6 if function == "after_train_iter" else 5
-    )  # the save of iteration 6 waits for that of iteration 4
     pressed: list[threading.Thread] = []
+    at = 6 if function == "after_train_iter" else 5  # the save of iteration 6 waits for that of iteration 4
 
-    @trainer.bus.on("before_train_iter", start=first_at - 1, once=True)
+    @trainer.bus.on("before_train_iter", start=at - 1, once=True)
     def first(event: Event) -> None:
         signal.raise_signal(signal.SIGINT)
         pressed.append(press_inside("result"))
 
     if function == "after_run":
-        trainer.bus.off(hook.after_train)
+        trainer.bus.off(next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)).after_train)
     ended_by_ctrl_c(trainer)
 
     pressed[0].join(DEADLINE)
@@ -321,17 +316,15 @@ def test_while_a_save_is_waited_for(
 
 
 def test_the_first_interrupt_waits_for_the_save(
-    make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make_trainer: MakeTrainer, hold: Callable[[str], threading.Event], gate: Gate, tmp_path: Path
 ) -> None:
     """Without `graceful_interrupt` the first Ctrl-C raises, and what is under way is brought to its end."""
-    go, kept = threading.Event(), Kept()
-
-    Writes.of_hooks(monkeypatch, lambda path: go.wait(DEADLINE))
-    trainer = checkpointed(make_trainer, writers=[kept])
+    hold("iter_2")
+    trainer = checkpointed(make_trainer, writers=[kept := Kept()])
 
     def let_go() -> None:
         wait_until_inside("result")
-        go.set()
+        gate.open.set()
 
     @trainer.bus.on("before_train_iter", start=2, once=True)
     def interrupted(event: Event) -> None:
@@ -350,32 +343,18 @@ def a_state(megabytes: int = 4) -> dict[str, Any]:
     return {"state_dict": {"w": torch.full((megabytes << 18,), 1.0)}}
 
 
-def test_a_thread_gives_up(hold: Callable[[str], Hold], tmp_path: Path) -> None:
+def test_a_thread_gives_up(hold: Callable[[str], threading.Event], gate: Gate, tmp_path: Path) -> None:
     """A save that is given up in the middle ends at the next piece."""
-    held = hold("a")
+    entered = hold("a")
     saver = Saver(process=False)
     written = saver.save(a_state(20), Job(tmp_path / "a"))
-    assert held.entered.wait(DEADLINE)
+    assert entered.wait(DEADLINE)
     left = saver.abandon()
-    held.gate.set()
+    gate.open.set()
 
     assert left == []
     assert isinstance(written.exception(DEADLINE), SaveGivenUp)
     assert os.listdir(tmp_path) == []
-
-
-def test_a_save_that_is_done_in_a_moment_is_not_given_up(tmp_path: Path) -> None:
-    """Most saves need no patience."""
-    saver = Saver()
-    saver.save(a_state(1), Job(tmp_path / "a"))
-
-    assert saver.abandon(DEADLINE) == []
-    assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state(1)["state_dict"]["w"])
-
-
-def test_abandoning_a_saver_that_saved_nothing() -> None:
-    """Nothing is left of nothing."""
-    assert Saver().abandon() == []
 
 
 @pytest.fixture
@@ -389,22 +368,6 @@ def stopped(tmp_path: Path) -> Iterator[tuple[Saver, int]]:
     yield saver, pid
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGCONT)
-
-
-@pytest.mark.slow
-@needs_shared_memory
-def test_a_process_finishes_alone(stopped: tuple[Saver, int], tmp_path: Path) -> None:
-    """A save that a process has is left to it: it becomes durable, and then the process ends."""
-    saver, pid = stopped
-    written = saver.save(a_state(), Job(tmp_path / "a"))
-
-    left = saver.abandon()
-    os.kill(pid, signal.SIGCONT)
-    written.result(DEADLINE)
-
-    assert left == [tmp_path / "a"]
-    assert torch.equal(load_checkpoint(tmp_path / "a")["state_dict"]["w"], a_state()["state_dict"]["w"])
-    assert ended(pid)
 
 
 def ended(pid: int) -> bool:

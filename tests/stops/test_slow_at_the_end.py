@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from threading import Semaphore
 
 import pytest
@@ -13,7 +14,7 @@ from eventloop.background.overtime import Overtime
 from eventloop.events import AfterTrainIter, Event
 from eventloop.writers.writer import Writer
 from tests.support.process_support import until
-from tests.support.signals import Heard, send, send_in
+from tests.support.signals import Heard, send
 from tests.support.trainers import DEADLINE, MakeTrainer
 
 
@@ -70,34 +71,31 @@ def ending(
     ending.writer.let.release(1000)
 
 
-def test_it_is_waited_for_while_it_delivers(ending: Ending) -> None:
-    """Nothing is left although its time was over several times."""
-    ending.trainer.train()
+@pytest.mark.parametrize("fails", [False, True])
+def test_it_is_waited_for_while_it_delivers(ending: Ending, fails: bool) -> None:
+    """Nothing is left although its time was over several times, also after an error, which closes the writers."""
+    if fails:
+        ending.trainer.bus.subscribe(lambda event: 1 / 0, "after_train_epoch", start=1)
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        ending.trainer.train()
 
     assert ending.writer.written == 6
     assert len(ending.decided) >= 5
     assert "not everything was delivered" not in ending.trainer.summary()
 
 
-def test_after_an_error_too(ending: Ending) -> None:
-    """The run closes its writers then."""
-
-    @ending.trainer.bus.on("after_train_epoch", start=1)
-    def faulty(event: Event) -> None:
-        raise ValueError("no luck")
-
-    with pytest.raises(ValueError, match="no luck"):
-        ending.trainer.train()
-
-    assert ending.writer.written == 6
-
-
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_a_signal_ends_has_no_time(
-    ending: Ending, default_handlers: None, signum: signal.Signals
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT, SystemExit(3)], ids=repr)
+def test_a_run_that_ends_its_program_has_no_time(
+    ending: Ending, default_handlers: None, ends: signal.Signals | SystemExit
 ) -> None:
-    """Its grace may be over soon: it waits once, and what is left is counted."""
-    send_in(ending.trainer, "after_train_iter", 6, signum)
+    """Its grace may be over soon, after a signal or a SystemExit of a handler: it waits once, and counts what is left."""
+
+    @ending.trainer.bus.on("after_train_iter", start=5)
+    def end(event: Event) -> None:
+        if isinstance(ends, SystemExit):
+            raise ends
+        send(ends)
 
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         ending.trainer.train()
@@ -118,16 +116,3 @@ def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard
     ending.trainer.val_loader = ending.trainer.train_loader
     ending.trainer.val()
     assert ending.writer.written == 6
-
-
-def test_what_ends_a_program_has_no_time(ending: Ending) -> None:
-    """As a handler of one's own for a scheduler's signal may."""
-
-    @ending.trainer.bus.on("after_train_epoch", start=1)
-    def ends(event: Event) -> None:
-        raise SystemExit(3)
-
-    with pytest.raises(SystemExit):
-        ending.trainer.train()
-
-    assert ending.decided == [0.0]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop import SkipIteration
-from tests.forked import ROOT, Forked
 from tests.support.trainers import MakeTrainer, batches, collect, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
@@ -38,69 +33,47 @@ def test_stop_ends_at_the_next_boundary(make_trainer: MakeTrainer, unit: dict[st
     assert trainer.stop_reason == "enough"
 
 
-def test_an_epoch_cut_short_is_not_counted(make_trainer: MakeTrainer) -> None:
-    """`epoch` stays where it was when a stop cuts an epoch short, and no validation follows."""
-    trainer = make_trainer(train_loader=batches(3), val_loader=batches(1))
-    stop_at(trainer, "after_train_iter", 2)
-    rows = record(trainer, "before_val")
-
-    trainer.train()
-
-    assert (trainer.iter, trainer.epoch, rows) == (2, 0, [])
-
-
-def test_stop_in_the_last_iteration_of_an_epoch_counts_it(make_trainer: MakeTrainer) -> None:
-    """An epoch whose last iteration asked for the stop was completed, says so, and counts."""
-    trainer = make_trainer(train_loader=batches(3), max_epochs=4)
-    stop_at(trainer, "after_train_iter", 3)
-    seen = collect(trainer, *CLOSING)
-
-    trainer.train()
-
-    assert [event.reason for event in seen] == ["completed", "enough", "enough"]
-    assert (trainer.iter, trainer.epoch) == (3, 1)
-
-
-def test_stop_at_the_end_of_a_pass_is_not_the_end_of_an_iteration_based_run(
-    make_trainer: MakeTrainer,
+@pytest.mark.parametrize(
+    ("unit", "iterations", "reasons", "epoch"),
+    [
+        ({"max_epochs": 4}, 2, ["enough", "enough", "enough"], 0),
+        ({"max_epochs": 4}, 3, ["completed", "enough", "enough"], 1),
+        ({"max_iters": 9}, 3, ["enough", "enough", "enough"], 0),  # the one epoch is the run
+    ],
+    ids=["within an epoch", "in its last iteration", "at the end of a pass"],
+)
+def test_an_epoch_cut_short_is_not_counted(
+    make_trainer: MakeTrainer, unit: dict[str, int], iterations: int, reasons: list[str], epoch: int
 ) -> None:
-    """In a run measured in iterations the one epoch is the run: a stop at the end of a pass cuts it short."""
-    trainer = make_trainer(train_loader=batches(3), max_iters=9)
-    stop_at(trainer, "after_train_iter", 3)
-    seen = collect(trainer, "after_train_epoch")
+    """An epoch counts, and says "completed", if its last iteration asked for the stop; no validation follows."""
+    trainer = make_trainer(train_loader=batches(3), val_loader=batches(1), **unit)
+    stop_at(trainer, "after_train_iter", iterations)
+    rows, seen = record(trainer, "before_val"), collect(trainer, *CLOSING)
 
     trainer.train()
 
-    assert [event.reason for event in seen] == ["enough"]
-    assert (trainer.iter, trainer.epoch) == (3, 0)
+    assert [event.reason for event in seen] == reasons
+    assert (trainer.iter, trainer.epoch, rows) == (iterations, epoch, [])
 
 
-def test_stop_during_a_validation_of_a_training(make_trainer: MakeTrainer) -> None:
-    """A stop within a validation ends it after that batch, without metrics, and the training with it."""
-    trainer = make_trainer(val_loader=batches(4), max_epochs=2)
-    stop_at(trainer, "after_val_iter", 2)
-    seen = collect(trainer, "after_val_iter", "after_val_epoch", "after_val", "after_train", "after_run")
+@pytest.mark.parametrize(
+    ("batch", "reason", "metrics"), [(2, "enough", set()), (3, "completed", {"loss", "accuracy"})]
+)
+def test_stop_during_a_validation(
+    make_trainer: MakeTrainer, batch: int, reason: str, metrics: set[str]
+) -> None:
+    """It ends the validation after that batch, without metrics, and the training with it. A validation that saw every
+    batch is completed and has its metrics."""
+    trainer = make_trainer(val_loader=batches(3), max_epochs=2)
+    stop_at(trainer, "after_val_iter", batch)
+    rows = record(trainer, "after_val_iter")
+    seen = collect(trainer, "after_val_epoch", "after_val", "after_train", "after_run")
 
     trainer.train()
 
-    assert [type(event).__name__ for event in seen] == [
-        "AfterValIter", "AfterValIter", "AfterValEpoch", "AfterVal", "AfterTrain", "AfterRun",
-    ]  # fmt: skip
-    assert [event.reason for event in seen[2:]] == ["enough"] * 4
-    assert seen[2].metrics == {}
-    assert trainer.epoch == 1
-
-
-def test_stop_in_the_last_batch_of_a_validation_keeps_its_metrics(make_trainer: MakeTrainer) -> None:
-    """A validation that saw every batch is completed and has its metrics, stop or no stop."""
-    trainer = make_trainer(val_loader=batches(2))
-    stop_at(trainer, "after_val_iter", 2)
-    seen = collect(trainer, "after_val_epoch", "after_val", "after_run")
-
-    metrics = trainer.val()
-
-    assert set(metrics) == {"loss", "accuracy"}
-    assert [event.reason for event in seen] == ["completed", "completed", "enough"]
+    assert [event.reason for event in seen] == [reason, reason, "enough", "enough"]
+    assert seen[0].metrics.keys() == metrics
+    assert (len(rows), trainer.epoch) == (batch, 1)
 
 
 def test_stop_by_a_handler_of_after_val_epoch(make_trainer: MakeTrainer) -> None:
@@ -126,13 +99,18 @@ def test_stop_before_the_first_epoch(make_trainer: MakeTrainer) -> None:
     assert rows == [("after_train", 0, 0)]
 
 
-def test_the_first_of_two_reasons_wins(make_trainer: MakeTrainer) -> None:
-    """Whoever asks for a stop after somebody else did changes nothing, and is not announced."""
+@pytest.mark.parametrize("first", ["stop", "request_stop"])
+def test_the_first_of_two_reasons_wins(make_trainer: MakeTrainer, first: str) -> None:
+    """Later requests change nothing, and are not announced."""
     trainer = make_trainer()
-    stop_at(trainer, "after_train_iter", 1, "first")
-    stop_at(trainer, "after_train_iter", 1, "second")
-    seen = collect(trainer, "stop_requested", "after_run")
 
+    @trainer.bus.on("after_train_iter", once=True)
+    def several(trainer: Any, event: Any) -> None:
+        getattr(trainer, first)("first")
+        trainer.request_stop("second")
+        trainer.stop("third")
+
+    seen = collect(trainer, "stop_requested", "after_run")
     trainer.train()
 
     assert [event.reason for event in seen] == ["first", "first"]
@@ -149,21 +127,6 @@ def test_request_stop_is_announced_at_the_boundary(make_trainer: MakeTrainer) ->
     trainer.train()
 
     assert rows == [("after_train_iter", 0, 0), ("stop_requested", 1, 0), ("after_train_epoch", 1, 0)]
-
-
-def test_an_earlier_request_wins_over_a_later_stop(make_trainer: MakeTrainer) -> None:
-    """The first reason wins too when it came by `request_stop`."""
-    trainer = make_trainer()
-
-    @trainer.bus.on("after_train_iter", once=True)
-    def both(trainer: Any, event: Any) -> None:
-        trainer.request_stop("first")
-        trainer.request_stop("second")
-        trainer.stop("third")
-
-    trainer.train()
-
-    assert trainer.stop_reason == "first"
 
 
 @pytest.mark.parametrize("method", ["stop", "request_stop"])
@@ -189,18 +152,21 @@ def test_training_goes_on_after_a_stop(make_trainer: MakeTrainer) -> None:
 
 
 def test_skip_iteration(make_trainer: MakeTrainer) -> None:
-    """SkipIteration from before_train_iter leaves the batch out: no step, no after_train_iter, no count."""
+    """SkipIteration from before_train_iter leaves the batch out: no step, no after_train_iter, no count. A stop asked for
+    in an iteration that is skipped ends the run there."""
     trained: list[int] = []
 
     def step(trainer: Any, batch: Any) -> Any:
         trained.append(trainer.batch_idx)
         return trainer.model(batch[0]).sum()
 
-    trainer = make_trainer(train_loader=batches(4), max_epochs=1, train_step=step)
+    trainer = make_trainer(train_loader=batches(6), max_epochs=1, train_step=step)
 
     @trainer.bus.on("before_train_iter")
-    def skip(event: Any) -> None:
-        if event.batch_idx in (0, 2):
+    def skip(trainer: Any, event: Any) -> None:
+        if event.batch_idx == 4:
+            trainer.stop("enough")
+        if event.batch_idx in (0, 2, 4):
             raise SkipIteration
 
     rows = record(trainer, "after_train_iter", "after_train_epoch")
@@ -208,21 +174,7 @@ def test_skip_iteration(make_trainer: MakeTrainer) -> None:
 
     assert trained == [1, 3]
     assert rows == [("after_train_iter", 0, 0), ("after_train_iter", 1, 0), ("after_train_epoch", 2, 0)]
-
-
-def test_stop_and_skip_together(make_trainer: MakeTrainer) -> None:
-    """A stop asked for in an iteration that is skipped ends the run there."""
-    trainer = make_trainer(train_loader=batches(4), max_epochs=1)
-
-    @trainer.bus.on("before_train_iter", start=1)
-    def skip(trainer: Any, event: Any) -> None:
-        trainer.stop("enough")
-        raise SkipIteration
-
-    rows = record(trainer, "before_train_iter", "after_train_iter")
-    trainer.train()
-
-    assert [(name, i) for name, i, _ in rows] == [("before_train_iter", 0), ("after_train_iter", 0)]
+    assert trainer.stop_reason == "enough"
 
 
 def test_skipping_everything(make_trainer: MakeTrainer) -> None:
@@ -235,96 +187,3 @@ def test_skipping_everything(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(ValueError, match="every batch was skipped"):
         trainer.train()
-
-
-INTERRUPTED = """
-import sys, threading, torch
-from eventloop import Trainer
-from eventloop.interrupt import graceful_interrupt
-
-class Endless(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        while True:
-            yield torch.ones(1, 1)
-
-model = torch.nn.Linear(1, 1)
-trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), max_iters=10**9, work_dir="run",
-    train_step=lambda trainer, batch: model(batch).sum(), train_loader=Endless(),
-    default_hooks=dict(checkpoint=None))
-
-@trainer.bus.on("after_train_iter", once=True)
-def ready(event):
-    print("ready", flush=True)
-    if "stuck" in sys.argv:
-        for_ever = threading.Event()
-        while not trainer.asked_to_stop:
-            for_ever.wait(0.01)
-        print("asked once", flush=True)
-        for_ever.wait()
-
-@trainer.bus.on("after_train", "after_run")
-def closing(event):
-    print(type(event).__name__, event.reason, flush=True)
-
-with graceful_interrupt(trainer):
-    trainer.train()
-print("went on", flush=True)
-"""
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Any]:
-    """Start the program above in a process of its own; whatever is left of it at the end is killed."""
-    started: list[subprocess.Popen[str]] = []
-
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        started.append(
-            Forked(
-                ["-c", INTERRUPTED, *arguments],
-                cwd=tmp_path,
-                env={"PATH": "", "PYTHONPATH": ROOT},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    """Wait until the process says a line."""
-    assert process.stdout is not None
-    assert any(said.strip() == line for said in process.stdout), f"it never said {line!r}"
-
-
-def test_first_sigint_stops_cleanly(start: Any) -> None:
-    """The first Ctrl-C ends the run at an iteration boundary, with every closing event, and raises nothing."""
-    process = start()
-    read_until(process, "ready")
-
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-
-    assert out.splitlines() == [
-        "AfterTrain interrupted by Ctrl-C", "AfterRun interrupted by Ctrl-C", "went on",
-    ]  # fmt: skip
-    assert (process.returncode, err) == (0, "")
-
-
-@pytest.mark.slow
-def test_second_sigint_ends_at_once(start: Any) -> None:
-    """The second Ctrl-C raises KeyboardInterrupt where the program is, also where it would wait for ever."""
-    process = start("stuck")
-    read_until(process, "ready")
-
-    process.send_signal(signal.SIGINT)
-    read_until(process, "asked once")
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-
-    assert out.splitlines() == ["AfterTrain error", "AfterRun error"]
-    assert "KeyboardInterrupt" in err

@@ -5,21 +5,10 @@ from tests.support.trainers import (
     ended,
     gate,
     heard,
-    late,
     make_saver,
     make_trainer,
     reads,
     stuck,
 )
 
-__all__ = [
-    "default_handlers",
-    "ended",
-    "gate",
-    "heard",
-    "late",
-    "make_saver",
-    "make_trainer",
-    "reads",
-    "stuck",
-]
+__all__ = ["default_handlers", "ended", "gate", "heard", "make_saver", "make_trainer", "reads", "stuck"]

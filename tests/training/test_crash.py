@@ -12,7 +12,7 @@ import pytest
 
 from eventloop import Bus, Trainer
 from eventloop.checkpoint import find_checkpoints
-from eventloop.events import Event, ScalarsLogged
+from eventloop.events import AfterRun, Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.writers import JSONLWriter
 from eventloop.writers.writer import Writer
@@ -45,6 +45,14 @@ class Kept(Writer):
         self.closed_on = threading.current_thread().name
 
 
+def fail_in(trainer: Trainer, event: str) -> None:
+    """Raise in a handler."""
+
+    @trainer.bus.on(event)
+    def faulty(event: Any) -> None:
+        raise ValueError("no luck")
+
+
 def crash(trainer: Trainer, match: str = "no luck") -> ValueError:
     """Train until it fails."""
     with pytest.raises(ValueError, match=match) as caught:
@@ -52,32 +60,31 @@ def crash(trainer: Trainer, match: str = "no luck") -> ValueError:
     return caught.value
 
 
-def test_the_traceback_ends_in_the_users_line(make_trainer: MakeTrainer) -> None:
-    """The last frame of a hook's error is the line of the hook that raised."""
+def test_the_error_names_line_and_handler(make_trainer: MakeTrainer) -> None:
+    """The last frame of a hook's error is the line of the hook that raised; a note names handler, priority and event."""
     error = crash(make_trainer(hooks=[Faulty()]))
 
     last = traceback.extract_tb(error.__traceback__)[-1]
-    assert (last.name, last.line) == ("after_train_iter", 'raise ValueError("no luck")')
-    assert last.filename == __file__
-
-
-def test_the_note_names_the_handler(make_trainer: MakeTrainer) -> None:
-    """The error says which handler of which event raised, at which priority and in which iteration."""
-    error = crash(make_trainer(hooks=[Faulty()]))
-
+    assert (last.filename, last.name, last.line) == (
+        __file__,
+        "after_train_iter",
+        'raise ValueError("no luck")',
+    )
     note = "\n".join(error.__notes__)
     assert "Faulty.after_train_iter (priority 70, " in note
     assert "AfterTrainIter(iter=1, epoch=0" in note
 
 
 def test_remaining_after_handlers_run(make_trainer: MakeTrainer) -> None:
-    """The handlers of an after_* event that come after the one that raised are reached all the same."""
-    trainer = make_trainer(hooks=[Faulty()])
+    """The handlers of an after_* event that come after the one that raised are reached all the same, and the state of
+    the crash is not saved, in that iteration or at the end of the run."""
+    trainer = make_trainer(hooks=[Faulty(), CheckpointHook(interval=1, by_epoch=False)])
     rows = record(trainer, "after_train_iter")
 
     crash(trainer)
 
     assert rows == [("after_train_iter", 0, 0), ("after_train_iter", 1, 0)]
+    assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["iter_1"]
 
 
 def test_closing_events_of_a_crash(make_trainer: MakeTrainer) -> None:
@@ -95,11 +102,7 @@ def test_closing_events_of_a_crash(make_trainer: MakeTrainer) -> None:
 def test_a_crash_in_a_validation_closes_both(make_trainer: MakeTrainer) -> None:
     """An error within a validation closes the validation and the training, and the mode is back."""
     trainer = make_trainer(val_loader=batches(1))
-
-    @trainer.bus.on("before_val_iter")
-    def faulty(event: Any) -> None:
-        raise ValueError("no luck")
-
+    fail_in(trainer, "before_val_iter")
     seen = collect(trainer, "after_val_epoch", "after_val", "after_train", "after_run")
     crash(trainer)
 
@@ -116,21 +119,15 @@ def test_a_crash_in_a_validation_closes_both(make_trainer: MakeTrainer) -> None:
         ("before_train", ["after_train", "after_run"]),
         ("before_train_epoch", ["after_train_epoch", "after_train", "after_run"]),
         ("before_val", ["after_train_epoch", "after_val", "after_train", "after_run"]),
-        (
-            "before_val_epoch",
-            ["after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run"],
-        ),
+        ("before_val_epoch", ["after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run"]),
     ],
-)
+)  # fmt: skip
 def test_an_opening_that_fails_is_closed(make_trainer: MakeTrainer, event: str, closing: list[str]) -> None:
     """When a handler of an opening event raises, the closing one comes too: others have seen the opening."""
     trainer = make_trainer(val_loader=batches(1))
-
-    @trainer.bus.on(event)
-    def faulty(event: Any) -> None:
-        raise ValueError("no luck")
-
+    fail_in(trainer, event)
     rows = record(trainer, "after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run")
+
     crash(trainer)
 
     assert names(rows) == closing
@@ -153,11 +150,8 @@ def test_an_error_while_closing_is_added_to_the_first(make_trainer: MakeTrainer)
 def test_an_error_of_a_closing_handler_alone(make_trainer: MakeTrainer) -> None:
     """A handler that fails on after_train fails the run, and after_run says so."""
     trainer = make_trainer()
+    fail_in(trainer, "after_train")
     seen = collect(trainer, "after_run")
-
-    @trainer.bus.on("after_train")
-    def faulty(event: Any) -> None:
-        raise ValueError("no luck")
 
     crash(trainer)
 
@@ -165,68 +159,41 @@ def test_an_error_of_a_closing_handler_alone(make_trainer: MakeTrainer) -> None:
 
 
 def test_writers_are_drained_and_closed(make_trainer: MakeTrainer) -> None:
-    """After a crash every writer has been given everything up to after_run, and was closed."""
+    """After a crash every writer has been given everything up to after_run, which has the error, and was closed."""
     writer = Kept()
-    trainer = make_trainer(hooks=[Faulty()], writers=[writer])
+    trainer = make_trainer(hooks=[Faulty()], writers=[writer, JSONLWriter()])
 
     crash(trainer)
 
-    assert type(writer.seen[-1]).__name__ == "AfterRun"
+    assert isinstance(writer.seen[-1], AfterRun)
     assert [event.iter for event in writer.seen if isinstance(event, ScalarsLogged)] == [1]
     assert "Kept" in writer.closed_on
-
-
-def test_the_log_of_a_crash_says_why(make_trainer: MakeTrainer) -> None:
-    """The last line of the JSONL file names the error."""
-    trainer = make_trainer(hooks=[Faulty()], writers=[JSONLWriter()])
-
-    crash(trainer)
-
-    last = (trainer.work_dir / "metrics.jsonl").read_text().splitlines()[-1]
-    assert json.loads(last)["event"] == "after_run"
-    assert json.loads(last)["error"] == "ValueError: no luck"
-
-
-def test_the_state_of_a_crash_is_not_saved(make_trainer: MakeTrainer) -> None:
-    """The checkpoint hook saves neither in the iteration a handler failed in nor at the end of such a run."""
-    trainer = make_trainer(hooks=[Faulty(), CheckpointHook(interval=1, by_epoch=False)])
-
-    crash(trainer)
-
-    assert [path.name for path in find_checkpoints(trainer.work_dir)] == ["iter_1"]
+    last = json.loads((trainer.work_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    assert (last["event"], last["error"]) == ("after_run", "ValueError: no luck")
 
 
 # --- the background ----------------------------------------------------------------------------------------
 
 
-def test_a_background_subscriber_that_raises(make_trainer: MakeTrainer) -> None:
-    """A background subscriber that raises is named in the summary, and training never notices."""
+def disk_full(event: Any) -> None:
+    raise OSError("disk full")
+
+
+async def disk_full_in_a_task(event: Any) -> None:
+    raise OSError("disk full")
+
+
+@pytest.mark.parametrize(("faulty", "offload"), [(disk_full, "thread"), (disk_full_in_a_task, None)])
+def test_a_background_subscriber_that_raises(make_trainer: MakeTrainer, faulty: Any, offload: Any) -> None:
+    """It is named in the summary, and training never notices."""
     trainer = make_trainer(max_epochs=1)
-
-    def faulty(event: Any) -> None:
-        raise OSError("disk full")
-
-    trainer.bus.subscribe(faulty, "after_train_iter", offload="thread", name="faulty writer")
+    trainer.bus.subscribe(faulty, "after_train_iter", offload=offload, name="faulty writer")
     trainer.train()
 
     report = trainer.summary().split("not everything was delivered:")[1]
     assert trainer.iter == 3
     assert "faulty writer" in report
     assert "OSError: disk full" in report
-
-
-def test_a_coroutine_that_raises(make_trainer: MakeTrainer) -> None:
-    """The same holds for a coroutine."""
-    trainer = make_trainer(max_epochs=1)
-
-    async def post(event: Any) -> None:
-        raise OSError("no network")
-
-    trainer.bus.subscribe(post, "after_train_epoch", name="slack")
-    trainer.train()
-
-    assert trainer.epoch == 1
-    assert "slack" in trainer.summary().split("not everything was delivered:")[1]
 
 
 def test_a_writer_that_cannot_open(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -244,9 +211,8 @@ def test_a_writer_that_cannot_open(make_trainer: MakeTrainer, tmp_path: Path) ->
 def test_a_background_subscriber_that_holds_on(make_trainer: MakeTrainer, kind: str) -> None:
     """A subscriber that hangs, or is slow, holds up no iteration; the run ends, and the summary names it."""
     gate, entered = threading.Event(), threading.Event()
-    trainer = make_trainer(
-        bus=Bus(drain_timeout=0.2 if kind == "hangs" else DEADLINE), train_loader=batches(50)
-    )
+    bus = Bus(drain_timeout=0.2 if kind == "hangs" else DEADLINE)
+    trainer = make_trainer(bus=bus, train_loader=batches(50))
     iterations: list[int] = []
 
     def held(event: Any) -> None:

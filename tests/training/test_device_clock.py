@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.training.device_clock import MEASURED_FIRST, PERIOD, WARM_UP, DeviceClock, device_clock
+from eventloop.training.device_clock import MEASURED_FIRST, PERIOD, DeviceClock, device_clock
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import DEADLINE, MakeTrainer, batches
 
@@ -24,7 +24,6 @@ class Device:
         self.done = threading.Event()
         self.records = 0
         self.read_on: set[str] = set()
-        self.queried_on: set[str] = set()
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
             self.at = device.now
 
         def query(self) -> bool:
-            device.queried_on.add(threading.current_thread().name)
+            device.read_on.add(threading.current_thread().name)
             return device.done.is_set()
 
         def elapsed_time(self, end: Any) -> float:
@@ -75,18 +74,20 @@ def on_device(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 
 def test_phases_are_those_between_the_marks(on_device: Callable[..., Trainer], device: Device) -> None:
-    """Forward, backward and step of each sampled iteration, in seconds, read where nobody waits."""
+    """Forward, backward and step of each sampled iteration, in seconds, are read on the background loop. The first
+    iterations after the warm-up are sampled, and then one in `PERIOD`: five events each, none in the others."""
     device.done.set()
-    trainer = on_device(max_iters=20, train_loader=batches(20))
+    trainer = on_device(max_iters=PERIOD, train_loader=batches(PERIOD))
 
     trainer.train()
 
     found = trainer.costs().device
     assert found is not None
-    assert found.iterations == MEASURED_FIRST
+    assert found.iterations == MEASURED_FIRST + 1
+    assert device.records == 5 * found.iterations
     for phase in (found.forward, found.backward, found.optimizer):
-        assert phase == pytest.approx(MEASURED_FIRST * 0.001)
-    assert device.read_on == device.queried_on == {"eventloop background"}
+        assert phase == pytest.approx(found.iterations * 0.001)
+    assert device.read_on == {"eventloop background"}
 
 
 def test_a_device_that_lags_holds_nobody(on_device: Callable[..., Trainer], device: Device) -> None:
@@ -106,35 +107,17 @@ def test_a_device_that_lags_holds_nobody(on_device: Callable[..., Trainer], devi
     assert trainer.costs().device is not None
 
 
-@pytest.mark.slow
-def test_only_sampled_iterations_record(on_device: Callable[..., Trainer], device: Device) -> None:
-    """The first after the warm-up, and then one in a hundred: five events each, none in the others."""
-    device.done.set()
-    iterations = 2 * PERIOD
-    trainer = on_device(max_iters=iterations, train_loader=batches(iterations))
-
-    trainer.train()
-
-    sampled = [
-        i for i in range(iterations) if WARM_UP <= i < WARM_UP + MEASURED_FIRST or i % PERIOD == PERIOD - 1
-    ]
-    assert device.records == 5 * len(sampled)
-
-
-def test_another_optimizer_hook_leaves_forward_alone(
-    on_device: Callable[..., Trainer], device: Device
-) -> None:
-    """Who writes backward and step by hand has them in the forward phase."""
+def test_backward_by_hand_is_in_the_forward_phase(on_device: Callable[..., Trainer], device: Device) -> None:
+    """No mark separates them in a hand-written loop without the optimizer hook."""
     device.done.set()
     trainer = on_device(
         default_hooks={"optimizer": None, "checkpoint": None}, max_iters=20, train_loader=batches(20)
     )
 
     for _ in trainer.epochs():
-        for inputs, target in trainer.batches(batches(20)):
-            loss = torch.nn.functional.cross_entropy(trainer.model(inputs), target)
-            loss.backward()
-            trainer.outputs = {"loss": loss}
+        for batch in trainer.batches(batches(20)):
+            trainer.outputs = trainer.train_step(batch)
+            trainer.outputs["loss"].backward()
 
     found = trainer.costs().device
     assert found is not None

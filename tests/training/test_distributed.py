@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from eventloop.checkpoint import load_checkpoint
 from tests.ranks import run_ranks
 
 PROGRAM = """
-import json, os, sys, warnings
+import json, sys
 import torch, torch.distributed as dist, torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -43,17 +44,15 @@ def run(**unit):
         train_loader=DataLoader(train, batch_size=3, sampler=sampler), val_loader=val, test_loader=val,
         val_step=lambda t, b: {"loss": F.cross_entropy(t.model(b[0]), b[1]), "preds": t.model(b[0]), "target": b[1]},
         writers=[JSONLWriter()], **unit)
-    saves = []
-    trainer.bus.subscribe(lambda event: saves.append(event.path), "before_save_checkpoint")
-    return trainer, saves
+    return trainer
 
-trainer, saves = run(max_epochs=2)
+trainer = run(max_epochs=2)
 trainer.train()
 metrics = trainer.val()
 epochs, orders = sampler.epoch, [seen[:2], seen[2:]]
 
 seen.clear()
-by_iter, _ = run(max_iters=6)
+by_iter = run(max_iters=6)
 by_iter.train()
 passes = [seen[:2], seen[2:4], seen[4:]]
 announced = []
@@ -68,7 +67,7 @@ def expected(trainer):
 
 print(json.dumps({
     "rank": [trainer.rank, trainer.world_size], "work_dir": [str(trainer.work_dir), str(by_iter.work_dir)],
-    "metrics": metrics, "orders": orders, "passes": passes, "saves": [os.path.basename(s) for s in saves],
+    "metrics": metrics, "orders": orders, "passes": passes,
     "expected": expected(trainer), "tested": [tested, *announced], "expected of the test": expected(by_iter),
 }))
 trainer.close(); by_iter.close()
@@ -94,16 +93,15 @@ def test_ranks_know_themselves(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_metrics_are_of_all_samples(ranks: list[dict[str, Any]]) -> None:
-    """A validation split unequally over ranks has, on each of them, the metrics of the whole set."""
+    """A validation or test that is split unequally over ranks has the metrics of the whole set on each of them, in what
+    `val()` and `test()` return and in after_test_epoch alike."""
     for rank in ranks:
-        assert rank["metrics"] == {name: pytest.approx(value) for name, value in rank["expected"].items()}
-
-
-def test_metrics_of_a_test_are_of_all_samples(ranks: list[dict[str, Any]]) -> None:
-    """A test loop's too, on each rank, in what `test()` returns and in after_test_epoch alike."""
-    for rank in ranks:
-        expected = {name: pytest.approx(value) for name, value in rank["expected of the test"].items()}
-        assert rank["tested"] == [expected, expected]
+        expected, of_test = (
+            {name: pytest.approx(value) for name, value in rank[which].items()}
+            for which in ("expected", "expected of the test")
+        )
+        assert rank["metrics"] == expected
+        assert rank["tested"] == [of_test, of_test]
 
 
 def test_one_work_dir_for_all(ranks: list[dict[str, Any]]) -> None:
@@ -115,27 +113,14 @@ def test_one_work_dir_for_all(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
-    """One log and one set of checkpoints are written, with nothing of a second rank beside them."""
+    """There is one log and one set of checkpoints, which have the names of the model inside DistributedDataParallel."""
     work_dir = folder / ranks[0]["work_dir"][0]
 
     assert sorted(path.name for path in work_dir.iterdir()) == [
         "costs.json", "epoch_1", "epoch_2", "metrics.jsonl", "traces",
     ]  # fmt: skip
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
-
-
-def test_every_rank_has_its_say_before_a_save(ranks: list[dict[str, Any]]) -> None:
-    """before_save_checkpoint is emitted on all ranks: a handler may gather what is spread over them."""
-    assert [rank["saves"] for rank in ranks] == [["epoch_1", "epoch_2"]] * 2
-
-
-def test_a_checkpoint_of_many_fits_one(ranks: list[dict[str, Any]], folder: Path) -> None:
-    """The weights are saved under the names of the model inside DistributedDataParallel."""
-    torch = pytest.importorskip("torch")
-
-    checkpoint = torch.load(folder / ranks[0]["work_dir"][0] / "epoch_2" / "state.pth", weights_only=True)
-
-    assert set(checkpoint["state_dict"]) == {"weight", "bias"}
+    assert set(load_checkpoint(work_dir / "epoch_2")["state_dict"]) == {"weight", "bias"}
 
 
 @pytest.mark.parametrize("unit", ["orders", "passes"])

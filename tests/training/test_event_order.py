@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
-from tests.support.trainers import MakeTrainer, batches, collect, names, record
+import pytest
+
+from eventloop.costs.spans import SpanRecorder
+from eventloop.hooks import CheckpointHook, EMAHook
+from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect, event_name, names, record
 
 
 def val_rows(iteration: int, epoch: int) -> list[tuple[str, int, int]]:
     """A validation of one batch."""
-    order = (
-        "before_val",
-        "before_val_epoch",
-        "before_val_iter",
-        "after_val_iter",
-        "after_val_epoch",
-        "after_val",
-    )
-    return [(name, iteration, epoch) for name in order]
+    inner = ("before_val_epoch", "before_val_iter", "after_val_iter", "after_val_epoch")
+    return [(name, iteration, epoch) for name in ("before_val", *inner, "after_val")]
 
 
 def test_epoch_based_training_with_validation(make_trainer: MakeTrainer) -> None:
@@ -58,16 +56,15 @@ def test_iteration_based_run_is_one_epoch(make_trainer: MakeTrainer) -> None:
 
     trainer.train()
 
-    iterations = [(f"{when}_train_iter", i, 0) for i in range(5) for when in ("before", "after")]
+    opening, iterations = (
+        ("before_run", "before_train", "before_train_epoch"),
+        ("before_train_iter", "after_train_iter"),
+    )
     assert rows == [
-        ("before_run", 0, 0),
-        ("before_train", 0, 0),
-        ("before_train_epoch", 0, 0),
-        *iterations,
-        ("after_train_epoch", 5, 0),
-        ("after_train", 5, 1),
-        ("after_run", 5, 1),
-    ]
+        *((name, 0, 0) for name in opening),
+        *((name, i, 0) for i in range(5) for name in iterations),
+        ("after_train_epoch", 5, 0), ("after_train", 5, 1), ("after_run", 5, 1),
+    ]  # fmt: skip
 
 
 def test_iteration_based_validation_lies_between_two_iterations(make_trainer: MakeTrainer) -> None:
@@ -84,30 +81,20 @@ def test_iteration_based_validation_lies_between_two_iterations(make_trainer: Ma
     assert rows[-4:-3] == [("after_val", 4, 0)]
 
 
-def test_val_alone(make_trainer: MakeTrainer) -> None:
-    """`val()` is a run of its own with nothing of training in it."""
-    trainer = make_trainer(val_loader=batches(2))
-    rows = record(trainer)
+@pytest.mark.parametrize("mode", ["val", "test"])
+def test_an_evaluation_alone(make_trainer: MakeTrainer, mode: str) -> None:
+    """`val()` and `test()` are runs of their own, each on its loader, with nothing of training in them. The closing
+    events have the metrics that the call returns."""
+    trainer = make_trainer(**{f"{mode}_loader": batches(2)})
+    rows, closing = record(trainer), collect(trainer, f"after_{mode}_epoch", f"after_{mode}")
 
-    trainer.val()
+    metrics = getattr(trainer, mode)()
 
-    inner = ["before_val_iter", "after_val_iter"] * 2
-    assert names(rows) == [
-        "before_run", "before_val", "before_val_epoch", *inner, "after_val_epoch", "after_val", "after_run",
-    ]  # fmt: skip
-
-
-def test_test_alone(make_trainer: MakeTrainer) -> None:
-    """`test()` is a run of its own, on the test loader."""
-    trainer = make_trainer(test_loader=batches(1))
-    rows = record(trainer)
-
-    trainer.test()
-
-    assert names(rows) == [
-        "before_run", "before_test", "before_test_epoch", "before_test_iter", "after_test_iter",
-        "after_test_epoch", "after_test", "after_run",
-    ]  # fmt: skip
+    inner = [f"before_{mode}_iter", f"after_{mode}_iter"] * 2
+    phase = [f"before_{mode}", f"before_{mode}_epoch", *inner, f"after_{mode}_epoch", f"after_{mode}"]
+    assert names(rows) == ["before_run", *phase, "after_run"]
+    assert set(metrics) == {"loss", "accuracy"}
+    assert [event.metrics for event in closing] == [metrics, metrics]
 
 
 def test_one_run_per_call(make_trainer: MakeTrainer) -> None:
@@ -154,51 +141,41 @@ def test_val_called_by_a_handler_leaves_the_step_as_it_was(make_trainer: MakeTra
     assert before[1:] == after[1:] == (None, "train", True)
 
 
-def test_events_carry_the_maxima(make_trainer: MakeTrainer) -> None:
-    """`max_iters` and `max_epochs` are on every event where they are known."""
-    trainer = make_trainer(train_loader=batches(3), max_epochs=2)
+class Unsized:
+    """A loader without a length."""
+
+    def __iter__(self) -> Any:
+        return iter(batches(3))
+
+
+@pytest.mark.parametrize(("loader", "iters"), [(batches(3), 6), (Unsized(), None)], ids=["sized", "unsized"])
+def test_events_carry_the_maxima(make_trainer: MakeTrainer, loader: Any, iters: int | None) -> None:
+    """`max_iters` and `max_epochs` are on every event; a loader without a length leaves `max_iters` unknown."""
+    trainer = make_trainer(train_loader=loader, max_epochs=2)
     seen = collect(trainer, "before_run", "after_train_iter", "after_run")
 
     trainer.train()
 
-    assert {(event.max_iters, event.max_epochs) for event in seen} == {(6, 2)}
-
-
-def test_maxima_of_an_unsized_loader_are_unknown(make_trainer: MakeTrainer) -> None:
-    """A loader without a length leaves `max_iters` unknown, and trains all the same."""
-
-    class Unsized:
-        def __iter__(self) -> Any:
-            return iter(batches(2))
-
-    trainer = make_trainer(train_loader=Unsized(), max_epochs=2)
-    seen = collect(trainer, "after_train_iter")
-
-    trainer.train()
-
-    assert [event.max_iters for event in seen] == [None] * 4
+    assert len(seen) == 8
+    assert {(event.max_iters, event.max_epochs) for event in seen} == {(iters, 2)}
 
 
 def test_batch_idx_counts_within_the_pass(make_trainer: MakeTrainer) -> None:
-    """`batch_idx` starts anew with every pass over a loader."""
-    trainer = make_trainer(train_loader=batches(2), val_loader=batches(3), max_epochs=2)
-    seen = collect(trainer, "after_train_iter", "after_val_iter")
+    """`batch_idx` starts anew with every pass over a loader. In a run measured in iterations it alone shows a new pass, as
+    `epoch` stays 0. A run that reaches its end says "completed" in every closing event."""
+    trainer = make_trainer(train_loader=batches(2), val_loader=batches(3), max_iters=5, val_interval=2)
+    closing = ("after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run")
+    seen = collect(trainer, "after_train_iter", "after_val_iter", *closing)
 
     trainer.train()
 
-    assert [event.batch_idx for event in seen] == [0, 1, 0, 1, 2] * 2
-
-
-def test_passes_of_a_run_of_iterations(make_trainer: MakeTrainer) -> None:
-    """In a run measured in iterations `epoch` stays 0 from pass to pass; a new one is seen by `batch_idx`."""
-    trainer = make_trainer(train_loader=batches(2), max_iters=5)
-    seen = collect(trainer, "after_train_iter")
-
-    trainer.train()
-
-    assert [(event.iter, event.epoch, event.batch_idx) for event in seen] == [
+    trained = [event for event in seen if event_name(event) == "after_train_iter"]
+    assert [(event.iter, event.epoch, event.batch_idx) for event in trained] == [
         (0, 0, 0), (1, 0, 1), (2, 0, 0), (3, 0, 1), (4, 0, 0),
     ]  # fmt: skip
+    assert [event.batch_idx for event in seen if event_name(event) == "after_val_iter"] == [0, 1, 2] * 3
+    assert {event.reason for event in seen if event_name(event) in closing} == {"completed"}
+    assert seen[-1].error is None
 
 
 def test_order_within_a_train_iteration(make_trainer: MakeTrainer) -> None:
@@ -235,26 +212,22 @@ def test_default_order_of_after_train_iter(make_trainer: MakeTrainer) -> None:
     ]  # fmt: skip
 
 
-def test_closing_events_say_completed(make_trainer: MakeTrainer) -> None:
-    """A run that reaches its end says so in every closing event."""
-    trainer = make_trainer(val_loader=batches(1), max_epochs=1)
-    seen = collect(trainer, "after_train_epoch", "after_val_epoch", "after_val", "after_train", "after_run")
+def test_the_default_stack_runs_in_the_planned_order(make_trainer: MakeTrainer) -> None:
+    """The handlers of each event that ran are those of the plan, less those whose filter held them back, in its order."""
+    trainer = make_trainer(hooks=[EMAHook(), CheckpointHook(interval=1)], val_loader=batches(1), max_epochs=1)
+    recorder = SpanRecorder()
+    with trainer.bus.record(recorder) as recording:
+        trainer.train()
+    recording.wait(DEADLINE)
+    ran: dict[str, list[str]] = defaultdict(list)
+    for span in recorder.spans:
+        if span.kind == "handler" and span.name not in ran[span.event]:
+            ran[span.event].append(span.name)
 
-    trainer.train()
-
-    assert {event.reason for event in seen} == {"completed"}
-    assert seen[-1].error is None
-
-
-def test_after_val_carries_the_metrics(make_trainer: MakeTrainer) -> None:
-    """after_val_epoch and after_val have the metrics that `val()` returns."""
-    trainer = make_trainer(val_loader=batches(2))
-    seen = collect(trainer, "after_val_epoch", "after_val")
-
-    metrics = trainer.val()
-
-    assert set(metrics) == {"loss", "accuracy"}
-    assert [event.metrics for event in seen] == [metrics, metrics]
+    assert len(ran["after_train_iter"]) > 6
+    for event, handlers in ran.items():
+        planned = [row.name for row in trainer.bus.plan(event) if row.runs_on == "sync"]
+        assert handlers == [name for name in planned if name in handlers]
 
 
 def test_evaluation_runs_without_grad_and_in_eval_mode(make_trainer: MakeTrainer) -> None:

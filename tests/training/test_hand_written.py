@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
-from tests.support.trainers import MakeTrainer, batches, collect, names, record
+from tests.support.trainers import MakeTrainer, batches, collect, event_name, record
 
 CLOSING = ("after_train_epoch", "after_train", "after_run")
 
@@ -50,16 +51,22 @@ def test_same_weights_as_train(make_trainer: MakeTrainer) -> None:
 
 
 def test_epochs_yields_the_indices(make_trainer: MakeTrainer) -> None:
-    """`epochs` yields 0, 1, ... and `trainer.epoch` is that index meanwhile."""
+    """`epochs` yields 0, 1, ... and `trainer.epoch` is that index meanwhile. A `break` out of the inner loop alone ends
+    that epoch, which counts."""
     trainer = make_trainer(max_epochs=3)
+    rows = record(trainer, "after_train_epoch", "after_train")
     seen: list[tuple[int, int]] = []
 
     for epoch in trainer.epochs():
         seen.append((epoch, trainer.epoch))
-        for batch in trainer.batches(batches(1)):
+        for batch in trainer.batches(batches(3)):
             trainer.outputs = trainer.train_step(batch)
+            if trainer.batch_idx == 1:
+                break
 
     assert seen == [(0, 0), (1, 1), (2, 2)]
+    ends = [("after_train_epoch", epoch + 1, epoch) for epoch in range(3)]
+    assert rows == [*ends, ("after_train", 3, 3)]
 
 
 def leave_by_break(trainer: Trainer) -> None:
@@ -83,17 +90,12 @@ def leave_by_return(trainer: Trainer) -> None:
 
 def leave_by_exception(trainer: Trainer) -> None:
     """Raise from within both loops."""
-    with pytest.raises(ZeroDivisionError):
-        raise_within(trainer)
-
-
-def raise_within(trainer: Trainer) -> None:
-    """An error of the user's own code."""
-    for _ in trainer.epochs():
-        for batch in trainer.batches(batches(3)):
-            trainer.outputs = trainer.train_step(batch)
-            if trainer.iter == 1:
-                raise ZeroDivisionError
+    with suppress(ZeroDivisionError):
+        for _ in trainer.epochs():
+            for batch in trainer.batches(batches(3)):
+                trainer.outputs = trainer.train_step(batch)
+                if trainer.iter == 1:
+                    raise ZeroDivisionError
 
 
 def break_outer(trainer: Trainer) -> None:
@@ -104,26 +106,26 @@ def break_outer(trainer: Trainer) -> None:
         break
 
 
-@pytest.mark.parametrize(
-    ("leave", "epoch_reason"),
-    [
-        (leave_by_break, "left"),
-        (leave_by_return, "left"),
-        (leave_by_exception, "left"),
-        (break_outer, "completed"),
-    ],
-)
+@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
 def test_leaving_emits_the_closing_events(
-    make_trainer: MakeTrainer, leave: Callable[[Trainer], None], epoch_reason: str
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]
 ) -> None:
-    """A loop left by break, return or an exception emits every closing event, once, with the reason "left"."""
-    trainer = make_trainer()
-    seen = collect(trainer, *CLOSING)
+    """A loop left by break, return or an exception emits every closing event, once, with the reason "left". Background
+    subscribers have been given everything then, and the log says where to resume."""
+    trainer = make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False)])
+    seen, background = collect(trainer, *CLOSING), list[Any]()
+    trainer.bus.subscribe(background.append, "after_train_iter", "after_run", offload="thread")
 
     leave(trainer)
 
-    assert [event.reason for event in seen] == [epoch_reason, "left", "left"]
-    assert [type(event).__name__ for event in seen] == ["AfterTrainEpoch", "AfterTrain", "AfterRun"]
+    epoch = "completed" if leave is break_outer else "left"
+    assert [(event_name(event), event.reason) for event in seen] == [
+        *zip(CLOSING, (epoch, "left", "left"), strict=True)
+    ]
+    assert [event.iter for event in background] == [*range(trainer.iter), trainer.iter]
+    newest = trainer.work_dir / f"iter_{trainer.iter}"
+    where = f"the newest checkpoint to resume from is {newest} (iteration {trainer.iter})"
+    assert f"the training was left before its end: {where}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -144,36 +146,13 @@ def test_a_body_that_is_left_is_told_of(
     assert told == [why + 'trainer.stop("...") ends the loop once an iteration is done']
 
 
-def test_a_body_that_is_left_before_it_did_anything(
+def test_nothing_is_logged_where_nothing_is_lost(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is lost where no outputs were set."""
+    """A body that is left before it set outputs loses none, and without a checkpoint there is nowhere to resume from."""
     leave_by_return(make_trainer())
 
-    assert "left within" not in caplog.text
-
-
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
-def test_where_to_resume_is_told(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]
-) -> None:
-    """An error of the loop's own is not given a note, for nobody tells the trainer of it: the log has it."""
-    trainer = make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False)])
-
-    leave(trainer)
-
-    newest = trainer.work_dir / f"iter_{trainer.iter}"
-    where = f"the newest checkpoint to resume from is {newest} (iteration {trainer.iter})"
-    assert f"the training was left before its end: {where}" in caplog.text
-
-
-def test_without_a_checkpoint_nothing_is_told(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """There is nowhere to resume from."""
-    leave_by_exception(make_trainer())
-
-    assert "left before its end" not in caplog.text
+    assert "left" not in caplog.text
 
 
 def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
@@ -189,81 +168,42 @@ def test_stop_finishes_the_iteration(make_trainer: MakeTrainer, caplog: pytest.L
     assert "left within" not in caplog.text
 
 
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception])
-def test_leaving_delivers_everything(make_trainer: MakeTrainer, leave: Callable[[Trainer], None]) -> None:
-    """When a loop has been left, background subscribers have been given everything."""
-    trainer = make_trainer()
-    seen: list[Any] = []
-    trainer.bus.subscribe(seen.append, "after_train_iter", "after_run", offload="thread")
-
-    leave(trainer)
-
-    assert [type(event).__name__ for event in seen] == ["AfterTrainIter", "AfterRun"]
-
-
-def test_break_out_of_an_epoch_goes_on_with_the_next(make_trainer: MakeTrainer) -> None:
-    """A `break` out of the inner loop alone ends that epoch, which counts."""
-    trainer = make_trainer(max_epochs=2)
-    rows = record(trainer, "after_train_epoch", "after_train")
-
-    for _ in trainer.epochs():
-        for batch in trainer.batches(batches(3)):
-            trainer.outputs = trainer.train_step(batch)
-            if trainer.batch_idx == 1:
-                break
-
-    assert rows == [("after_train_epoch", 1, 0), ("after_train_epoch", 2, 1), ("after_train", 2, 2)]
-
-
-def test_a_handler_that_fails_is_an_error_and_not_left(make_trainer: MakeTrainer) -> None:
-    """What a handler raises ends a hand-written loop with reason "error" in every closing event."""
-    trainer = make_trainer()
+@pytest.mark.parametrize("caught", [False, True])
+def test_a_handler_that_fails_is_an_error_and_not_left(make_trainer: MakeTrainer, caught: bool) -> None:
+    """What a handler raises ends a hand-written loop with reason "error" in every closing event. A loop that catches it
+    and goes on to the end has a completed run."""
+    trainer = make_trainer(max_epochs=1)
     seen = collect(trainer, *CLOSING)
 
-    @trainer.bus.on("after_train_iter", name="faulty")
+    @trainer.bus.on("after_train_iter", once=True)
     def faulty(event: Any) -> None:
         raise ValueError("no luck")
 
-    with pytest.raises(ValueError, match="no luck"):
-        train_by_hand(trainer, batches(2))
+    def loop() -> None:
+        for _ in trainer.epochs():
+            with suppress(ValueError if caught else ZeroDivisionError):
+                for batch in trainer.batches(batches(2)):
+                    trainer.outputs = trainer.train_step(batch)
 
-    assert [event.reason for event in seen] == ["error"] * 3
-    assert seen[-1].error == "ValueError: no luck"
+    with nullcontext() if caught else pytest.raises(ValueError, match="no luck"):
+        loop()
 
-
-def test_a_caught_error_is_not_held_against_the_next_epoch(make_trainer: MakeTrainer) -> None:
-    """Whoever catches a handler's error and goes on to the end has a completed run."""
-    trainer = make_trainer(max_epochs=1)
-    seen = collect(trainer, "after_train_epoch", "after_run")
-    faults = [ValueError("once")]
-
-    @trainer.bus.on("after_train_iter", start=1)
-    def faulty(event: Any) -> None:
-        if faults:
-            raise faults.pop()
-
-    for _ in trainer.epochs():
-        try:
-            for batch in trainer.batches(batches(2)):
-                trainer.outputs = trainer.train_step(batch)
-        except ValueError:
-            continue
-
-    assert [event.reason for event in seen] == ["error", "completed", "completed"]
+    if caught:
+        assert [event.reason for event in seen] == ["error", "completed", "completed", "completed"]
+    else:
+        assert [event.reason for event in seen] == ["error"] * 3
+        assert seen[-1].error == "ValueError: no luck"
 
 
 def test_forgotten_outputs(make_trainer: MakeTrainer) -> None:
-    """A body that sets no `trainer.outputs` is told so at its first iteration, not trained on the one before."""
+    """A body that sets no `trainer.outputs` raises at its first iteration, and does not train on the one before."""
     trainer = make_trainer()
 
-    def forgetful() -> None:
+    with pytest.raises(TypeError, match=r"expected trainer\.outputs .* set in this iteration; got None"):  # noqa: PT012
         for _ in trainer.epochs():
             for i, batch in enumerate(trainer.batches(batches(3))):
                 if i == 0:
                     trainer.outputs = trainer.train_step(batch)
-
-    with pytest.raises(TypeError, match=r"expected trainer\.outputs .* set in this iteration; got None"):
-        forgetful()
 
     assert trainer.iter == 1
 
@@ -286,30 +226,13 @@ def test_backward_and_step_by_hand(make_trainer: MakeTrainer) -> None:
     assert counted == [0, 1, 2, 3]
 
 
-def test_batches_outside_epochs(make_trainer: MakeTrainer) -> None:
-    """`batches` without `epochs` around it would emit half a run: it says where it belongs."""
+def test_loops_that_do_not_nest(make_trainer: MakeTrainer) -> None:
+    """`batches` without `epochs` around it would emit half a run, and `epochs` without `batches` would never end."""
     trainer = make_trainer()
 
     with pytest.raises(RuntimeError, match=r"belongs inside `for epoch in trainer\.epochs"):
         next(iter(trainer.batches(batches(1))))
-
-
-def test_an_epoch_without_batches(make_trainer: MakeTrainer) -> None:
-    """An outer loop without an inner one is told so, instead of running for ever."""
-    trainer = make_trainer()
-
     with pytest.raises(RuntimeError, match="epoch 0 trained no iteration"):
         list(trainer.epochs())
 
     assert not trainer.running
-
-
-def test_two_loops_one_after_the_other(make_trainer: MakeTrainer) -> None:
-    """A second loop of a finished trainer is an empty run: there is nothing left to train."""
-    trainer = make_trainer(max_epochs=1)
-    train_by_hand(trainer, batches(2))
-    rows = record(trainer)
-
-    train_by_hand(trainer, batches(2))
-
-    assert names(rows) == ["before_run", "before_train", "after_train", "after_run"]

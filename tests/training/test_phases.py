@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import SkipIteration
 from eventloop.costs.records import PHASES, Phases
 from eventloop.costs.step_clock import POINTS, StepClock
 from eventloop.training.trainer import Trainer
@@ -27,6 +28,10 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+    def pass_by(self, seconds: float) -> None:
+        """Move it."""
+        self.now += seconds
 
 
 @pytest.fixture
@@ -54,27 +59,28 @@ class Loader:
 
 
 def timed(clock: Clock, **options: Any) -> dict[str, Any]:
-    """Trainer options of a run whose forward and backward take time on the clock."""
+    """Trainer options of a run of three batches whose forward and backward take time on the clock."""
 
     def step(trainer: Trainer, batch: torch.Tensor) -> torch.Tensor:
         clock.now += FORWARD
         loss: torch.Tensor = trainer.model(batch).square().mean()
-        loss.register_hook(lambda gradient: setattr(clock, "now", clock.now + BACKWARD))
+        loss.register_hook(lambda gradient: clock.pass_by(BACKWARD))
         return loss
 
     model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {
-        "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "train_step": step,
-        "loss_fn": None, "train_loader": Loader(clock, 3), "val_loader": None, "max_epochs": 1, **options,
+        "model": model, "optimizer": optimizer, "train_step": step, "train_loader": Loader(clock, 3), "max_epochs": 1,
+        **options,
     }  # fmt: skip
 
 
 def test_each_phase_is_booked_where_it_belongs(make_trainer: MakeTrainer, clock: Clock) -> None:
     """Loader, forward, backward, and handlers before, within and after the step each have their own."""
     trainer = make_trainer(**timed(clock))
-    trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + HOOK), "before_train_iter")
-    trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + INNER), "after_backward")
-    trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + HOOK), "after_train_iter")
+    trainer.bus.subscribe(lambda event: clock.pass_by(HOOK), "before_train_iter")
+    trainer.bus.subscribe(lambda event: clock.pass_by(INNER), "after_backward")
+    trainer.bus.subscribe(lambda event: clock.pass_by(HOOK), "after_train_iter")
 
     trainer.train()
 
@@ -90,11 +96,11 @@ def test_the_optimizers_part_has_no_handler_in_it(
     """Handlers of the events around the step are hooks' time; the step itself is the optimizer's."""
     options = timed(clock)
     optimizer = options["optimizer"]
-    optimizer.register_step_post_hook(lambda *args: setattr(clock, "now", clock.now + 1.0))
+    optimizer.register_step_post_hook(lambda *args: clock.pass_by(1.0))
     hooks = [{"type": "GradientCumulativeOptimizerHook", "cumulative_iters": 1}] if accumulate else []
     trainer = make_trainer(**options, hooks=hooks, default_hooks={"optimizer": None} if accumulate else {})
     for event in ("before_optimizer_step", "after_optimizer_step"):
-        trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + INNER), event)
+        trainer.bus.subscribe(lambda event: clock.pass_by(INNER), event)
 
     trainer.train()
 
@@ -107,8 +113,6 @@ def test_a_skipped_batch_is_data_and_hooks_of_the_next_iteration(
     make_trainer: MakeTrainer, clock: Clock
 ) -> None:
     """What a batch cost that no iteration was made of is part of the iteration that follows."""
-    from eventloop.training.loops import SkipIteration
-
     trainer = make_trainer(**timed(clock))
 
     @trainer.bus.on("before_train_iter")
@@ -130,11 +134,8 @@ def test_an_evaluation_is_in_no_phase(make_trainer: MakeTrainer, clock: Clock) -
         clock.now += VAL
         return {"acc": 1.0}
 
-    trainer = make_trainer(
-        **timed(
-            clock, train_loader=Loader(clock, 1), val_loader=[torch.ones(1)], val_step=val_step, max_epochs=2
-        )
-    )
+    loaders = {"train_loader": Loader(clock, 1), "val_loader": [torch.ones(1)]}
+    trainer = make_trainer(**timed(clock, **loaders, val_step=val_step, max_epochs=2))
     trainer.bus.subscribe(lambda trainer, event: trainer.val(), "after_train_iter", once=True)
 
     trainer.train()
@@ -161,7 +162,7 @@ def test_nothing_between_two_iterations_is_left_out(make_trainer: MakeTrainer, c
     """Handlers of health events run at the end of an iteration, and are charged to its hooks."""
 
     trainer = make_trainer(**timed(clock, train_loader=Loader(clock, 4), max_epochs=1))
-    trainer.bus.subscribe(lambda event: setattr(clock, "now", clock.now + HOOK), "slow_handler", name="slow")
+    trainer.bus.subscribe(lambda event: clock.pass_by(HOOK), "slow_handler", name="slow")
     health = trainer.bus._background.health
     trainer.bus.subscribe(
         lambda event: health.tell_slow("x", "after_train_iter", 1.0, 2.0, 3), "after_train_iter"
@@ -189,9 +190,10 @@ def run_iterations(clock: StepClock, time: Clock, count: int, seconds: float = 0
         clock.begin()
 
 
-@pytest.mark.parametrize("iterations", [0, 1, 3, POINTS - 1, POINTS, POINTS + 1, 5000])
+@pytest.mark.parametrize("iterations", [0, 1, POINTS - 1, POINTS, POINTS + 1, 5000])
 def test_the_trend_covers_every_iteration_once(iterations: int, clock: Clock) -> None:
-    """Its points follow one another without a gap, and their sums are the run's."""
+    """Its points follow one another without a gap, their sums are the run's, and there are at most `POINTS`, each of
+    as many iterations but the last."""
     step_clock = StepClock()
     run_iterations(step_clock, clock, iterations)
 
@@ -201,28 +203,8 @@ def test_the_trend_covers_every_iteration_once(iterations: int, clock: Clock) ->
     assert sum(point.phases.wall for point in trend) == iterations * 0.5
     starts = [point.first_iter for point in trend]
     assert starts == [sum(p.phases.iterations for p in trend[:i]) for i in range(len(trend))]
-
-
-def test_the_trend_is_bounded(clock: Clock) -> None:
-    """A hundred thousand iterations leave no more points than `POINTS`, each of as many iterations but the last."""
-    step_clock = StepClock()
-    run_iterations(step_clock, clock, 100_000)
-    trend = step_clock.trend
-
     assert len(trend) <= POINTS
-    assert len({point.phases.iterations for point in trend[:-1]}) == 1
-
-
-def test_the_trend_shows_a_slow_stretch(clock: Clock) -> None:
-    """Iterations that took longer are seen where they were."""
-    step_clock = StepClock()
-    run_iterations(step_clock, clock, 1000)
-    run_iterations(step_clock, clock, 1000, seconds=2.0)
-
-    per_iteration = [point.phases.wall / point.phases.iterations for point in step_clock.trend]
-
-    assert per_iteration[0] == 0.5
-    assert per_iteration[-1] == 2.0
+    assert len({point.phases.iterations for point in trend[:-1]}) <= 1
 
 
 def test_the_trend_of_a_resumed_run_begins_where_it_was_resumed(make_trainer: MakeTrainer) -> None:
