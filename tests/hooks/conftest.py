@@ -9,13 +9,33 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
+from eventloop.hooks import Hook
 from eventloop.training.trainer import Trainer
 
 torch.set_num_threads(1)
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Make = Callable[..., Trainer]
+Record = Callable[[Trainer], list[ScalarsLogged]]
+Scripted = Callable[..., dict[str, Any]]
+
+
+class PutNumber(Hook):
+    """Puts the number of each iteration."""
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Put it, early enough to be logged in the same iteration."""
+        trainer.metrics.put_scalar("number", float(event.iter))
+
+
+def rates(start: Any = 1.0) -> dict[str, Any]:
+    """Options of a trainer whose rate is halved after each iteration."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=start)
+    return {"model": model, "optimizer": optimizer, "schedulers": [StepLR(optimizer, 1, gamma=0.5)]}
 
 
 class Clock:
