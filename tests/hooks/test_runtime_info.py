@@ -49,15 +49,15 @@ def test_every_single_number_of_the_outputs_is_put(
 def test_outputs_of_a_hand_written_loop_may_be_any_mapping(
     make_trainer: Make, make_batches: Callable[[int], list[Any]]
 ) -> None:
-    """The numbers of a mapping that is no dict are put as well."""
+    """The numbers of a mapping that is no dict are put as well, each for its iteration."""
     trainer = make_trainer()
 
     for _ in trainer.epochs():
         for inputs, target in trainer.batches(make_batches(2)):
             loss = F.mse_loss(trainer.model(inputs), target)
-            trainer.outputs = MappingProxyType({"loss": loss, "two": 2.0})
+            trainer.outputs = MappingProxyType({"loss": loss, "number": float(trainer.iter)})
 
-    assert trainer.metrics.latest()["two"] == (2.0, 1)
+    assert trainer.metrics.history("number").values() == [(0.0, 0), (1.0, 1)]
 
 
 def run_infos(trainer: Trainer) -> list[Mapping[str, str]]:
