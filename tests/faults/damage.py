@@ -48,13 +48,14 @@ class Damaged:
         shutil.rmtree(self.newer)
         shutil.copytree(self.kept, self.newer)
 
-    def check(self, *, automatic: bool) -> None:
-        """The damage is found by whoever loads it by name, and nothing live is touched; `resume("auto")` takes the
-        older one, and the log says why."""
+    def check(self, *, automatic: bool, message: str | None = None) -> None:
+        """The damage is found by all that load it by name, and nothing live is touched; `resume("auto")` takes the older
+        one, and the log says why. The error says which checkpoint it is about, and has the message."""
         before, chance = everything(self.trainer), torch.get_rng_state()
         for load in (load_checkpoint, self.trainer.load_checkpoint, self.trainer.resume):
-            with pytest.raises(CheckpointError):
+            with pytest.raises(CheckpointError, match=message) as caught:
                 load(self.newer)
+            assert str(self.newer) in str(caught.value)
         assert everything(self.trainer) == before, "a checkpoint that was refused has changed the trainer"
         assert torch.equal(torch.get_rng_state(), chance)
         if automatic:
@@ -165,69 +166,69 @@ def hostile_zip(mark: Path) -> bytes:
 HOSTILE = (hostile_pickle, hostile_archive, hostile_zip)
 
 
+def _take(name: str) -> Callable[[Damaged], object]:
+    return lambda damaged: shutil.copy(damaged.older / name, damaged.newer / name)
+
+
+def _bytes(name: str, change: Callable[[bytes], bytes]) -> Callable[[Damaged], object]:
+    return lambda damaged: (damaged.newer / name).write_bytes(change((damaged.newer / name).read_bytes()))
+
+
+def _put(name: str, make: Callable[[Path], object]) -> Callable[[Damaged], object]:
+    """Put something else in the place of a file."""
+
+    def put(damaged: Damaged) -> None:
+        (damaged.newer / name).unlink()
+        make(damaged.newer / name)
+
+    return put
+
+
+def _manifest(**fields: Any) -> Callable[[Damaged], object]:
+    return lambda damaged: rewrite_manifest(damaged.newer, lambda manifest: manifest.update(fields))
+
+
+def _state(state: Any) -> Callable[[Damaged], object]:
+    memory = io.BytesIO()
+    torch.save(state, memory)
+    return lambda damaged: replace_payload(damaged.newer, memory.getvalue())
+
+
 def _name_no_file(manifest: dict[str, Any]) -> None:
     manifest["files"]["a\0b"] = manifest["files"][PAYLOAD]
 
 
-def _take_from_older(damaged: Damaged, name: str) -> None:
-    shutil.copy(damaged.older / name, damaged.newer / name)
-
-
-def _append(path: Path) -> None:
-    path.write_bytes(path.read_bytes() + b" ")
-
-
-ON_PURPOSE: dict[str, Callable[[Damaged], object]] = {
-    "the state of another checkpoint": lambda damaged: _take_from_older(damaged, PAYLOAD),
-    "a state with more behind it": lambda damaged: _append(damaged.newer / PAYLOAD),
-    "a state of as many other bytes": lambda damaged: _other_bytes(damaged.newer / PAYLOAD),
-    "the manifest of another checkpoint": lambda damaged: _take_from_older(damaged, MANIFEST),
-    "no manifest": lambda damaged: (damaged.newer / MANIFEST).unlink(),
-    "no state": lambda damaged: (damaged.newer / PAYLOAD).unlink(),
-    "an empty manifest": lambda damaged: (damaged.newer / MANIFEST).write_bytes(b""),
-    "a manifest nested too deep": lambda damaged: _nest(damaged.newer / MANIFEST),
-    "a later schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(schema=2)),
-    "no schema": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")),
-    "a field of another type": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files=1)),
-    "a file that none can be": lambda damaged: rewrite_manifest(damaged.newer, _name_no_file),
-    "the best of nothing": lambda damaged: rewrite_manifest(
-        damaged.newer, lambda m: m.update(best={"f1": "less"})
+ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
+    "the state of another checkpoint": (_take(PAYLOAD), None),
+    "a state with more behind it": (_bytes(PAYLOAD, lambda b: b + b" "), r"it has \d+ bytes, \d+ were saved"),
+    "a state of as many other bytes": (_bytes(PAYLOAD, lambda b: b[:-1] + bytes([b[-1] ^ 1])), "its SHA-256 is not"),
+    "the manifest of another checkpoint": (_take(MANIFEST), None),
+    "a manifest with more behind it": (_bytes(MANIFEST, lambda b: b + b" "), "it holds more than was saved"),
+    "no manifest": (_put(MANIFEST, lambda path: None), "no readable manifest.json: it was not completed"),
+    "no state": (_put(PAYLOAD, lambda path: None), "is incomplete, state.pth cannot be read"),
+    "an empty manifest": (_bytes(MANIFEST, lambda b: b""), None),
+    "a manifest nested too deep": (
+        _bytes(MANIFEST, lambda b: b.replace(b'"manifest":', b'"manifest":' + b"[" * 100_000)),
+        "is damaged: maximum recursion depth exceeded",
     ),
-    "the best by a text": lambda damaged: rewrite_manifest(
-        damaged.newer, lambda m: m.update(best={"acc": "less"}, metrics={"acc": "much"})
+    "a later schema": (_manifest(schema=2), "has schema 2, this version of eventloop reads 1: update eventloop"),
+    "no schema": (lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.pop("schema")), None),
+    "a field of another type": (_manifest(files=1), "is not a manifest: Expected `object`"),
+    "a file that none can be": (
+        lambda damaged: rewrite_manifest(damaged.newer, _name_no_file),
+        r"is not a manifest: files: expected names of files in the directory, got 'a\\x00b'",
     ),
-    "no file named": lambda damaged: rewrite_manifest(damaged.newer, lambda m: m.update(files={})),
-    "a manifest that is a directory": lambda damaged: _directory(damaged.newer / MANIFEST),
-    "a state that is a directory": lambda damaged: _directory(damaged.newer / PAYLOAD),
-    "a manifest that is a pipe": lambda damaged: _pipe(damaged.newer / MANIFEST),
-    "a state that is a pipe": lambda damaged: _pipe(damaged.newer / PAYLOAD),
-    "a state that is no mapping": lambda damaged: replace_payload(damaged.newer, _saved([1, 2])),
-    "a state without weights": lambda damaged: replace_payload(damaged.newer, _saved({"meta": {}})),
-    "a state that is no archive": lambda damaged: replace_payload(damaged.newer, b"not at all"),
-}
-"""What somebody may have done to the newer one; each must be found, though some have all the right hashes."""
-
-
-def _saved(state: Any) -> bytes:
-    memory = io.BytesIO()
-    torch.save(state, memory)
-    return memory.getvalue()
-
-
-def _other_bytes(path: Path) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-
-
-def _nest(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"manifest":', b'"manifest":' + b"[" * 100_000))
-
-
-def _pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def _directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
+    "the best of nothing": (_manifest(best={"f1": "less"}), "names 'f1', expected a score .* metrics, got none"),
+    "the best by a text": (
+        _manifest(best={"acc": "less"}, metrics={"acc": "much"}), "could not convert string to float: 'much'",
+    ),
+    "no file named": (_manifest(files={}), "has no state.pth: its manifest lists no file"),
+    "a manifest that is a directory": (_put(MANIFEST, Path.mkdir), None),
+    "a state that is a directory": (_put(PAYLOAD, Path.mkdir), None),
+    "a manifest that is a pipe": (_put(MANIFEST, os.mkfifo), "no readable manifest.json: .*not a regular file"),
+    "a state that is a pipe": (_put(PAYLOAD, os.mkfifo), "state.pth cannot be read: .*not a regular file"),
+    "a state that is no mapping": (_state([1, 2]), "expected a mapping with a 'state_dict'"),
+    "a state without weights": (_state({"meta": {}}), None),
+    "a state that is no archive": (lambda damaged: replace_payload(damaged.newer, b"not at all"), None),
+}  # fmt: skip
+"""How the newer one may be damaged, and the error; each must be found, though some have all the right hashes."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import textwrap
-
 import pytest
 
-from tests.faults.mutants import MUTANTS, Mutant
+from tests.faults.mutants import MUTANTS
 from tests.faults.mutation import PACKAGE, ROOT, Fault, all_faults, is_killed, source_of
-from tests.faults.removals import HARMLESS, TESTS, Place, Removal, calls_in, removals
+from tests.faults.removals import HARMLESS, TESTS, Place, calls_in, removals
 
 pytestmark = pytest.mark.slow
 
@@ -71,37 +69,6 @@ def test_no_file_is_left_out() -> None:
     assert found - TESTS.keys() - NO_CHECKPOINTS == set()
 
 
-CALLS = textwrap.dedent(
-    """
-    def save(file, state):
-        os.fsync(file)
-        one = [copy.deepcopy(state), state.clone(), ", ".join(state), state.replace("a", "b")]
-        if done.wait(1.0): os.fsync(file)
-    """
-)
-
-
-def test_a_call_is_left_out() -> None:
-    """A statement is none any more, what was to be copied is taken itself, and texts are left alone."""
-    left_out = [
-        Removal(Place("checkpoint/disk.py", *place), number).apply(CALLS).split("\n")
-        for place, found in calls_in(CALLS).items()
-        for number in range(len(found))
-    ]
-
-    lines = CALLS.split("\n")
-    changed = [
-        after for each in left_out for before, after in zip(lines, each, strict=True) if before != after
-    ]
-    assert [line.strip() for line in changed] == [
-        "None",
-        "if done.wait(1.0): None",
-        'one = [state, state.clone(), ", ".join(state), state.replace("a", "b")]',
-        'one = [copy.deepcopy(state), state, ", ".join(state), state.replace("a", "b")]',
-        "if None: os.fsync(file)",
-    ]
-
-
 @pytest.mark.skipif(not (ROOT / "eventloop").is_dir(), reason="there is no checkout to put a fault into")
 @pytest.mark.parametrize("what", TRIED)
 def test_a_fault_turns_a_test_red(what: str) -> None:
@@ -118,9 +85,3 @@ def test_the_tests_are_there() -> None:
     files = {name for fault in all_faults() for name in fault.tests}
 
     assert [name for name in files if not (ROOT / name).exists()] == []
-
-
-def test_a_text_that_is_gone_is_refused() -> None:
-    """It says which one."""
-    with pytest.raises(ValueError, match=r"disk.py has 'gone' 0 times, expected once: a sync"):
-        Mutant("a sync", "checkpoint/disk.py", "gone", "").apply("here")

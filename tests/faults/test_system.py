@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,64 +18,48 @@ from tests.faults.operations import save, state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The numbers of the files, and directories, that the system is asked to sync."""
-    numbers: list[int] = []
-    monkeypatch.setattr(os, "fsync", lambda file: numbers.append(os.fstat(file).st_ino))
-    return numbers
-
-
-def test_a_file_is_synced(directory: Path, synced: list[int]) -> None:
-    """The system is asked to make its bytes durable."""
+def sync(directory: Path, kind: str) -> int:
+    """Sync a file or a directory; return its number."""
+    if kind == "directory":
+        DISK.sync_directory(directory)
+        return directory.stat().st_ino
     with DISK.create(directory / "file") as file:
         DISK.sync(file)
-
-    assert synced == [(directory / "file").stat().st_ino]
-
-
-def test_a_directory_is_synced(directory: Path, synced: list[int]) -> None:
-    """The system is asked to make its names durable."""
-    DISK.sync_directory(directory)
-
-    assert synced == [directory.stat().st_ino]
+        return os.fstat(file.fileno()).st_ino
 
 
-def refuse(number: int) -> Any:
-    """An fsync that fails."""
+@pytest.mark.parametrize("kind", ["file", "directory"])
+def test_the_system_is_asked_to_sync(directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Bytes of a file, and names of a directory, are made durable."""
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.fstat(file).st_ino))
 
-    def fsync(file: int) -> None:
-        raise OSError(number, os.strerror(number))
+    number = sync(directory, kind)
 
-    return fsync
+    assert synced == [number]
 
 
-@pytest.mark.parametrize("code", ["EINVAL", "ENOTSUP"])
-def test_a_directory_that_cannot_be_synced_is_no_failure(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, code: str
+@pytest.mark.parametrize(
+    ("kind", "code", "fails"),
+    [
+        ("file", "EINVAL", True),
+        ("directory", "EIO", True),
+        ("directory", "EINVAL", False),  # some file systems on a network have no such thing
+        ("directory", "ENOTSUP", False),
+    ],
+)
+def test_a_sync_that_fails(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, kind: str, code: str, fails: bool
 ) -> None:
-    """Some file systems on a network have no such thing; a checkpoint can be saved on them all the same."""
-    monkeypatch.setattr(os, "fsync", refuse(getattr(errno, code)))
+    """Is an error, unless the system cannot sync directories."""
+    error = OSError(getattr(errno, code), os.strerror(getattr(errno, code)))
 
-    DISK.sync_directory(directory)
+    def refuse(file: int) -> None:
+        raise error
 
-
-def test_a_file_that_cannot_be_synced_is_a_failure(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is known of its bytes."""
-    monkeypatch.setattr(os, "fsync", refuse(errno.EINVAL))
-
-    with DISK.create(directory / "file") as file, pytest.raises(OSError, match=os.strerror(errno.EINVAL)):
-        DISK.sync(file)
-
-
-def test_a_directory_that_fails_to_sync_is_a_failure(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An error of the disk is told."""
-    monkeypatch.setattr(os, "fsync", refuse(errno.EIO))
-
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-        DISK.sync_directory(directory)
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=error.strerror) if fails else nullcontext():
+        sync(directory, kind)
 
 
 def test_what_is_written_is_not_read_later(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +99,9 @@ def test_what_another_run_has_saved_is_not_removed(directory: Path) -> None:
 
     def taken(operation: Operation) -> Any:
         if operation.name == "rename" and operation.target == path and not path.exists():
-            save_beside(path)
+            save(directory / "theirs", 7)
+            os.rename(directory / "theirs", path)
         return operation.do()
-
-    def save_beside(path: Path) -> None:
-        save(directory / "theirs", 7)
-        os.rename(directory / "theirs", path)
 
     with shimmed(taken), pytest.raises(OSError, match="not empty"):
         save(path, 1)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -57,10 +57,10 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def attempt(what: str, try_it: Callable[[], object], *kinds: str) -> Tried:
+def attempt(what: str, try_it: Callable[..., object], *arguments: Any, kinds: tuple[str, ...] = ()) -> Tried:
     """Try something."""
     try:
-        try_it()
+        try_it(*arguments)
     except Exception as error:
         return Tried(what, f"{type(error).__name__}: {error}", kinds)
     return Tried(what, kinds=kinds)
@@ -83,43 +83,40 @@ def try_operations(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every operation with every fault."""
     for case in CASES:
         for number, each in enumerate(all_tries(directory / case, case)):
-            place = directory / f"{case}{number}"
-            yield attempt(str(each), lambda place=place, each=each: check_try(place, each))  # type: ignore[misc]
+            yield attempt(str(each), check_try, directory / f"{case}{number}", each)
     for number, name, fault in training_tries(directory / "undisturbed"):
-        place = directory / f"{number}-{fault}"
-        yield attempt(
-            f"operation {number} of a training, {name}, {fault}",
-            partial(check_training, place, number, fault),
-        )
+        what = f"operation {number} of a training, {name}, {fault}"
+        yield attempt(what, check_training, directory / f"{number}-{fault}", number, fault)
 
 
 def try_crashes(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every state that a power cut may leave."""
     for name, scenario in SCENARIOS.items():
         for number, crash in enumerate(crashes(directory / name, scenario)):
-            place = directory / f"{name}{number}"
-            yield attempt(
-                f"{name}, state {number}",
-                lambda place=place, crash=crash: check_crash(place, crash),  # type: ignore[misc]
-            )
+            yield attempt(f"{name}, state {number}", check_crash, directory / f"{name}{number}", crash)
 
 
 def try_damage(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Damage by chance, and on purpose."""
     damaged = Damaged(directory)
+
+    def check(what: str, automatic: bool = True, message: str | None = None, kind: str = "") -> Tried:
+        tried = attempt(
+            what, partial(damaged.check, automatic=automatic, message=message), kinds=(kind,) * bool(kind)
+        )
+        damaged.restore()
+        return tried
+
     for turn in range(FLIPS + DAMAGES):
         change = flip if turn < FLIPS else chance.choice(BY_CHANCE)
         what = change(damaged.newer / chance.choice(FILES), chance)
-        yield attempt(what, partial(damaged.check, automatic=turn % 5 == 0), change.__name__)
-        damaged.restore()
-    for name, spoil in ON_PURPOSE.items():
+        yield check(what, turn % 5 == 0, kind=change.__name__)
+    for name, (spoil, message) in ON_PURPOSE.items():
         spoil(damaged)
-        yield attempt(name, lambda: damaged.check(automatic=True))
-        damaged.restore()
+        yield check(name, message=message)
     for hostile in HOSTILE:
         replace_payload(damaged.newer, hostile(directory / "executed"))
-        yield attempt(hostile.__name__, lambda: damaged.check(automatic=True))
-        damaged.restore()
+        yield check(hostile.__name__)
     yield Tried("nothing was executed", "something was" if (directory / "executed").exists() else "")
     damaged.trainer.close()
 
@@ -136,10 +133,10 @@ def try_signals(directory: Path, chance: random.Random) -> Iterator[Tried]:
         for place in PLACES:
             made = Trials(build_trainer, directory / place, place, chance)
             for number in range(SIGNALS):
-                tried = attempt(f"signal in {place}", partial(made.make, number))
+                tried = attempt(f"signal in {place}", made.make, number)
                 yield tried._replace(kinds=(signal.Signals(heard[-1]).name, place))
         for what, try_it in precise.trials(directory / "PreciseBN"):
-            yield attempt(what, try_it, "SIGTERM", "PreciseBN")
+            yield attempt(what, try_it, kinds=("SIGTERM", "PreciseBN"))
 
 
 def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
@@ -150,23 +147,17 @@ def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
 
 
 PARTS: dict[str, Callable[[Path, random.Random], Iterator[Tried]]] = {
-    "kills": try_kills,
-    "operations": try_operations,
-    "crashes": try_crashes,
-    "damage": try_damage,
-    "resumes": try_resumes,
-    "signals": try_signals,
-    "mutants": try_mutants,
-}
+    "kills": try_kills, "operations": try_operations, "crashes": try_crashes, "damage": try_damage,
+    "resumes": try_resumes, "signals": try_signals, "mutants": try_mutants,
+}  # fmt: skip
 
 
 def too_few(part: str, made: Counter[str]) -> int:
     """Say how many of what a part has made; the number of kinds of which there must be more."""
     least = LEAST.get(part, {})
     for kind in {**made, **least}:
-        say(
-            f"  {kind}: {made[kind]}{f', must be {least[kind]}' if made[kind] < least.get(kind, 0) else ''}\n"
-        )
+        must = f", must be {least[kind]}" if made[kind] < least.get(kind, 0) else ""
+        say(f"  {kind}: {made[kind]}{must}\n")
     return sum(made[kind] < number for kind, number in least.items())
 
 

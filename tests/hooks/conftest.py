@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
+from eventloop.hooks import Hook
 from eventloop.training.trainer import Trainer
 
 torch.set_num_threads(1)
 
 Batch = tuple[torch.Tensor, torch.Tensor]
+Make = Callable[..., Trainer]
+Record = Callable[[Trainer], list[ScalarsLogged]]
+Scripted = Callable[..., dict[str, Any]]
 
 
 class Clock:
@@ -30,6 +35,36 @@ class Clock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.now += seconds
+
+
+class PutNumber(Hook):
+    """Puts the number of each iteration."""
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Put it, early enough to be logged in the same iteration."""
+        trainer.metrics.put_scalar("number", float(event.iter))
+
+
+class SlowLoader:
+    """A loader whose every batch takes so many seconds on a clock."""
+
+    def __init__(self, clock: Clock, seconds: float, batches: Sequence[Any]) -> None:
+        self.clock, self.seconds, self.batches = clock, seconds, batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            self.clock.advance(self.seconds)
+            yield batch
+
+
+def rates(start: Any = 1.0) -> dict[str, Any]:
+    """Options of a trainer whose rate is halved after each iteration."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=start)
+    return {"model": model, "optimizer": optimizer, "schedulers": [StepLR(optimizer, 1, gamma=0.5)]}
 
 
 @pytest.fixture

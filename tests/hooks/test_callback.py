@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from eventloop.hooks.callback import CallbackHook, ClosureHook
 from eventloop.training.trainer import Trainer
-
-Make = Callable[..., Trainer]
+from tests.hooks.conftest import Make, Scripted
 
 
 def test_functions_are_called_at_their_points(make_trainer: Make) -> None:
@@ -28,30 +26,25 @@ def test_functions_are_called_at_their_points(make_trainer: Make) -> None:
 
 
 def test_parameters_name_decides_what_is_given(make_trainer: Make) -> None:
-    """`(event)` gets the event, `(trainer)` and mmcv's `(runner)` the trainer."""
+    """`(event)` gets the event, `(trainer)` and mmcv's `(runner)` the trainer; None is left out."""
     seen: list[str] = []
-    trainer = make_trainer(
-        hooks=[
-            CallbackHook(
-                before_train=lambda event: seen.append(type(event).__name__),
-                after_train=lambda trainer: seen.append(type(trainer).__name__),
-                after_run=lambda runner: seen.append(type(runner).__name__),
-            )
-        ]
+    hook = CallbackHook(
+        before_run=None,
+        before_train=lambda event: seen.append(type(event).__name__),
+        after_train=lambda trainer: seen.append(type(trainer).__name__),
+        after_run=lambda runner: seen.append(type(runner).__name__),
     )
 
-    trainer.train()
+    make_trainer(hooks=[hook]).train()
 
     assert seen == ["BeforeTrain", "Trainer", "Trainer"]
 
 
 def test_detectron2s_names_are_understood(make_trainer: Make) -> None:
-    """`before_step` and `after_step` are the train iteration's; None is left out."""
+    """`before_step` and `after_step` are the train iteration's."""
     seen: list[str] = []
     hook = CallbackHook(
-        before_train=None,
-        before_step=lambda trainer: seen.append("before"),
-        after_step=lambda trainer: seen.append("after"),
+        before_step=lambda trainer: seen.append("before"), after_step=lambda trainer: seen.append("after")
     )
 
     make_trainer(batches=2, hooks=[hook]).train()
@@ -59,9 +52,7 @@ def test_detectron2s_names_are_understood(make_trainer: Make) -> None:
     assert seen == ["before", "after"] * 2
 
 
-def test_point_for_all_modes_leaves_out_those_with_their_own(
-    make_trainer: Make, scripted: Callable[..., dict[str, Any]]
-) -> None:
+def test_point_for_all_modes_leaves_out_those_with_their_own(make_trainer: Make, scripted: Scripted) -> None:
     """`after_iter` serves the modes that have no function of their own."""
     seen: list[str] = []
     hook = CallbackHook(
@@ -75,24 +66,18 @@ def test_point_for_all_modes_leaves_out_those_with_their_own(
 
 
 def test_priority_is_that_of_all_functions(make_trainer: Make) -> None:
-    """The plan shows them under their own names, at their place."""
+    """The plan shows them under their own names, a lambda by the line that wrote it, at their place."""
 
-    def look(trainer: Trainer, event: Any) -> None:
-        """Do nothing."""
+    def look(trainer: Trainer, event: Any) -> None: ...
 
-    trainer = make_trainer(hooks=[CallbackHook(after_train_iter=look, priority="VERY_LOW", name="looks")])
+    hook = CallbackHook(
+        after_train_iter=look, after_train=lambda trainer: None, priority="VERY_LOW", name="looks"
+    )
+    trainer = make_trainer(hooks=[hook])
 
-    rows = [(row.name, row.priority) for row in trainer.bus.plan("after_train_iter")]
-    assert ("look", 90) in rows
+    assert ("look", 90) in [(row.name, row.priority) for row in trainer.bus.plan("after_train_iter")]
+    assert any(row.name.startswith("lambda (test_callback.py:") for row in trainer.bus.plan("after_train"))
     assert trainer.hooks[-1].name == "looks"
-
-
-def test_function_of_the_trainer_keeps_its_name(make_trainer: Make) -> None:
-    """In the plan it is found by the line that wrote it."""
-    trainer = make_trainer(hooks=[CallbackHook(after_train=lambda trainer: None)])
-
-    names = [row.name for row in trainer.bus.plan("after_train")]
-    assert [name for name in names if name.startswith("lambda (test_callback.py:")]
 
 
 def test_coroutine_runs_in_the_background(make_trainer: Make) -> None:
@@ -142,7 +127,7 @@ def test_closure_hook_is_one_function_at_one_point(make_trainer: Make) -> None:
         (
             {"after_step": print, "after_train_iter": print},
             TypeError,
-            "after_step and after_train_iter are two names of one event",
+            "after_step and after_train_iter are two",
         ),
         ({"after_train": print, "priority": "LOWISH"}, ValueError, "LOWISH"),
     ],

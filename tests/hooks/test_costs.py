@@ -5,23 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
-import torch
 
 from eventloop.costs.records import FILE, read_costs
-from eventloop.hooks import CostsHook, Hook
 from eventloop.hooks import costs as costs_module
-from eventloop.hooks.hook import on
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import forked, no_threads
-
-Make = Callable[..., Trainer]
+from tests.conftest import DEADLINE
+from tests.hooks.conftest import Make, Scripted
 
 
 def test_a_run_leaves_its_record(make_trainer: Make) -> None:
@@ -55,50 +52,37 @@ def test_the_live_record_needs_no_file(make_trainer: Make) -> None:
     assert not (trainer.work_dir / FILE).exists()
 
 
-def test_a_run_that_fails_leaves_its_record(make_trainer: Make) -> None:
-    """However it ended."""
+@pytest.mark.parametrize(
+    ("end", "outcome"),
+    [(None, "completed"), ("stop", "enough"), ("error", "error: ArithmeticError: on purpose")],
+)
+def test_the_record_says_how_the_run_ended(make_trainer: Make, end: str | None, outcome: str) -> None:
+    """Completed, stopped for a reason, or by which error; and how long it was, evaluations and all."""
 
-    class Fails(Hook):
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 2:
-                raise ArithmeticError("on purpose")
+    def ends(trainer: Trainer, event: Any) -> None:
+        if end == "error":
+            raise ArithmeticError("on purpose")
+        if end == "stop":
+            trainer.stop("enough")
 
-    trainer = make_trainer(hooks=[Fails()])
-    with pytest.raises(ArithmeticError, match="on purpose"):
+    trainer = make_trainer()
+    trainer.bus.subscribe(ends, "after_train_iter", start=2)
+    with suppress(ArithmeticError):
         trainer.train()
 
-    assert read_costs(trainer.work_dir).phases.iterations == 2
+    costs = read_costs(trainer.work_dir)
+    assert costs.outcome == outcome
+    assert costs.phases.iterations == {None: 4, "stop": 3, "error": 2}[end]
+    assert costs.seconds > costs.phases.wall + costs.evaluation
 
 
-def test_the_record_says_how_the_run_ended(make_trainer: Make) -> None:
-    """Completed, stopped for a reason, or by which error; and how long it was, evaluations and all."""
-    outcomes = []
-    for end in ("completed", "enough", "error"):
-
-        def ends(trainer: Trainer, event: Any, end: str = end) -> None:
-            if end == "error":
-                raise ArithmeticError("on purpose")
-            if end != "completed":
-                trainer.stop(end)
-
-        trainer = make_trainer()
-        trainer.bus.subscribe(ends, "after_train_iter", every=2)
-        with suppress(ArithmeticError):
-            trainer.train()
-        costs = read_costs(trainer.work_dir)
-        outcomes.append(costs.outcome)
-        assert costs.seconds > costs.phases.wall + costs.evaluation
-
-    assert outcomes == ["completed", "enough", "error: ArithmeticError: on purpose"]
-
-
-def test_a_validation_leaves_the_record_of_the_training(make_trainer: Make, tmp_path: Path) -> None:
-    """It trains nothing, and has nothing better to say."""
+def test_a_validation_leaves_the_record_of_the_training(
+    make_trainer: Make, scripted: Scripted, tmp_path: Path
+) -> None:
+    """A run without a training writes none."""
     make_trainer(work_dir=tmp_path / "run").train()
 
-    make_trainer(
-        work_dir=tmp_path / "run", val_loader=[torch.ones(2, 4)], val_step=lambda t, b: {"acc": 1.0}
-    ).val()
+    make_trainer(work_dir=tmp_path / "run", **scripted(1.0)).val()
 
     assert read_costs(tmp_path / "run").phases.iterations == 4
 
@@ -123,20 +107,17 @@ def test_the_first_record_is_early(make_trainer: Make, monkeypatch: pytest.Monke
 def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
     """Written meanwhile, by another thread, and marked as not the last one."""
     trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}})
-    seen: list[bool] = []
 
-    class Looks(Hook):
-        @on(priority="LOWEST", every=20)
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            hook = next(h for h in trainer.hooks if isinstance(h, CostsHook))
-            assert hook._writing is not None
-            hook._writing.join(10.0)
-            seen.append(read_costs(trainer.work_dir).complete)
+    @trainer.bus.on("after_train_iter", priority="LOWEST", start=20, once=True)
+    def look(event: Any) -> None:
+        deadline = monotonic() + DEADLINE
+        while not (trainer.work_dir / FILE).exists():
+            assert monotonic() < deadline
+            sleep(0.002)
+        assert not read_costs(trainer.work_dir).complete
 
-    trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}}, hooks=[Looks()])
     trainer.train()
 
-    assert seen == [False, False]
     assert read_costs(trainer.work_dir).complete
 
 
@@ -196,53 +177,3 @@ def test_other_ranks_write_nothing(make_trainer: Make) -> None:
     trainer.train()
 
     assert not (trainer.work_dir / FILE).exists()
-
-
-@pytest.mark.parametrize("interval", [0, -1.0, float("nan")])
-def test_interval_must_be_above_zero(interval: float) -> None:
-    """Refused where the hook is made."""
-    with pytest.raises(ValueError, match="interval must be above 0 seconds, got"):
-        CostsHook(interval)
-
-
-@pytest.mark.parametrize("interval", ["30", True, None])
-def test_interval_must_be_a_number(interval: Any) -> None:
-    """Refused where the hook is made."""
-    with pytest.raises(TypeError, match="interval must be a number of seconds, got"):
-        CostsHook(interval)
-
-
-def test_a_hooks_budget_is_its_methods(make_trainer: Make) -> None:
-    """The class's, the config's, and one method's own."""
-
-    class Budgeted(Hook):
-        budget_us = 100
-
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            pass
-
-        @on(budget_us=50)
-        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
-            pass
-
-    trainer = make_trainer(hooks=[Budgeted(), {"type": "EmptyCacheHook", "after_iter": True, "budget_us": 7}])
-
-    budgets = {(h.name, h.event): h.budget for h in trainer.costs().handlers if h.budget}
-    assert {key: budget for key, budget in budgets.items() if "iter" in key[1]} == {
-        ("Budgeted.after_train_iter", "after_train_iter"): pytest.approx(100e-6),
-        ("Budgeted.before_train_iter", "before_train_iter"): pytest.approx(50e-6),
-        ("EmptyCacheHook.after_iter", "after_train_iter"): pytest.approx(7e-6),
-        ("EmptyCacheHook.after_iter", "after_val_iter"): pytest.approx(7e-6),
-        ("EmptyCacheHook.after_iter", "after_test_iter"): pytest.approx(7e-6),
-    }
-
-
-def test_a_hooks_budget_of_nothing_is_refused() -> None:
-    """Where the class is written, and where the method is."""
-    with pytest.raises(ValueError, match="Nothing: budget_us must be above 0 microseconds"):
-
-        class Nothing(Hook):
-            budget_us = 0
-
-    with pytest.raises(ValueError, match="@on: budget_us must be above 0 microseconds"):
-        on(budget_us=-5)

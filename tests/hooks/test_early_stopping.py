@@ -11,12 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from eventloop.events import AfterRun, StopRequested
-from eventloop.hooks import CheckpointHook, Hook
+from eventloop.hooks import CallbackHook, CheckpointHook
 from eventloop.hooks.early_stopping import EarlyStoppingHook
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make, Scripted
 
-Make = Callable[..., Trainer]
-Scripted = Callable[..., dict[str, Any]]
 Run = Callable[..., Trainer]
 
 RISING = [0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45]
@@ -78,18 +77,12 @@ def test_reason_says_what_happened(make_trainer: Make, scripted: Scripted) -> No
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_score_that_is_no_number_ends_the_training(run: Run, score: float) -> None:
-    """With `check_finite` at once."""
+    """With `check_finite` at once; without it counts as no improvement, is no best and reaches no threshold."""
     trainer = run(EarlyStoppingHook("acc"), 0.5, score, 0.6)
-
     assert (trainer.epoch, trainer.stop_reason) == (2, f"early stopping: acc is {score}")
 
-
-@pytest.mark.parametrize("score", [math.nan, math.inf])
-def test_score_that_is_no_number_counts_as_no_improvement(run: Run, score: float) -> None:
-    """Without `check_finite`; it cannot become a best that nothing beats, nor reach a threshold."""
     hook = EarlyStoppingHook("acc", check_finite=False, patience=2, stopping_threshold=0.9)
     trainer = run(hook, score, 0.5, score, 0.75, score, score, 0.8)
-
     assert (trainer.epoch, hook.best) == (6, 0.75)
 
 
@@ -108,18 +101,13 @@ def test_rule_is_told_from_the_name(run: Run) -> None:
     assert trainer.epoch == 3
 
 
-def test_missing_metric_is_an_error(run: Run) -> None:
+@pytest.mark.parametrize(
+    ("reported", "message"), [({"vol_acc": 0.5}, "did you mean 'vol_acc'"), ({}, "it returned none")]
+)
+def test_missing_metric_is_an_error(run: Run, reported: dict[str, float], message: str) -> None:
     """The first validation that lacks it says which metrics there are."""
-    with pytest.raises(
-        KeyError, match="monitors 'val_acc', which the validation does not report: did you mean 'vol_acc'"
-    ):
-        run(EarlyStoppingHook("val_acc"), {"vol_acc": 0.5})
-
-
-def test_missing_metric_of_an_empty_validation_is_an_error(run: Run) -> None:
-    """No metric at all is said so."""
-    with pytest.raises(KeyError, match="which the validation does not report: it returned none"):
-        run(EarlyStoppingHook("acc"), {})
+    with pytest.raises(KeyError, match=f"monitors 'val_acc', .* does not report: {message}"):
+        run(EarlyStoppingHook("val_acc"), reported)
 
 
 def test_missing_metric_is_warned_of_once(run: Run) -> None:
@@ -134,16 +122,12 @@ def test_missing_metric_is_warned_of_once(run: Run) -> None:
 
 def test_cut_validation_does_not_count(make_trainer: Make, scripted: Scripted) -> None:
     """Half a validation has no score."""
-
-    class Stop(Hook):
-        def before_val_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.epoch == 2:
-                trainer.stop("enough")
-
     hook = EarlyStoppingHook("acc", patience=1)
     options = scripted(0.5, 0.5, 0.1)
     options["val_loader"] *= 2
-    trainer = make_trainer(batches=1, max_epochs=3, hooks=[hook, Stop()], **options)
+    trainer = make_trainer(batches=1, max_epochs=3, hooks=[hook], **options)
+    second: Callable[[Any], bool] = lambda event: event.epoch == 2
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "before_val_iter", when=second)
 
     trainer.train()
 
@@ -162,33 +146,27 @@ def test_validation_outside_a_training_does_not_count(make_trainer: Make, script
     assert (hook.best, hook.wait) == (0.5, 0)
 
 
-SCORES = [0.5, 0.4, 0.6, 0.3, 0.2, 0.9]
-
-
 @pytest.mark.representative(2)
-@pytest.mark.parametrize("cut", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", ["epoch_{}", "best"])
+@pytest.mark.parametrize("cut", ["best_acc_epoch_3", "epoch_2", "epoch_1", "epoch_3", "epoch_4"])
 def test_resumed_run_stops_where_the_uninterrupted_one_does(
-    make_trainer: Make, scripted: Scripted, tmp_path: Path, cut: int, name: str
+    make_trainer: Make, scripted: Scripted, tmp_path: Path, cut: str
 ) -> None:
-    """From each epoch's checkpoint, and from the best one, which is taken in a validation."""
+    """From each epoch's checkpoint, whose validation is still to come, and from the best one, taken in a validation."""
+    scores = [0.5, 0.4, 0.6, 0.3, 0.2, 0.9]
 
-    def build(folder: str, scores: list[float], **options: Any) -> tuple[Trainer, EarlyStoppingHook]:
+    def build(folder: str, scores: list[float]) -> tuple[Trainer, EarlyStoppingHook]:
         hook = EarlyStoppingHook("acc", patience=2)
         hooks = [hook, CheckpointHook(interval=1, save_best="acc")]
-        trainer = make_trainer(
-            batches=1, max_epochs=9, hooks=hooks, work_dir=tmp_path / folder, **scripted(*scores)
-        )
-        return trainer, hook
+        work_dir = tmp_path / folder
+        return make_trainer(
+            batches=1, max_epochs=9, hooks=hooks, work_dir=work_dir, **scripted(*scores)
+        ), hook
 
-    whole, counted = build("whole", SCORES)
+    whole, counted = build("whole", scores)
     whole.train()
-    if name == "best":
-        path, seen = tmp_path / "whole" / "best_acc_epoch_3", 3
-    else:
-        path, seen = tmp_path / "whole" / name.format(cut), cut - 1  # its validation is still to come
-    second, again = build("again", SCORES[seen:])
-    second.resume(path)
+    seen = int(cut[-1]) - (not cut.startswith("best"))
+    second, again = build("again", scores[seen:])
+    second.resume(tmp_path / "whole" / cut)
     second.train()
 
     assert (second.epoch, second.stop_reason) == (whole.epoch, whole.stop_reason)
@@ -196,65 +174,45 @@ def test_resumed_run_stops_where_the_uninterrupted_one_does(
     assert whole.epoch == 5
 
 
-def resumed(make_trainer: Make, scripted: Scripted, path: Path, hook: EarlyStoppingHook) -> Trainer:
-    """A trainer that goes on from a checkpoint, with two more scores."""
-    trainer = make_trainer(
-        batches=1, max_epochs=6, hooks=[hook, CheckpointHook(interval=9)], **scripted(0.1, 0.1)
-    )
-    trainer.resume(path)
-    return trainer
-
-
 @pytest.fixture
-def stopped(run: Run) -> Path:
-    """The last checkpoint of a run that was stopped in its second epoch of six."""
-    trainer = run(
-        EarlyStoppingHook("acc", patience=1), 0.5, 0.4, max_epochs=6, hooks=[CheckpointHook(interval=9)]
-    )
-    return trainer.work_dir / "epoch_2"
+def resumed(run: Run, make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
+    """Stop a run in its second epoch of six, and resume it with a hook, and two more scores."""
 
+    def resume(hook: EarlyStoppingHook, *scores: float, first: EarlyStoppingHook | None = None) -> Trainer:
+        first = first or EarlyStoppingHook("acc", patience=1)
+        stopped = run(first, *(scores or (0.5, 0.4)), max_epochs=6, hooks=[CheckpointHook(interval=9)])
+        assert stopped.epoch == 2
+        trainer = make_trainer(
+            batches=1, max_epochs=6, hooks=[hook, CheckpointHook(interval=9)], **scripted(0.1, 0.1)
+        )
+        trainer.resume(stopped.work_dir / "epoch_2")
+        return trainer
 
-def test_stopped_run_stays_stopped(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
-    """A script that is started again does not train one more epoch each time."""
-    trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=1))
-
-    trainer.train()
-
-    assert trainer.epoch == 2
-    assert trainer.stop_reason is not None
-    assert trainer.stop_reason.startswith("early stopping, before: acc has not become better")
+    return resume
 
 
 @pytest.mark.parametrize(
     ("options", "scores", "reason"),
     [
-        ({}, [0.5, float("nan")], "acc is nan"),
+        ({"patience": 1}, [0.5, 0.4], "acc has not become better"),
+        ({}, [0.5, math.nan], "acc is nan"),
         (
             {"stopping_threshold": 0.9, "min_delta": 0.5},
             [0.85, 0.91],
-            "acc is 0.91, better than stopping_threshold",
+            "acc is 0.91, better than stopping_thre",
         ),
     ],
 )
-def test_whatever_stopped_it_is_remembered(
-    run: Run,
-    make_trainer: Make,
-    scripted: Scripted,
-    options: dict[str, Any],
-    scores: list[float],
-    reason: str,
+def test_stopped_run_stays_stopped(
+    resumed: Callable[..., Trainer], options: dict[str, Any], scores: list[float], reason: str
 ) -> None:
-    """A score that is no number, and one that is enough though hardly better than the best, stop a resumed run too."""
-    saving = CheckpointHook(interval=9)
-    first = run(EarlyStoppingHook("acc", **options), *scores, max_epochs=6, hooks=[saving])
-    path = first.work_dir / "epoch_2"
+    """A script that is started again does not train one more epoch each time, whatever stopped it."""
+    trainer = resumed(EarlyStoppingHook("acc", **options), *scores, first=EarlyStoppingHook("acc", **options))
 
-    again = resumed(make_trainer, scripted, path, EarlyStoppingHook("acc", **options))
-    again.train()
+    trainer.train()
 
-    assert again.epoch == 2
-    assert again.stop_reason is not None
-    assert again.stop_reason.startswith(f"early stopping, before: {reason}")
+    assert trainer.epoch == 2
+    assert (trainer.stop_reason or "").startswith(f"early stopping, before: {reason}")
 
 
 def test_no_patience_is_resumed(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
@@ -275,9 +233,9 @@ def test_no_patience_is_resumed(make_trainer: Make, scripted: Scripted, tmp_path
     assert again.epoch == 3
 
 
-def test_more_patience_goes_on(make_trainer: Make, scripted: Scripted, stopped: Path) -> None:
+def test_more_patience_goes_on(resumed: Callable[..., Trainer]) -> None:
     """A stopped run that is given more patience uses it."""
-    trainer = resumed(make_trainer, scripted, stopped, EarlyStoppingHook("acc", patience=3))
+    trainer = resumed(EarlyStoppingHook("acc", patience=3))
 
     trainer.train()
 
@@ -285,15 +243,15 @@ def test_more_patience_goes_on(make_trainer: Make, scripted: Scripted, stopped: 
 
 
 def test_scores_of_another_metric_are_not_compared_with(
-    make_trainer: Make, scripted: Scripted, stopped: Path, caplog: pytest.LogCaptureFixture
+    resumed: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
 ) -> None:
     """A resumed run that monitors something else starts afresh, and says so."""
     hook = EarlyStoppingHook("loss", patience=1)
 
-    resumed(make_trainer, scripted, stopped, hook)
+    resumed(hook)
 
     assert (hook.best, hook.wait) == (None, 0)
-    assert "early stopping monitored acc (greater is better), this hook monitors loss (less)" in (caplog.text)
+    assert "early stopping monitored acc (greater is better), this hook monitors loss (less)" in caplog.text
 
 
 def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,48 +261,15 @@ def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert src == 0
         scores[0] = 0.1
 
-    class TwoRanks(Hook):
-        def before_train(self, trainer: Trainer, event: Any) -> None:
-            trainer.world_size = 2
-
     monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
     hook = EarlyStoppingHook("acc", patience=2)
-    trainer = run(hook, 0.5, 0.6, 0.7, 0.8, hooks=[TwoRanks()])
+    two_ranks = CallbackHook(before_train=lambda trainer: setattr(trainer, "world_size", 2))
+    trainer = run(hook, 0.5, 0.6, 0.7, 0.8, hooks=[two_ranks])
 
     assert (trainer.epoch, hook.best) == (3, 0.1)
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"monitor": ""}, TypeError, "monitor must be the name of a metric, got ''"),
-        ({"monitor": ["acc"]}, TypeError, r"monitor must be the name of a metric, got \['acc'\]"),
-        ({"monitor": "score"}, ValueError, "cannot infer from its name whether a greater 'score' is better"),
-        ({"rule": "max"}, ValueError, "unknown rule 'max'"),
-        ({"delta_mode": "relative"}, ValueError, "unknown delta_mode 'relative': known are abs, rel"),
-        ({"patience": -1}, ValueError, "patience must be at least 0, got -1"),
-        ({"patience": 1.5}, TypeError, "patience must be an int, got 1.5"),
-        ({"min_delta": -0.1}, ValueError, "min_delta must be at least 0, got -0.1"),
-        ({"min_delta": math.nan}, ValueError, "min_delta must be a finite number, got nan"),
-        ({"min_delta": "0.1"}, TypeError, "min_delta must be a number, got '0.1'"),
-        ({"stopping_threshold": True}, TypeError, "stopping_threshold must be a number, got True"),
-        (
-            {"stopping_threshold": math.inf},
-            ValueError,
-            "stopping_threshold must be a finite number, got inf",
-        ),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """What cannot be is an error where the hook is built."""
-    with pytest.raises(error, match=message):
-        EarlyStoppingHook(**{"monitor": "acc", **options})
-
-
 def test_trainer_that_never_validates_is_refused(make_trainer: Make) -> None:
     """There would be nothing to watch."""
-    with pytest.raises(
-        ValueError,
-        match=r"EarlyStoppingHook\(monitor='acc'\) needs a validation: give the Trainer a val_loader",
-    ):
+    with pytest.raises(ValueError, match=r"\(monitor='acc'\) needs a validation: .* a val_loader"):
         make_trainer(hooks=[EarlyStoppingHook("acc")])

@@ -1,4 +1,4 @@
-"""When garbage is collected during a training, and that nothing of it is left behind afterwards."""
+"""When garbage is collected during a training, and that the collector is afterwards as it was before."""
 
 from __future__ import annotations
 
@@ -14,23 +14,20 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.assembly.attach import DEFAULT_HOOKS
 from eventloop.bus import Bus
-from eventloop.hooks import garbage_collection
-from eventloop.hooks.garbage_collection import GarbageCollectionHook
+from eventloop.hooks.garbage_collection import FROZEN_AT_START, GarbageCollectionHook
 from eventloop.training.trainer import Trainer
 from tests import forked
 from tests.conftest import count_frozen
 from tests.hooks.conftest import Batch
 
 Make = Callable[..., Trainer]
-NO_HOOK = dict.fromkeys(DEFAULT_HOOKS.keys() & {"garbage_collection"})
 YOUNG, MIDDLE, ALL = range(3)
 
 
 @pytest.fixture(autouse=True)
 def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins with the collector on and nothing frozen, and ends so."""
+    """Every test begins with the collector on and nothing frozen, and has to end so."""
     monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
     gc.unfreeze()
     gc.enable()
@@ -39,12 +36,17 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.freeze()  # what other tests count on
     assert gc.isenabled()
     assert frozen == 0
-    assert not garbage_collection._switched_off
+
+
+class Now:
+    """What is going on."""
+
+    name = ""
 
 
 @pytest.fixture
 def seen() -> Iterator[list[tuple[int, str]]]:
-    """Which generation was collected after which event, by the name `now` says."""
+    """Which generation was collected, and what was going on."""
     seen: list[tuple[int, str]] = []
 
     def note(phase: str, info: dict[str, int]) -> None:
@@ -58,7 +60,7 @@ def seen() -> Iterator[list[tuple[int, str]]]:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """Which generation somebody asked to collect, and when; Python's own collections are not among them."""
+    """The same, without Python's own collections."""
     asked: list[tuple[int, str]] = []
     collect = gc.collect
 
@@ -70,26 +72,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     return asked
 
 
-class Now:
-    """What is going on."""
-
-    name = ""
-
-
 def follow(trainer: Trainer) -> Trainer:
-    """Keep `Now.name`: a step lasts from the first handler before an iteration to the last one after it but for those
+    """Keep `Now.name`: a step lasts from the first handler before an iteration to the last one after it except those
     of the lowest priority, where garbage is collected."""
     Now.name = ""
 
     def name(event: Any) -> None:
         tag = str(type(event).__struct_config__.tag)
-        mode, _, what = tag.partition("_")[2].rpartition("_")
-        before = tag.startswith("before")
-        number = f" {event.iter + 1}" if mode == "train" and what == "iter" else ""
-        Now.name = f"step{number}" if number and before else f"{tag}{number}"
+        Now.name = "step" if tag == "before_train_iter" else tag
 
     trainer.bus.subscribe(name, "before_train_iter", priority=0)
-    for event in ("after_train_iter", "after_train_epoch", "before_val", "after_val"):
+    for event in ("after_train_iter", "before_val", "after_val"):
         trainer.bus.subscribe(name, event, priority=99, name=event)
     return trainer
 
@@ -130,36 +123,24 @@ def allocate(trainer: Trainer, batch: Batch) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_steps_that_allocate_are_collected_by_python(
-    make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
-) -> None:
-    """Without the hook Python collects all generations in the middle of such steps: the test below would see it."""
-    trainer = make_trainer(batches=12, train_step=allocate, default_hooks=NO_HOOK)
-
-    follow(trainer).train()
-
-    assert [where for generation, where in seen if generation == ALL and where.startswith("step")]
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("hook", [None, {"interval": 1}])
 def test_no_full_collection_inside_a_step(
-    make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None
+    make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None, hook: dict[str, int] | None
 ) -> None:
-    """With it nothing at all is collected between before_train_iter and the end of after_train_iter, however much a
-    step allocates; a full collection comes once before the first step, then after evaluations."""
+    """Nothing is collected in a step, however much it allocates; all generations once before the first step, and after
+    evaluations. Without the hook Python collects in the middle of such steps."""
     trainer = make_trainer(
         batches=12, max_epochs=2, train_step=allocate, val_loader=[torch.zeros(1)],
-        val_step=lambda trainer, batch: {"acc": 1.0}, hooks=[GarbageCollectionHook(interval=1)],
+        val_step=lambda trainer, batch: {"acc": 1.0}, default_hooks={"garbage_collection": hook},
     )  # fmt: skip
-    assert [row.priority for row in trainer.bus.plan("after_train_iter")][-1] == 100
     follow(trainer)
     seen.clear()
 
     trainer.train()
 
-    assert not [where for _, where in seen if where.startswith("step")]
-    full = [where for generation, where in seen if generation == ALL]
-    assert full == ["", "after_val", "after_val"]
+    assert any(where == "step" for _, where in seen) == (hook is None)
+    if hook is not None:
+        assert [where for generation, where in seen if generation == ALL] == ["", "after_val", "after_val"]
 
 
 @pytest.mark.slow
@@ -167,7 +148,6 @@ def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]
     """After every `interval` iterations the youngest, after ten times as many the middle, after a hundred times as
     many all: the same iterations whatever was allocated, so the same on all ranks."""
     trainer = make_trainer(batches=2, max_iters=405, hooks=[GarbageCollectionHook(interval=2)])
-    due: list[tuple[int, int]] = []
 
     @trainer.bus.on("after_train_iter", priority=99)
     def note(event: Any) -> None:
@@ -193,8 +173,7 @@ def test_cycles_of_steps_do_not_pile_up(make_trainer: Make, no_nodes: None) -> N
     def step(trainer: Trainer, batch: Batch) -> dict[str, Any]:
         held.append(cycle())
         del held[:-7]
-        loss = trainer.model(batch[0]).square().mean()
-        return {"loss": loss, "extra": cycle()}
+        return {"loss": trainer.model(batch[0]).square().mean(), "extra": cycle()}
 
     trainer = make_trainer(
         batches=2, max_iters=600, train_step=step, hooks=[GarbageCollectionHook(interval=2)]
@@ -233,8 +212,7 @@ def test_cycles_of_an_evaluation_do_not_pile_up(make_trainer: Make, no_nodes: No
 
 @pytest.mark.slow
 def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_nodes: None) -> None:
-    """Model, optimizer and all that was imported are out of the collector's sight from then on, garbage is not, and
-    full collections look at what came since."""
+    """Model, optimizer and all that was imported are frozen from then on, garbage is not."""
     seen: dict[int, tuple[int, int]] = {}
     trainer = make_trainer(batches=8, max_epochs=2, hooks=[GarbageCollectionHook(interval=5)])
     trainer.bus.subscribe(lambda event: cycle() and None, "after_train_iter", once=True)
@@ -250,103 +228,68 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     assert seen[5][1] == 0
 
 
-@pytest.mark.slow
-def test_everything_is_looked_at_once_before_the_first_step(
-    make_trainer: Make, asked: list[tuple[int, str]]
+@pytest.mark.parametrize(
+    ("interval", "freeze", "expected"), [(10, True, [ALL]), (2, False, [ALL, YOUNG, YOUNG, YOUNG, YOUNG])]
+)
+def test_the_one_long_collection_is_before_the_first_step(
+    make_trainer: Make, asked: list[tuple[int, str]], interval: int, freeze: bool, expected: list[int]
 ) -> None:
-    """The one long collection is made where no iteration waits for it; until what lasts is frozen no other is."""
-    trainer = follow(make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=10)]))
-    trainer.train()
-
-    assert asked == [(ALL, "")]
-
-
-def test_freeze_can_be_declined(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
-    """`freeze=False` collects at the same points, and freezes nothing."""
-    trainer = make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval=2, freeze=False)])
+    """Until what lasts is frozen there is no other; `freeze=False` collects at the same points, and freezes nothing."""
+    trainer = make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval, freeze)])
     frozen: list[int] = []
-    trainer.bus.subscribe(
-        lambda event: frozen.append(gc.get_freeze_count()), "after_train_iter", priority=100
-    )
+    trainer.bus.subscribe(lambda event: frozen.append(gc.get_freeze_count()), "after_train_iter")
 
-    trainer.train()
+    follow(trainer).train()
 
     assert set(frozen) == {0}
-    assert [generation for generation, _ in asked] == [ALL, YOUNG, YOUNG, YOUNG, YOUNG]
+    assert asked[0] == (ALL, "")
+    assert [generation for generation, _ in asked] == expected
 
 
-def error_at(where: str) -> Callable[[Trainer], None]:
-    """A handler that raises when an event comes for the first time."""
-
-    def arm(trainer: Trainer) -> None:
-        def fail(event: Any) -> None:
-            raise RuntimeError("mine")
-
-        trainer.bus.subscribe(fail, where, priority=50, name="fails")
-
-    return arm
+End = Callable[[Bus], object]
 
 
-def ctrl_c_at(where: str) -> Callable[[Trainer], None]:
-    """A Ctrl-C while handlers of an event run."""
-
-    def arm(trainer: Trainer) -> None:
-        def interrupt(event: Any) -> None:
-            raise KeyboardInterrupt
-
-        trainer.bus.subscribe(interrupt, where, priority=0, name="is interrupted")
-
-    return arm
+def stops(bus: Bus) -> None:
+    bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter")
 
 
-@pytest.mark.representative(2)
+def raises(error: type[BaseException], where: str) -> End:
+    """Let a handler raise: a Ctrl-C comes before the hook's own turn, an error after it."""
+
+    def fail(event: Any) -> None:
+        raise error
+
+    return lambda bus: bus.subscribe(fail, where, priority=0 if error is KeyboardInterrupt else 50)
+
+
+@pytest.mark.representative(3)
 @pytest.mark.parametrize(
-    "arm",
+    "end",
     [
-        error_at("before_run"), error_at("before_train"), error_at("after_train_iter"), error_at("after_train_epoch"),
-        error_at("after_train"), error_at("after_run"), ctrl_c_at("before_train_iter"), ctrl_c_at("after_train_epoch"),
-        ctrl_c_at("after_train"), lambda trainer: trainer.bus.subscribe(
-            lambda trainer, event: trainer.stop("enough"), "after_train_iter"),
+        stops, raises(RuntimeError, "after_train_iter"), raises(KeyboardInterrupt, "after_train"),
+        *(raises(RuntimeError, event) for event in
+          ("before_run", "before_train", "after_train_epoch", "after_train", "after_run")),
+        *(raises(KeyboardInterrupt, event) for event in ("before_train_iter", "after_train_epoch")),
     ],
 )  # fmt: skip
-def test_python_is_left_as_it_was(make_trainer: Make, arm: Callable[[Trainer], None]) -> None:
+def test_python_is_left_as_it_was(make_trainer: Make, bus: Bus, end: End) -> None:
     """Whatever ends the training, and wherever: collection is automatic again, nothing is frozen. (The fixture
     looks.)"""
-    trainer = make_trainer(hooks=[GarbageCollectionHook(interval=1)])
-    arm(trainer)
+    end(bus)
 
     with suppress(RuntimeError, KeyboardInterrupt):
-        trainer.train()
+        make_trainer(hooks=[GarbageCollectionHook(interval=1)], bus=bus).train()
 
 
-@pytest.mark.slow
-def test_ctrl_c_before_its_turn_in_after_train(make_trainer: Make) -> None:
-    """Where a Ctrl-C keeps `after_train` from the hook, `after_run` reaches it."""
-
-    def interrupt(event: Any) -> None:
-        raise KeyboardInterrupt
-
-    with Bus() as bus:
-        bus.subscribe(interrupt, "after_train", priority=0)
-        trainer = make_trainer(hooks=[GarbageCollectionHook(interval=1)], bus=bus)
-
-        with pytest.raises(KeyboardInterrupt):
-            trainer.train()
-
-
-@pytest.mark.slow
 def test_a_loop_that_is_left_puts_it_back(make_trainer: Make) -> None:
-    """`break` out of a hand-written loop is an end like any other."""
+    """`break` out of a hand-written loop is an end, too."""
     trainer = make_trainer(hooks=[GarbageCollectionHook(interval=1)])
-    within: list[bool] = []
 
     for _ in trainer.epochs():
         for batch in trainer.batches(trainer.train_loader):  # type: ignore[arg-type]
             trainer.outputs = {"loss": trainer.model(batch[0]).sum()}
-            within.append(gc.isenabled())
+            assert not gc.isenabled()
         break
-
-    assert within == [False] * 4
 
 
 DAEMON = """
@@ -373,16 +316,17 @@ assert under_way.wait(60)
 
 @pytest.mark.slow
 def test_an_interpreter_that_ends_during_a_training_finds_it_as_it_was(tmp_path: Path) -> None:
-    """A training in a daemon thread has no end of its own; what is frozen then would be a leak, which the bindings of
+    """A training in a daemon thread has no end of its own; frozen objects would then be a leak, which the bindings of
     Triton print."""
     ran = forked.run(["-c", DAEMON], cwd=tmp_path)
 
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, "False True\nTrue 0\n", "")
 
 
-def test_who_switched_collection_off_keeps_it_off(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
-    """Where the automatic collection was off before, the hook collects nothing, freezes nothing and switches nothing
-    on."""
+def test_a_program_that_switched_collection_off_keeps_it_off(
+    make_trainer: Make, asked: list[tuple[int, str]]
+) -> None:
+    """The hook collects nothing then, freezes nothing and switches nothing on."""
     gc.disable()
     try:
         make_trainer(batches=8, max_epochs=2, hooks=[GarbageCollectionHook(interval=1)]).train()
@@ -393,8 +337,8 @@ def test_who_switched_collection_off_keeps_it_off(make_trainer: Make, asked: lis
         gc.enable()
 
 
-def test_who_froze_objects_keeps_them_frozen(make_trainer: Make) -> None:
-    """What somebody else froze is neither thawed nor added to."""
+def test_objects_that_the_program_froze_stay_frozen(make_trainer: Make) -> None:
+    """The hook neither unfreezes them nor adds to them."""
     gc.freeze()
     try:
         frozen = gc.get_freeze_count()
@@ -405,7 +349,7 @@ def test_who_froze_objects_keeps_them_frozen(make_trainer: Make) -> None:
         trainer.train()
 
         assert during[0] <= frozen
-        assert gc.get_freeze_count() > garbage_collection.FROZEN_AT_START
+        assert gc.get_freeze_count() > FROZEN_AT_START
     finally:
         gc.unfreeze()
 
@@ -425,7 +369,7 @@ def test_a_training_within_a_training(make_trainer: Make) -> None:
 
 
 def test_evaluation_alone_is_left_to_python(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
-    """Outside a training nothing is switched off."""
+    """Outside a training the automatic collection stays on."""
     trainer = make_trainer(
         val_loader=[torch.zeros(1)] * 4, val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
         hooks=[GarbageCollectionHook(interval=1)],
@@ -448,7 +392,7 @@ class CollectorState(Dataset[torch.Tensor]):
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_forked_loader_workers_collect_automatically(make_trainer: Make) -> None:
-    """A worker inherits a collector that is off, and has nobody who collects: it is switched on there."""
+    """A worker inherits a collector that is off, without the hook: it is switched on there."""
     read: list[tuple[float, float]] = []
 
     def step(trainer: Trainer, batch: torch.Tensor) -> torch.Tensor:
@@ -462,22 +406,3 @@ def test_forked_loader_workers_collect_automatically(make_trainer: Make) -> None
 
     assert {enabled for enabled, _ in read} == {1.0}
     assert float(os.getpid()) not in {process for _, process in read}
-
-
-def test_nothing_to_save(make_trainer: Make) -> None:
-    """It has no state: a resumed training collects at the same iterations all by itself."""
-    assert not GarbageCollectionHook().stateful
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"interval": 0}, ValueError, "interval must be at least 1, got 0"),
-        ({"interval": 2.5}, TypeError, "interval must be an int, got 2.5"),
-        ({"freeze": 1}, TypeError, "freeze must be True or False, got 1"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
-    """In the constructor."""
-    with pytest.raises(error, match=message):
-        GarbageCollectionHook(**options)

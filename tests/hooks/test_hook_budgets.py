@@ -2,36 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.hooks import CallbackHook, GarbageCollectionHook, Hook, LRScheduler, TestHook
+from eventloop.hooks import CallbackHook, GarbageCollectionHook, Hook, LRScheduler, TestHook, on
 from eventloop.registry import build
+from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
 
 class Pointless(Hook):
     """A hook without points."""
 
 
-@pytest.mark.parametrize("budget_us", [0, -5, float("nan"), 10**400])
-def test_a_hook_without_points_is_checked_too(budget_us: float) -> None:
+@pytest.mark.parametrize(
+    ("budget_us", "error", "expected"),
+    [
+        *((value, ValueError, "above 0 microseconds and finite") for value in (0, -5, math.nan, 10**400)),
+        ("5", TypeError, "a number of microseconds, got '5'"),
+    ],
+)
+def test_a_hook_without_points_is_checked_too(
+    budget_us: Any, error: type[Exception], expected: str, bus: Bus
+) -> None:
     """When it is attached, by the name of its class."""
     hook = Pointless()
     hook.budget_us = budget_us
 
-    with pytest.raises(ValueError, match="Pointless: budget_us must be above 0 microseconds and finite, got"):
-        hook.attach(Bus())
+    with pytest.raises(error, match=f"Pointless: budget_us must be {expected}"):
+        hook.attach(bus)
 
 
-def test_a_budget_that_is_no_number_is_refused() -> None:
-    """As at `bus.on`."""
-    hook: Any = Pointless()
-    hook.budget_us = "5"
+def test_a_class_without_a_budget_is_refused_where_it_is_written() -> None:
+    """By name."""
+    with pytest.raises(ValueError, match="Nothing: budget_us must be above 0 microseconds"):
+        type("Nothing", (Hook,), {"budget_us": 0})
 
-    with pytest.raises(TypeError, match="Pointless: budget_us must be a number of microseconds, got '5'"):
-        hook.attach(Bus())
+
+def test_a_hooks_budget_is_its_methods(make_trainer: Make) -> None:
+    """The class's, the config's, and one method's own."""
+
+    class Budgeted(Hook):
+        budget_us = 100
+
+        def after_train_iter(self, trainer: Trainer, event: Any) -> None: ...
+
+        @on(budget_us=50)
+        def before_train_iter(self, trainer: Trainer, event: Any) -> None: ...
+
+    trainer = make_trainer(hooks=[Budgeted(), {"type": "EmptyCacheHook", "after_iter": True, "budget_us": 7}])
+
+    budgets = {(h.name, h.event): h.budget for h in trainer.costs().handlers if h.budget}
+    assert {key: budget for key, budget in budgets.items() if "iter" in key[1]} == {
+        ("Budgeted.after_train_iter", "after_train_iter"): pytest.approx(100e-6),
+        ("Budgeted.before_train_iter", "before_train_iter"): pytest.approx(50e-6),
+        **{
+            ("EmptyCacheHook.after_iter", f"after_{mode}_iter"): pytest.approx(7e-6)
+            for mode in ("train", "val", "test")
+        },
+    }
 
 
 @pytest.mark.parametrize(("budget_us", "error"), [(0, ValueError), (True, TypeError)])

@@ -1,16 +1,18 @@
-"""The helpers of hooks: MMEngine's names and values."""
+"""The helpers of hooks: MMEngine's names and values; and a text for a writer, or the log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from eventloop.events import AfterTrainEpoch, AfterTrainIter
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, TextLogged
 from eventloop.hooks import Hook
+from eventloop.hooks.log_text import log_text
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_end_of_epoch_is_the_last_batch() -> None:
     assert [i for i in range(5) if Hook().end_of_epoch([0, 1, 2], i)] == [2]
 
 
-def test_last_train_epoch_and_iter(make_trainer: Callable[..., Trainer]) -> None:
+def test_last_train_epoch_and_iter(make_trainer: Make) -> None:
     """`is_last_train_iter` and `is_last_train_epoch` are true once, at the end of the run."""
     lasts: list[str] = []
 
@@ -62,3 +64,22 @@ def test_last_train_epoch_and_iter(make_trainer: Callable[..., Trainer]) -> None
     make_trainer(batches=3, max_epochs=2, hooks=[Last()]).train()
 
     assert lasts == ["iter 5", "epoch 1"]
+
+
+@pytest.mark.parametrize(("rank", "writer", "logged"), [(0, True, []), (0, False, ["fast"]), (1, False, [])])
+def test_a_text_goes_to_the_writers_or_else_to_the_log(
+    make_trainer: Make, caplog: pytest.LogCaptureFixture, rank: int, writer: bool, logged: list[str]
+) -> None:
+    """Once: it is logged on rank 0 only, and only if nothing subscribes to texts."""
+    caplog.set_level(logging.INFO, "eventloop")
+    trainer = make_trainer()
+    trainer.rank = rank
+    seen: list[TextLogged] = []
+    if writer:
+        trainer.bus.subscribe(seen.append, TextLogged, offload="thread")
+
+    log_text(trainer, "timing", "fast")
+    trainer.bus.flush()
+
+    assert [(e.name, e.text, e.mode, e.step) for e in seen] == [("timing", "fast", "train", 0)] * writer
+    assert [record.getMessage() for record in caplog.records] == logged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.registry import register
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
 
 @register
@@ -35,39 +36,28 @@ class CountHook(Hook):
         self.count = state["count"]
 
 
-def test_state_is_saved_under_the_hooks_name(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
-    """A named hook's state is at `hooks/<name>` of the checkpoint, another's at its class's name."""
+def test_state_is_saved_under_the_hooks_name(make_trainer: Make, tmp_path: Path) -> None:
+    """A named hook's state is at `hooks/<name>` of the checkpoint, another's at its class's name, a stateless one's
+    nowhere; a resumed run's hook goes on where the saved one was."""
     make_trainer(hooks=[CountHook("mine"), CountHook(), CheckpointHook()]).train()
 
     saved = load_checkpoint(tmp_path / "run" / "epoch_1")["hooks"]
+    assert saved.keys() == {"mine", "CountHook", "checkpoint"}
     assert saved["mine"] == saved["CountHook"] == {"count": 4}
 
-
-def test_state_is_given_back_on_resume(make_trainer: Callable[..., Trainer]) -> None:
-    """A resumed run's hook goes on where the saved one was."""
-    make_trainer(hooks=[CountHook(), CheckpointHook()]).train()
     count = CountHook()
-
-    make_trainer(hooks=[count, CheckpointHook()], max_epochs=2).resume()
-
+    make_trainer(hooks=[count, CountHook("mine"), CheckpointHook()], max_epochs=2).resume()
     assert count.count == 4
 
 
-def test_stateless_hook_is_not_in_checkpoints(make_trainer: Callable[..., Trainer], tmp_path: Path) -> None:
-    """Only hooks that override `state_dict` have a state."""
-    make_trainer(hooks=[CheckpointHook()]).train()
-
-    assert [*load_checkpoint(tmp_path / "run" / "epoch_1")["hooks"]] == ["checkpoint"]
-
-
 @pytest.mark.parametrize("name", [None, "mine"])
-def test_two_states_of_one_name_are_refused(make_trainer: Callable[..., Trainer], name: str | None) -> None:
+def test_two_states_of_one_name_are_refused(make_trainer: Make, name: str | None) -> None:
     """A checkpoint could hold only one of them, so the trainer is not built."""
     with pytest.raises(ValueError, match=f"two hooks have the state name '{name or 'CountHook'}'"):
         make_trainer(hooks=[CountHook(name), CountHook(name)])
 
 
-def test_two_stateless_hooks_of_a_class_are_welcome(make_trainer: Callable[..., Trainer]) -> None:
+def test_two_stateless_hooks_of_a_class_are_welcome(make_trainer: Make) -> None:
     """Without a state nothing can collide, and both get a name of their own."""
 
     class Plain(Hook):
@@ -78,15 +68,11 @@ def test_two_stateless_hooks_of_a_class_are_welcome(make_trainer: Callable[..., 
     assert [hook.name for hook in trainer.hooks[-2:]] == ["Plain", "Plain #2"]
 
 
-def test_config_sets_the_priority(make_trainer: Callable[..., Trainer]) -> None:
-    """`dict(type=..., priority=...)` overrides the class's priority."""
+def test_config_sets_the_priority(make_trainer: Make) -> None:
+    """`dict(type=..., priority=...)` overrides the class's priority; a bad one is refused with the trainer."""
     trainer = make_trainer(hooks=[{"type": "CountHook", "priority": "VERY_LOW"}])
 
     rows = {row.name: row.priority for row in trainer.bus.plan("after_train_iter")}
     assert rows["CountHook.after_train_iter"] == 90
-
-
-def test_bad_priority_of_a_config_is_refused(make_trainer: Callable[..., Trainer]) -> None:
-    """It surfaces when the trainer is built."""
     with pytest.raises(ValueError, match="unknown priority name 'VERYLOW': did you mean VERY_LOW"):
         make_trainer(hooks=[{"type": "CountHook", "priority": "VERYLOW"}])

@@ -7,31 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import EarlyStoppingHook, Hook, LoggerHook, PeriodicWriter
 from eventloop.training.trainer import Trainer
-
-Record = Callable[[Trainer], list[ScalarsLogged]]
-Make = Callable[..., Trainer]
+from tests.hooks.conftest import Make, Record, Scripted, rates
 
 
 def steps(seen: list[ScalarsLogged]) -> list[int]:
     """The steps of what was logged."""
     return [event.step for event in seen]
-
-
-def halving(**options: Any) -> dict[str, Any]:
-    """Options of a trainer whose rate is 1, and half as much after each iteration."""
-    model = torch.nn.Linear(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=options.pop("lr", 1.0))
-    return {
-        "model": model,
-        "optimizer": optimizer,
-        "schedulers": [StepLR(optimizer, 1, gamma=0.5)],
-        **options,
-    }
 
 
 @pytest.mark.parametrize("unit", [{"max_epochs": 1}, {"max_iters": 9}], ids=["epochs", "iters"])
@@ -42,9 +27,8 @@ def test_a_stop_between_two_logs_logs_the_rate_too(
     make_trainer: Make, record_scalars: Record, unit: dict[str, int], logger: Any, ask: Any, event: str
 ) -> None:
     """That of the last iteration, at its step, beside what is left; a training after it keeps its intervals."""
-    trainer = make_trainer(
-        batches=9, **halving(hooks=[logger([], 3) if logger is PeriodicWriter else logger(3)], **unit)
-    )
+    hooks = [logger([], 3) if logger is PeriodicWriter else logger(3)]
+    trainer = make_trainer(batches=9, hooks=hooks, **rates(), **unit)
     stop = trainer.bus.subscribe(lambda trainer, e: ask(trainer, "enough"), event, when=lambda e: e.iter == 4)
     seen = record_scalars(trainer)
 
@@ -66,13 +50,11 @@ def test_a_stop_behind_the_logger_does_not_shorten_the_next_interval(
     make_trainer: Make, record_scalars: Record
 ) -> None:
     """Its own run logs what is left without a rate, which the scheduler has moved."""
-    trainer = make_trainer(**halving(max_iters=9, hooks=[LoggerHook(3)]))
+    trainer = make_trainer(max_iters=9, hooks=[LoggerHook(3)], **rates())
     stop = trainer.bus.subscribe(
-        lambda trainer, e: trainer.stop("enough"),
-        "after_train_iter",
-        priority="LOWEST",
-        when=lambda e: e.iter in (2, 4),
-    )
+        lambda trainer, e: trainer.stop("enough") if e.iter in (2, 4) else None,
+        "after_train_iter", priority="LOWEST",
+    )  # fmt: skip
     seen = record_scalars(trainer)
 
     trainer.train()
@@ -90,19 +72,13 @@ def test_a_stop_behind_the_logger_does_not_shorten_the_next_interval(
 )  # fmt: skip
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_a_stop_by_a_validation_logs_the_rate_too(
-    make_trainer: Make,
-    record_scalars: Record,
-    scripted: Callable[..., Any],
-    logger: Callable[[], Hook],
-    expected: list[int],
-    kind: Callable[[float], Any],
-) -> None:
+    make_trainer: Make, record_scalars: Record, scripted: Scripted, logger: Callable[[], Hook],
+    expected: list[int], kind: Callable[[float], Any],
+) -> None:  # fmt: skip
     """That of the epoch's last iteration, whose rest would else have waited for the next interval; the rest of an epoch
     before it has waited, and has no record of its own. A training that makes no iteration says none of it again."""
     hooks = [logger(), EarlyStoppingHook(monitor="acc", rule="greater", patience=1)]
-    trainer = make_trainer(
-        **halving(lr=kind(1.0), batches=3, max_epochs=3, hooks=hooks, **scripted(0.5, 0.4))
-    )
+    trainer = make_trainer(batches=3, max_epochs=3, hooks=hooks, **rates(kind(1.0)), **scripted(0.5, 0.4))
     seen = record_scalars(trainer)
 
     trainer.train()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +11,7 @@ from eventloop.events import ScalarsLogged, TextLogged
 from eventloop.hooks import LoggerHook
 from eventloop.hooks import memory as module
 from eventloop.hooks.memory import MIB, MemoryHook, resident_bytes
-from eventloop.training.trainer import Trainer
-
-Make = Callable[..., Trainer]
-Record = Callable[[Trainer], list[ScalarsLogged]]
+from tests.hooks.conftest import Make, Record
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 
@@ -48,29 +43,19 @@ def test_resident_memory_is_that_of_the_process() -> None:
     assert len(block) == 64 * MIB
 
 
-def test_on_the_cpu_there_is_no_device_metric(make_trainer: Make, record_scalars: Record) -> None:
-    """The model is on the host, so the host is all there is to ask."""
+@pytest.mark.parametrize(("folder", "expected"), [("/proc/self", {"memory/resident"}), ("/nowhere", set())])
+def test_on_the_cpu_there_is_no_device_metric(
+    make_trainer: Make, record_scalars: Record, monkeypatch: pytest.MonkeyPatch, folder: str,
+    expected: set[str],
+) -> None:  # fmt: skip
+    """The host's memory alone; a system without /proc has none, and the training goes on."""
+    monkeypatch.setattr(module, "STATM", Path(folder, "statm"))
     trainer = make_trainer(hooks=[MemoryHook(interval=1), LoggerHook(1)])
     seen = record_scalars(trainer)
 
     trainer.train()
 
-    assert {name for event in seen for name in event.scalars if name.startswith("memory")} == {
-        "memory/resident"
-    }
-
-
-def test_system_without_proc_has_no_resident_memory(
-    make_trainer: Make, record_scalars: Record, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """There the metric is missing, and the training goes on."""
-    monkeypatch.setattr(module, "STATM", Path("/nowhere/statm"))
-    trainer = make_trainer(hooks=[MemoryHook(interval=1)])
-    seen = record_scalars(trainer)
-
-    trainer.train()
-
-    assert steps(seen, "memory/resident") == []
+    assert {name for event in seen for name in event.scalars if name.startswith("memory")} == expected
 
 
 @pytest.fixture
@@ -122,17 +107,3 @@ def test_the_summary_is_logged_at_the_end(make_trainer: Make, device: list[str])
 
     assert [(event.name, event.text) for event in told] == [("memory_summary", "\n| a table |")]
     assert device.count("memory_summary of cuda:1") == 1
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interval": 0}, "interval must be at least 1, got 0"),
-        ({"interval": 0.5}, "interval must be an int, got 0.5"),
-        ({"device": "cpu"}, "needs a CUDA device, got device='cpu'"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """They are checked when the hook is built."""
-    with pytest.raises((TypeError, ValueError), match=message):
-        MemoryHook(**options)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,25 +16,35 @@ from eventloop.events import AfterTrainIter
 from eventloop.hooks import Hook, on, one_rank
 from eventloop.hooks.one_rank import on_rank
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
 
 def test_runs_on_its_rank(bus: Bus) -> None:
-    """A process without a group is rank 0: its handlers run, those of another rank do not."""
+    """A process without a group is rank 0: its handlers and coroutines run, those of another rank do not."""
     seen: list[str] = []
 
-    @bus.on("after_train_iter")
     @on_rank(0)
     def mine(event: AfterTrainIter) -> None:
         seen.append("mine")
 
-    @bus.on("after_train_iter")
+    @on_rank(0)
+    async def my_coroutine(event: AfterTrainIter) -> None:
+        seen.append("my coroutine")
+
     @on_rank(1)
     def theirs(event: AfterTrainIter) -> None:
-        pytest.fail("this is rank 0")
+        seen.append("theirs")
 
+    @on_rank(1)
+    async def their_coroutine(event: AfterTrainIter) -> None:
+        seen.append("their coroutine")
+
+    for handler in (mine, my_coroutine, theirs, their_coroutine):
+        bus.subscribe(handler, "after_train_iter")
     bus.emit(AfterTrainIter())
+    bus.flush()
 
-    assert seen == ["mine"]
+    assert seen == ["mine", "my coroutine"]
 
 
 def test_keeps_name_and_signature(bus: Bus) -> None:
@@ -51,26 +61,6 @@ def test_keeps_name_and_signature(bus: Bus) -> None:
     assert "show" in bus.plan("after_train_iter")[0].name
     with pytest.raises(TypeError, match="wrong"):
         bus.subscribe(wrong, "after_train_iter")
-
-
-def test_coroutines_run_in_the_background(bus: Bus) -> None:
-    """A coroutine function stays one."""
-    seen: list[int] = []
-
-    @bus.on("after_train_iter")
-    @on_rank(0)
-    async def mine(event: AfterTrainIter) -> None:
-        seen.append(event.iter)
-
-    @bus.on("after_train_iter")
-    @on_rank(1)
-    async def theirs(event: AfterTrainIter) -> None:
-        seen.append(-1)
-
-    bus.emit(AfterTrainIter(iter=3))
-    bus.flush()
-
-    assert seen == [3]
 
 
 @pytest.fixture
@@ -137,7 +127,7 @@ async def test_a_watched_coroutine_is_cancelled(group_of_two: None) -> None:
     assert said == ["cleaned up"]
 
 
-def test_methods_of_hooks(make_trainer: Callable[..., Trainer]) -> None:
+def test_methods_of_hooks(make_trainer: Make) -> None:
     """A hook's method takes both decorators, in either order."""
     seen: list[tuple[str, int]] = []
 

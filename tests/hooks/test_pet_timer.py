@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from eventloop.events import TextLogged
-from eventloop.hooks import Hook
+from eventloop.hooks import CallbackHook
 from eventloop.hooks.pet_timer import TestHook, Timer
 from eventloop.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from tests.hooks.conftest import Clock
+from tests.hooks.conftest import Clock, Make, SlowLoader
 
 DATA, INFER, POST = 0.25, 1.0, 0.5
 
@@ -27,41 +25,21 @@ def pet_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-class SlowLoader:
-    """A loader whose every batch takes a while; with `length=None` one that does not say how long it is."""
-
-    def __init__(self, clock: Clock, batches: int) -> None:
-        self.clock, self.batches = clock, batches
-
-    def __iter__(self) -> Iterator[Any]:
-        for _ in range(self.batches):
-            self.clock.advance(DATA)
-            yield torch.zeros(1)
-
-
-class SizedLoader(SlowLoader):
-    """One that says it."""
-
-    def __len__(self) -> int:
-        return self.batches
-
-
-class SlowPost(Hook):
-    """A handler that writes results."""
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock = clock
-
-    def after_test_iter(self, trainer: Trainer, event: Any) -> None:
-        """Take long."""
-        self.clock.advance(POST)
-
-
 Run = Callable[..., list[str]]
 
 
+class Unsized:
+    """A loader that does not say how long it is."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        return iter(self.loader)
+
+
 @pytest.fixture
-def run(pet_clock: Clock, make_trainer: Callable[..., Trainer]) -> Run:
+def run(pet_clock: Clock, make_trainer: Make) -> Run:
     """Test on the clock, and return the lines."""
 
     def infer(trainer: Trainer, batch: Any) -> dict[str, float]:
@@ -71,8 +49,11 @@ def run(pet_clock: Clock, make_trainer: Callable[..., Trainer]) -> Run:
     def test(
         hook: TestHook, batches: int = 8, times: int = 1, sized: bool = True, step: Any = infer
     ) -> list[str]:
-        loader = (SizedLoader if sized else SlowLoader)(pet_clock, batches)
-        trainer = make_trainer(hooks=[SlowPost(pet_clock), hook], test_loader=loader, val_step=step)
+        loader: Any = SlowLoader(pet_clock, DATA, [torch.zeros(1)] * batches)
+        post = CallbackHook(after_test_iter=lambda event: pet_clock.advance(POST))
+        trainer = make_trainer(
+            hooks=[post, hook], test_loader=loader if sized else Unsized(loader), val_step=step
+        )
         with trainer.bus.capture(TextLogged) as seen:
             for _ in range(times):
                 trainer.test()
@@ -90,31 +71,17 @@ def test_line_is_said_at_the_period_and_at_the_end(run: Run) -> None:
 
 
 def test_warm_up_is_left_out(run: Run) -> None:
-    """The first `num_warmup` batches are in no timer, the rest all of them."""
-    hook = TestHook(num_warmup=3)
+    """The first `num_warmup` batches of each test are in no timer, the rest are; until then no time is known."""
+    hook = TestHook(logperiod=3, num_warmup=3)
 
-    run(hook, batches=8)
+    lines = run(hook, batches=8, times=2)
 
     assert {name: timer.calls for name, timer in hook.timers.items()} == dict.fromkeys(
         ("iter", "data", "infer", "post"), 5
     )
-
-
-def test_no_time_is_known_in_the_warm_up(run: Run) -> None:
-    """The line says so, instead of a time left of 0."""
-    assert run(TestHook(logperiod=4, num_warmup=4), batches=5)[0].endswith(
-        "[4/5][0.000s = 0.000s + 0.000s + 0.000s][eta: ?]"
-    )
-
-
-def test_each_test_starts_anew(run: Run) -> None:
-    """Warm-up and means are those of the pass."""
-    hook = TestHook(num_warmup=2)
-
-    lines = run(hook, batches=3, times=2)
-
-    assert len(lines) == 2
-    assert hook.timers["iter"].calls == 1
+    assert [line.partition("8]")[2] for line in lines[::3]] == [
+        "[3/8][0.000s = 0.000s + 0.000s + 0.000s][eta: ?]"
+    ] * 2
 
 
 def test_loader_that_does_not_say_its_length(run: Run) -> None:
@@ -166,7 +133,7 @@ def test_timer_that_the_code_uses_is_left_to_it(run: Run, pet_clock: Clock) -> N
     assert (hook.timers["infer"].calls, hook.timers["post"].calls) == (2, 2)
 
 
-def test_training_is_not_timed(run: Run, make_trainer: Callable[..., Trainer]) -> None:
+def test_training_is_not_timed(run: Run, make_trainer: Make) -> None:
     """The hook hears tests alone."""
     hook = TestHook()
 
@@ -267,46 +234,23 @@ def test_waiting_without_a_device_does_nothing(monkeypatch: pytest.MonkeyPatch) 
     TestHook().wait()
 
 
-def test_timer_of_a_taken_name_is_an_error() -> None:
-    """`add_timer` makes new ones."""
-    with pytest.raises(ValueError, match="there is a timer 'iter' already: choose another name"):
-        TestHook().add_timer("iter")
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("use", "error", "message"),
     [
-        ("nms", "there is no timer 'nms' to toc: known are iter, data, infer, post"),
-        ("infer", "the timer 'infer' is not running"),
+        (lambda: TestHook().add_timer("iter"), ValueError, "there is a timer 'iter' already"),
+        (
+            lambda: TestHook().toc("nms"),
+            ValueError,
+            "no timer 'nms' to toc: known are iter, data, infer, post",
+        ),
+        (lambda: TestHook().toc("infer"), ValueError, "the timer 'infer' is not running"),
+        (lambda: Timer().toc(), ValueError, "toc without tic"),
+        (lambda: TestHook().nms_tac, AttributeError, "'TestHook' object has no attribute 'nms_tac'"),
     ],
 )
-def test_toc_without_tic_is_an_error(name: str, message: str) -> None:
-    """In the warm-up too."""
-    with pytest.raises(ValueError, match=message):
-        TestHook().toc(name)
-
-
-def test_timer_that_was_not_begun_is_an_error() -> None:
-    """The same of a `Timer` by itself."""
-    with pytest.raises(ValueError, match="toc without tic"):
-        Timer().toc()
-
-
-def test_other_attributes_are_missing() -> None:
-    """Only names that end in _tic and _toc are made."""
-    with pytest.raises(AttributeError, match="'TestHook' object has no attribute 'nms_tac'"):
-        _ = TestHook().nms_tac
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"logperiod": 0}, "logperiod must be at least 1, got 0"),
-        ({"num_warmup": -1}, "num_warmup must be at least 0, got -1"),
-        ({"num_warmup": 2.5}, "num_warmup must be an int, got 2.5"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """They are checked when the hook is built."""
-    with pytest.raises((TypeError, ValueError), match=message):
-        TestHook(**options)
+def test_timer_that_was_not_begun_is_an_error(
+    use: Callable[[], object], error: type[Exception], message: str
+) -> None:
+    """So is a second timer of a name, and an attribute that ends neither in _tic nor in _toc."""
+    with pytest.raises(error, match=message):
+        use()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
 
 class Numbers(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -49,25 +50,17 @@ class Watch:
         return loss
 
 
-def test_each_epoch_is_shuffled_by_its_number(make_trainer: Callable[..., Trainer]) -> None:
-    """Epoch 0, 1, 2 have the sampler's orders of 0, 1, 2."""
+@pytest.mark.parametrize("unit", [{"max_epochs": 3}, {"max_iters": 12}], ids=["epochs", "iters"])
+def test_each_epoch_is_shuffled_by_its_number(make_trainer: Make, unit: dict[str, int]) -> None:
+    """Epoch 0, 1, 2 have the sampler's orders of 0, 1, 2; in a run of iterations the passes over the loader have."""
     watch = Watch()
 
-    make_trainer(train_loader=sampled()[0], train_step=watch, max_epochs=3).train()
+    make_trainer(train_loader=sampled()[0], train_step=watch, **unit).train()
 
     assert watch.seen == order_of(0) + order_of(1) + order_of(2)
 
 
-def test_each_pass_of_an_iteration_based_run_is_shuffled(make_trainer: Callable[..., Trainer]) -> None:
-    """There the passes over the loader take the place of epochs."""
-    watch = Watch()
-
-    make_trainer(train_loader=sampled()[0], train_step=watch, max_iters=12).train()
-
-    assert watch.seen == order_of(0) + order_of(1) + order_of(2)
-
-
-def test_resumed_pass_has_the_order_it_began_with(make_trainer: Callable[..., Trainer]) -> None:
+def test_resumed_pass_has_the_order_it_began_with(make_trainer: Make) -> None:
     """A run resumed in mid-pass of an iteration-based run sees the samples the pass had left."""
     hook = CheckpointHook(interval=6, save_last=False)
     first, second = Watch(), Watch()
@@ -80,7 +73,7 @@ def test_resumed_pass_has_the_order_it_began_with(make_trainer: Callable[..., Tr
     assert second.seen == (order_of(0) + order_of(1) + order_of(2))[12:]
 
 
-def test_sampler_inside_a_batch_sampler_is_seeded(make_trainer: Callable[..., Trainer]) -> None:
+def test_sampler_inside_a_batch_sampler_is_seeded(make_trainer: Make) -> None:
     """A loader built with `batch_sampler=` has its sampler one level down."""
     _, sampler = sampled()
     loader: DataLoader[Any] = DataLoader(
@@ -93,7 +86,7 @@ def test_sampler_inside_a_batch_sampler_is_seeded(make_trainer: Callable[..., Tr
     assert watch.seen == order_of(0) + order_of(1)
 
 
-def test_loader_of_a_hand_written_loop_is_seeded(make_trainer: Callable[..., Trainer]) -> None:
+def test_loader_of_a_hand_written_loop_is_seeded(make_trainer: Make) -> None:
     """What is given to `trainer.batches` is the train loader."""
     loader, _ = sampled()
     watch = Watch()
@@ -106,16 +99,7 @@ def test_loader_of_a_hand_written_loop_is_seeded(make_trainer: Callable[..., Tra
     assert watch.seen == order_of(0) + order_of(1)
 
 
-def test_loader_without_a_sampler_is_fine(make_trainer: Callable[..., Trainer]) -> None:
-    """A plain list of batches has nothing to seed."""
-    trainer = make_trainer(max_epochs=2)
-
-    trainer.train()
-
-    assert trainer.epoch == 2
-
-
-def test_without_the_hook_every_epoch_is_the_same(make_trainer: Callable[..., Trainer]) -> None:
+def test_without_the_hook_every_epoch_is_the_same(make_trainer: Make) -> None:
     """It is the hook that seeds: without it the sampler keeps its epoch."""
     watch = Watch()
     options = {"default_hooks": {"sampler_seed": None}}

@@ -12,8 +12,9 @@ import torch
 from eventloop.events import ImageLogged
 from eventloop.hooks.visualization import PADDING, VisualizationHook, as_pixels
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Make
 
-Make = Callable[..., Trainer]
+Images = Callable[..., list[ImageLogged]]
 
 
 def val_step(trainer: Trainer, batch: Any) -> dict[str, float]:
@@ -22,7 +23,7 @@ def val_step(trainer: Trainer, batch: Any) -> dict[str, float]:
 
 
 @pytest.fixture
-def images(make_trainer: Make) -> Callable[..., list[ImageLogged]]:
+def images(make_trainer: Make) -> Images:
     """Validate each epoch on these batches, and collect what is drawn."""
 
     def run(hook: VisualizationHook, loader: list[Any], **options: Any) -> list[ImageLogged]:
@@ -39,7 +40,7 @@ def pixels(event: ImageLogged) -> Any:
     return np.frombuffer(event.data, event.dtype).reshape(event.shape)
 
 
-def test_inputs_are_drawn_by_default(images: Callable[..., list[ImageLogged]]) -> None:
+def test_inputs_are_drawn_by_default(images: Images) -> None:
     """The samples of the batch as one grid, each stretched from black to white."""
     batch = torch.arange(2 * 12.0).reshape(2, 1, 3, 4) - 5.0
 
@@ -54,7 +55,7 @@ def test_inputs_are_drawn_by_default(images: Callable[..., list[ImageLogged]]) -
     assert (image.min(), image.max(), image[0, 1]) == (0, 255, round(255 / 11))
 
 
-def test_inputs_are_found_in_a_mapping(images: Callable[..., list[ImageLogged]]) -> None:
+def test_inputs_are_found_in_a_mapping(images: Images) -> None:
     """The first tensor of the batch that looks like images; bytes are drawn as they are."""
     batch = torch.randint(10, 90, (1, 3, 4, 5), dtype=torch.uint8)
 
@@ -63,23 +64,21 @@ def test_inputs_are_found_in_a_mapping(images: Callable[..., list[ImageLogged]])
     assert (pixels(event) == batch[0].permute(1, 2, 0).numpy()).all()
 
 
-def test_few_of_many_samples_are_drawn(images: Callable[..., list[ImageLogged]]) -> None:
+def test_few_of_many_samples_are_drawn(images: Images) -> None:
     """`max_images` of them, as square as it gets."""
     (event,) = images(VisualizationHook(max_images=5), [torch.rand(9, 3, 4, 4)])
 
     assert event.shape == (2 * 4 + PADDING, 3 * 4 + 2 * PADDING, 3)
 
 
-def test_batch_without_images_is_an_error(images: Callable[..., list[ImageLogged]]) -> None:
+def test_batch_without_images_is_an_error(images: Images) -> None:
     """The default says that it needs a `draw`."""
     with pytest.raises(ValueError, match=r"found no tensor .* in the batch of val: pass draw="):
         images(VisualizationHook(), [(torch.zeros(3, 2), torch.zeros(3))])
 
 
 @pytest.mark.parametrize(("interval", "expected"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (50, [0])])
-def test_interval_counts_the_batches_of_a_pass(
-    images: Callable[..., list[ImageLogged]], interval: int, expected: list[int]
-) -> None:
+def test_interval_counts_the_batches_of_a_pass(images: Images, interval: int, expected: list[int]) -> None:
     """The first batch is always drawn, however short the validation."""
     hook = VisualizationHook(interval, draw=lambda trainer, event: {"a": torch.zeros(2, 2)})
 
@@ -89,7 +88,7 @@ def test_interval_counts_the_batches_of_a_pass(
     assert [(e.name, e.step) for e in seen] == [(name, step) for step in (2, 4) for name in once]
 
 
-def test_draw_sees_batch_and_outputs(images: Callable[..., list[ImageLogged]]) -> None:
+def test_draw_sees_batch_and_outputs(images: Images) -> None:
     """It is called on the training thread, with the trainer as it is in that iteration."""
 
     def draw(trainer: Trainer, event: Any) -> dict[str, torch.Tensor]:
@@ -103,13 +102,12 @@ def test_draw_sees_batch_and_outputs(images: Callable[..., list[ImageLogged]]) -
     ]  # fmt: skip
 
 
-def test_image_is_that_of_its_moment(images: Callable[..., list[ImageLogged]]) -> None:
+def test_image_is_that_of_its_moment(images: Images) -> None:
     """What becomes of the tensor afterwards does not show."""
     buffer = torch.zeros(2, 2, dtype=torch.uint8)
 
     def draw(trainer: Trainer, event: Any) -> dict[str, torch.Tensor]:
-        buffer.fill_(10 + event.batch_idx)
-        return {"a": buffer}
+        return {"a": buffer.fill_(10 + event.batch_idx)}
 
     seen = images(VisualizationHook(1, draw), [torch.zeros(1)] * 3)
 
@@ -117,10 +115,11 @@ def test_image_is_that_of_its_moment(images: Callable[..., list[ImageLogged]]) -
 
 
 def test_tests_are_drawn_too(make_trainer: Make) -> None:
-    """Under their own mode."""
+    """Under their own mode; the hook sends its images off itself, without a logger."""
     trainer = make_trainer(
-        hooks=[VisualizationHook()], test_loader=[torch.rand(1, 3, 2, 2)], val_step=val_step
-    )
+        hooks=[VisualizationHook()], test_loader=[torch.rand(1, 3, 2, 2)], val_step=val_step,
+        default_hooks={"logger": None},
+    )  # fmt: skip
 
     with trainer.bus.capture(ImageLogged) as seen:
         trainer.test()
@@ -128,20 +127,11 @@ def test_tests_are_drawn_too(make_trainer: Make) -> None:
     assert [(e.name, e.mode) for e in seen if isinstance(e, ImageLogged)] == [("inputs/0", "test")]
 
 
-def test_needs_no_logger(images: Callable[..., list[ImageLogged]]) -> None:
-    """The hook sends its images off itself, at the end of the pass."""
-    seen = images(VisualizationHook(), [torch.rand(1, 3, 2, 2)], default_hooks={"logger": None})
-
-    assert len(seen) == 1
-
-
 def test_nothing_is_drawn_where_nobody_takes_images(make_trainer: Make) -> None:
     """A run without an image writer does not pay for it."""
+    hook = VisualizationHook(draw=lambda trainer, event: pytest.fail("no subscriber asked for this"))
 
-    def draw(trainer: Trainer, event: Any) -> dict[str, Any]:
-        raise AssertionError("nobody asked for this")
-
-    make_trainer(hooks=[VisualizationHook(draw=draw)], val_loader=[torch.zeros(1)], val_step=val_step).train()
+    make_trainer(hooks=[hook], val_loader=[torch.zeros(1)], val_step=val_step).train()
 
 
 def first(image: Any) -> list[int]:
@@ -195,7 +185,7 @@ def test_forms_of_an_image(image: Any, shape: tuple[int, ...], pixel: list[int])
         (
             {"a": torch.zeros(2, 2, dtype=torch.complex64)},
             TypeError,
-            r"must be a tensor or an array of numbers, got torch.complex64 of shape \(2, 2\)",
+            r"got torch.complex64 of shape \(2, 2\)",
         ),
         ({"a": np.array(["b"])}, TypeError, r"got <U1 of shape \(1,\)"),
         ({"a": torch.zeros(5, 7, 9)}, ValueError, r"image 'a' must be of shape .* got \(5, 7, 9\)"),
@@ -204,22 +194,8 @@ def test_forms_of_an_image(image: Any, shape: tuple[int, ...], pixel: list[int])
     ],
 )
 def test_what_is_no_image_is_an_error(
-    images: Callable[..., list[ImageLogged]], drawn: Any, error: type[Exception], message: str
+    images: Images, drawn: Any, error: type[Exception], message: str
 ) -> None:
     """It is named, on the training thread, in the iteration that drew it."""
     with pytest.raises(error, match=message):
         images(VisualizationHook(draw=lambda trainer, event: drawn), [torch.zeros(1)])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"interval": 0}, "interval must be at least 1, got 0"),
-        ({"max_images": "16"}, "max_images must be an int, got '16'"),
-        ({"draw": True}, r"draw must be a function \(trainer, event\) -> \{name: image\}, got True"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """They are checked when the hook is built."""
-    with pytest.raises((TypeError, ValueError), match=message):
-        VisualizationHook(**options)
