@@ -75,6 +75,7 @@ def test_a_script_is_run_up_to_its_run(capfd: pytest.CaptureFixture[str]) -> Non
     assert files() == before
 
 
+@pytest.mark.slow
 def test_the_table_is_in_the_order_of_a_run(capfd: pytest.CaptureFixture[str]) -> None:
     """Sync handlers with their order, then background subscribers; with --json the script prints to stderr."""
     script = write(

@@ -181,6 +181,7 @@ def test_arguments_are_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     assert "c.json is a config, which takes no arguments, got --lr 1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_traceback_shows_where_a_hook_failed() -> None:
     """The error is raised, with that of the hook as its cause."""
     write(HOOK.format("raise RuntimeError('no way')"))

@@ -79,6 +79,7 @@ def test_a_path_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
     assert "resuming from run/epoch_1\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_help_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
     """auto, best, or a path."""
     with pytest.raises(SystemExit, match="0"):

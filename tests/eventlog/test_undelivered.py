@@ -183,6 +183,7 @@ def test_a_writer_that_is_not_imported_is_named(
     assert (tmp_path / "run" / "undelivered" / "SlowLines.evl").is_file()
 
 
+@pytest.mark.representative(3)
 @pytest.mark.parametrize("overflow", ["spill", "drop_oldest", "block"])
 @pytest.mark.parametrize("queue", [4, 100])
 def test_the_events_that_are_left_are_those_of_the_account(overflow: Any, queue: int) -> None:

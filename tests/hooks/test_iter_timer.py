@@ -101,6 +101,7 @@ def test_validation_in_between_belongs_to_none(
     assert max(put(trainer, "time")) < VAL
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("evaluate", ["val", "test"])
 @pytest.mark.parametrize(
     ("where", "priority"),

@@ -123,8 +123,7 @@ STOPS: list[tuple[int, dict[str, Any]]] = [
 """Between epochs, within one, or in an epoch's last iteration; and anywhere in a run of iterations."""
 
 
-@pytest.mark.saver_process
-@pytest.mark.representative(8)
+@pytest.mark.representative(6)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize(("stop", "unit"), STOPS, ids=lambda value: str(value)[:12])
 def test_resumed_run_equals_the_uninterrupted_one(
@@ -223,6 +222,7 @@ def test_modules_that_take_their_shape_from_the_first_batch(
         other.load_checkpoint(tmp_path / "parts" / "iter_7")
 
 
+@pytest.mark.saver_process
 def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """A run stopped between an epoch and the end of its validation validates first when it is resumed, also when
     only the end of the run was saved."""
