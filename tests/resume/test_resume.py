@@ -175,18 +175,22 @@ def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path,
     hooks = [
         Counting(),
         CheckpointHook(interval=1, save_best="loss", rule="greater"),
-        CheckpointHook(interval=5, by_epoch=False),
+        CheckpointHook(interval=5, by_epoch=False, out_dir=tmp_path / "often"),
     ]
     seed()
     whole = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
     validations = record(whole, "after_val_epoch")
     whole.train()
     expected = state_of(whole)
-    hooks = [Counting(), CheckpointHook(save_best="loss", rule="greater"), CheckpointHook(by_epoch=False)]
+    hooks = [
+        Counting(),
+        CheckpointHook(save_best="loss", rule="greater"),
+        CheckpointHook(by_epoch=False, out_dir=tmp_path / "often"),
+    ]
     second = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
     again = record(second, "after_val_epoch")
 
-    second.resume(tmp_path / name)
+    second.resume(name)
     second.train()
 
     assert validations == [("after_val_epoch", 5, 1), ("after_val_epoch", 10, 2)]

@@ -228,16 +228,18 @@ def test_rank_0_is_gone(tmp_path: Path) -> None:
 FAILING = (
     BEGIN
     + """
-import eventloop.hooks.checkpoint as module
-save, failing = module.save_checkpoint, ["best_acc_epoch_1", "epoch_4"]
+from eventloop.checkpoint.retention import pending
+from eventloop.checkpoint.saving.saver import Saver
+from tests.support.saving import Writes
 
-def fail_once(state, path, label, **options):
+failing = ["best_acc_epoch_1", "epoch_4"]
+
+def fail_once(path):
     if path.name in failing:
         failing.remove(path.name)
         raise OSError("no space left on device")
-    return save(state, path, label, **options)
 
-module.save_checkpoint = fail_once
+pending.Saver = lambda: Saver(Writes(fail_once), process=False)
 scores = iter([0.5, 0.4, 0.3, 0.45])
 model = DistributedDataParallel(nn.Linear(2, 2))
 hook = CheckpointHook(interval=4, save_best="acc")
