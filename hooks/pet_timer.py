@@ -153,7 +153,7 @@ class TestHook(Hook):
         self._tic(name)
 
     def toc(self, name: str) -> float | None:
-        """Stop a timer, and return the seconds of this time, None in the warm-up.
+        """Stop a timer, and return the seconds since its `tic`, None in the warm-up.
 
         Raises:
             ValueError: there is no such timer, or it is not running.
