@@ -41,7 +41,7 @@ class ImageFileWriter(Writer):
         check_path("folder", folder)
         self.folder = folder
         self.name = name
-        from eventloop.writers import pixels  # imports numpy
+        import eventloop.writers.pixels as pixels  # imports numpy
 
         self._pixels = pixels
         # (mode, name) -> the last step, and how many images it has
