@@ -131,33 +131,20 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def test_a_copy_starts_at_once_and_waits_for_nothing(device: Device) -> None:
-    """Taking values off a device pins a buffer, copies, and records an event behind the copy; nothing waits."""
-    HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
-
-    assert device.calls == ["pin", "record on the stream of cuda:0"]
-
-
-def test_ready_asks_the_event(device: Device) -> None:
-    """`ready` asks, and does not wait."""
-    copy = HostCopy([on_cuda(1.0)], PinnedPool())
+def test_a_copy_is_waited_for_where_its_values_are_read(device: Device) -> None:
+    """A copy pins a buffer and records an event behind itself; `ready` queries the event, `values` synchronizes."""
+    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+    started = list(device.calls)
     before = copy.ready()
     device.done = True
 
-    assert (before, copy.ready()) == (False, True)
-    assert device.calls[2:] == ["query", "query"]
-
-
-def test_values_wait_for_the_event(device: Device) -> None:
-    """`values` synchronizes with the copy's own event before it reads the buffer."""
-    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
-
-    assert copy.values() == [1.0, 2.0]
-    assert device.calls[-1] == "synchronize"
+    assert started == ["pin", "record on the stream of cuda:0"]
+    assert (before, copy.ready(), copy.values()) == (False, True, [1.0, 2.0])
+    assert device.calls[2:] == ["query", "query", "synchronize"]
 
 
 def test_values_come_in_the_order_they_were_given(device: Device) -> None:
-    """Tensors of several types and devices are copied by kind, and given back in their order."""
+    """Tensors of several types and devices are copied by kind, and returned in their order."""
     tensors = [
         on_cuda(1), torch.tensor(2.0), on_cuda(3, torch.int64), on_cuda(4), torch.tensor(5), on_cuda(6, torch.int64),
     ]  # fmt: skip
@@ -167,22 +154,13 @@ def test_values_come_in_the_order_they_were_given(device: Device) -> None:
 
 
 def test_pinned_buffers_are_used_again(device: Device) -> None:
-    """A buffer goes back to the pool when it was read; the next copy of about that size pins nothing."""
+    """A buffer that was read serves the next copy of about its size; two copies in progress have two buffers."""
     pool = PinnedPool()
-    HostCopy([on_cuda(float(i)) for i in range(5)], pool).values()
+    first, second = HostCopy([on_cuda(1.0)] * 5, pool), HostCopy([on_cuda(2.0)] * 5, pool)
+    assert (first.values(), second.values()) == ([1.0] * 5, [2.0] * 5)
+    assert device.calls.count("pin") == 2
 
-    values = HostCopy([on_cuda(float(i)) for i in range(8)], pool).values()
-
-    assert values == [float(i) for i in range(8)]
-    assert device.calls.count("pin") == 1
-
-
-def test_two_copies_under_way_have_two_buffers(device: Device) -> None:
-    """A buffer that was not read yet is nobody else's."""
-    pool = PinnedPool()
-    first, second = HostCopy([on_cuda(1.0)], pool), HostCopy([on_cuda(2.0)], pool)
-
-    assert (first.values(), second.values()) == ([1.0], [2.0])
+    assert HostCopy([on_cuda(3.0)] * 8, pool).values() == [3.0] * 8
     assert device.calls.count("pin") == 2
 
 
@@ -253,6 +231,11 @@ def rest_of(packed: Packed) -> Rest:
     return packed.rest
 
 
+def later_snapshot(later: torch.Tensor, **now: torch.Tensor) -> Packed:
+    """A snapshot of `now`, and of `later`, which is not changed before the join."""
+    return Snapshot().pack({"state_dict": {**now, "later": later}}, {later.data_ptr()})
+
+
 def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
     """`pack` copies into pinned memory and records an event; `wait`, on the writing thread, synchronizes."""
     packed = Snapshot().pack({"state_dict": {"a": on_cuda(1.0), "b": on_cuda(2.0)}})
@@ -265,10 +248,9 @@ def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> Non
 
 
 def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
-    """It comes after what the device was given so far; its memory is kept until it is read; nobody waits, and no
-    thread has anything to do for it."""
-    now, later = on_cuda(1.0), on_cuda(2.0)
-    packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
+    """The second copy comes after the work that the device has so far; its memory is kept until it is read, and
+    neither it nor a thread waits."""
+    packed = later_snapshot(on_cuda(2.0), now=on_cuda(1.0))
 
     assert device.calls == [
         "pin", "record on the stream of cuda:0",
@@ -279,23 +261,29 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
 
 
 def test_join_lets_the_device_wait(device: Device) -> None:
-    """`join` orders what the device is given from then on after the copy; the thread does not wait."""
+    """`join` orders later work of the device after the copy, without a wait of the thread; a change after it is the
+    next step's. `wait` synchronizes with both copies."""
     later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    rest = rest_of(later_snapshot(later, now=on_cuda(1.0)))
     device.calls.clear()
     rest.join()
-
-    assert device.calls == [f"the stream of cuda:0 waits for the event of {SIDE}"]
-
-
-def test_both_copies_are_waited_for_where_they_are_written(device: Device) -> None:
-    """`wait` synchronizes with the copy on the stream of the training and with that beside it."""
-    now, later = on_cuda(1.0), on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()}))
-    device.calls.clear()
+    joined = list(device.calls)
+    later.add_(1)
     rest.wait()
 
-    assert device.calls == ["synchronize", "synchronize"]
+    assert joined == [f"the stream of cuda:0 waits for the event of {SIDE}"]
+    assert device.calls[1:] == ["synchronize", "synchronize"]
+
+
+def test_a_change_beside_the_device(device: Device) -> None:
+    """A change before the `join`, of a tensor that the device is still copying, is an error of `wait`."""
+    later = on_cuda(2.0)
+    rest = rest_of(later_snapshot(later))
+    later.add_(1)
+    rest.join()
+
+    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
+        rest.wait()
 
 
 def test_a_device_has_one_stream_for_copies(device: Device) -> None:
@@ -367,27 +355,6 @@ def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Ten
     assert not rest_of(packed).left
     assert [non_blocking for _, non_blocking in copied] == [False]
     assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
-
-
-def test_a_change_beside_the_device(device: Device) -> None:
-    """Who changes what a device is still copying without `join` is told where the copy is waited for."""
-    later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
-    later.add_(1)
-    rest.join()
-
-    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
-        rest.wait()
-
-
-def test_a_change_after_the_join_is_the_next_step(device: Device) -> None:
-    """It does not count, for the device makes it when it has copied."""
-    later = on_cuda(2.0)
-    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
-    rest.join()
-    later.add_(1)
-
-    rest.wait()
 
 
 def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that do not come to a reduction of metrics: the others log their own, and nobody waits for long."""
+"""Ranks that do not come to a reduction of metrics: the others log their own values, and wait for a bounded time."""
 
 from __future__ import annotations
 
@@ -33,35 +33,40 @@ def process_group(monkeypatch: pytest.MonkeyPatch, *, gloo: bool) -> None:
         monkeypatch.setattr(dist, name, lambda value=value: value)
 
 
+def log(rank: Rank, iteration: int, loss: float = 0.0) -> None:
+    rank.log(iteration, loss=loss)
+    rank.look()
+
+
 def test_nobody_waits_beyond_the_limit(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank whose others do not come logs its own values, says so once, and reduces again once they have."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
-    assert ranks[0].logged == []
+    """A rank whose others do not come logs its own values, warns once, keeps nothing of them, and reduces again once
+    the others have come."""
+    first, second = ranks
+    log(first, 0)
+    assert first.logged == []
 
     monkeypatch.setattr(reducer, "WAIT_SECONDS", 0.0)
-    ranks[0].log(1, loss=0.0)
-    ranks[0].look()
-    assert ranks[0].scalars == [(0, {"loss": 0.0}), (1, {"loss": 0.0})]
+    log(first, 1)
+    assert first.scalars == [(0, {"loss": 0.0}), (1, {"loss": 0.0})]
+    assert first.reducer.waiting == 0
 
     monkeypatch.setattr(reducer, "WAIT_SECONDS", DEADLINE)
-    for iteration in (0, 1):
-        ranks[1].log(iteration, loss=1.0)
-    for number, rank in enumerate(ranks):
-        rank.log(2, loss=float(number))
+    for iteration in (0, 1, 2):
+        second.log(iteration, loss=1.0)
+    first.log(2, loss=0.0)
     look_in_turn(*ranks)
-    assert ranks[0].scalars[2:] == ranks[1].scalars[2:] == [(2, {"loss": 0.5})]
+    assert first.scalars[2:] == second.scalars[2:] == [(2, {"loss": 0.5})]
+    assert [rank.reducer.waiting for rank in ranks] == [0, 0]
     (late,) = [record.message for record in caplog.records if "has waited" in record.message]
     assert late.startswith("rank 0 logs its own metrics: it has waited ")
     assert late.endswith(" s for the other ranks, and reduces again once all have answered")
 
 
 def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the seconds that the close leaves are all there are; the next run waits as long as ever."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
+    """It waits for the seconds that the close leaves; the next run waits as long as ever."""
+    log(ranks[0], 0)
     assert ranks[0].logged == []
 
     ranks[0].reducer.hurry(0.0)
@@ -70,20 +75,17 @@ def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.
 
     process_group(monkeypatch, gloo=True)
     ranks[0].reducer.begin_run()
-    ranks[0].log(1, loss=0.0)
-    ranks[0].look()
+    log(ranks[0], 1)
     assert len(ranks[0].logged) == 1
 
 
 def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
-    """What waits, and all that comes, is logged with the rank's own values, which it says once."""
-    for iteration in range(2):
-        ranks[0].log(iteration, loss=float(iteration))
-    ranks[0].look()
+    """What waits, and all that comes, is logged with the rank's own values, after one warning."""
+    ranks[0].log(0, loss=0.0)
+    log(ranks[0], 1, 1.0)
     meeting.leave()
     ranks[0].look()
-    ranks[0].log(2, loss=2.0)
-    ranks[0].look()
+    log(ranks[0], 2, 2.0)
 
     assert ranks[0].scalars == [(iteration, {"loss": float(iteration)}) for iteration in range(3)]
     (message,) = [record.message for record in caplog.records]
@@ -94,27 +96,21 @@ def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest
     assert not ranks[0].reducer.reduces
 
 
-def test_a_run_that_failed_waits_for_nobody(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    """What waits is logged at once, with the rank's own values."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
+def test_a_run_that_failed_waits_for_nobody(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its values are logged at once as the rank's own. The next run warns that it does not reduce, as the ranks may be
+    at different iterations."""
+    log(ranks[0], 0)
     ranks[0].reducer.stop()
     ranks[0].look()
 
     assert ranks[0].scalars == [(0, {"loss": 0.0})]
     assert caplog.records == []
 
-
-def test_a_run_after_one_that_failed_says_that_it_does_not_reduce(
-    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The ranks may be at different places by then: values that are taken for those of all would be this one's alone."""
     process_group(monkeypatch, gloo=True)
     ranks[0].reducer._world = dist.group.WORLD
-    ranks[0].reducer.stop()
-
     ranks[0].reducer.begin_run()
-
     assert not ranks[0].reducer.reduces
     assert "metrics are no longer reduced: an earlier run failed or lost a rank" in caplog.text
 
@@ -131,40 +127,16 @@ def test_a_close_keeps_its_deadline(meeting: Meeting) -> None:
     assert (seen, subscription.stats.dropped) == ([], 1)
 
 
-def test_nothing_is_kept_of_what_was_told(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a rank that logs for nobody, nor one whose others do not come, grows."""
-    for iteration in range(10):
-        for rank in ranks:
-            rank.log(iteration, loss=0.0)
-    look_in_turn(*ranks)
-    monkeypatch.setattr(reducer, "WAIT_SECONDS", 0.0)
-    for iteration in range(10, 20):
-        ranks[0].log(iteration, loss=0.0)
-    ranks[0].look()
-
-    assert [len(rank.logged) for rank in ranks] == [20, 10]
-    assert [rank.reducer.waiting for rank in ranks] == [0, 0]
-
-
-# --- processes without others ------------------------------------------------------------------------------
-
-
-def test_one_process_alone_reduces_nothing() -> None:
-    """Its packets are posted as they are."""
-    alone, storage = Reducer(["data_time"]), EventStorage()
-    alone.begin_run()
-
-    assert isinstance(alone.reduce(storage.collect(), 0), Packet)
-    assert not alone.reduces
-
-
-def test_without_gloo_nothing_is_reduced(
+def test_a_process_without_others_reduces_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A build of PyTorch that has no backend for the host says so, and each rank logs its own."""
-    process_group(monkeypatch, gloo=False)
-    alone = Reducer([])
+    """Its packets are posted as they are; a build of PyTorch without a backend for the host says so."""
+    alone = Reducer(["data_time"])
     alone.begin_run()
+    assert isinstance(alone.reduce(EventStorage().collect(), 0), Packet)
+    assert not alone.reduces
 
+    process_group(monkeypatch, gloo=False)
+    alone.begin_run()
     assert not alone.reduces
     assert "metrics are not reduced: this build of PyTorch lacks gloo" in caplog.text

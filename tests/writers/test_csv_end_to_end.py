@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.nn import functional as F
 
 from eventloop.events import AfterRun, AfterTrainIter
@@ -17,6 +15,8 @@ from eventloop.training.trainer import Trainer
 from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.tensorboard import TensorBoardWriter
+from tests.writers.conftest import tensorboard
+from tests.writers.csv_rows import rows
 
 Values = dict[tuple[str, int, str], float]
 """By mode, step and name."""
@@ -56,14 +56,11 @@ def make_trainer(work_dir: Path, fail_at: int | None = None) -> Trainer:
 
 def in_csv(work_dir: Path) -> Values:
     values: Values = {}
-    with open(work_dir / "metrics.csv", newline="") as file:
-        for row in csv.DictReader(file):
-            mode, step = row.pop("mode"), int(row.pop("step"))
-            found = {
-                name: float(value) for name, value in row.items() if value and name not in ("iter", "epoch")
-            }
-            assert not {(mode, step, name) for name in found} & {*values}
-            values |= {(mode, step, name): value for name, value in found.items()}
+    for row in rows(work_dir / "metrics.csv"):
+        mode, step = row.pop("mode"), int(row.pop("step"))
+        found = {name: float(value) for name, value in row.items() if value and name not in ("iter", "epoch")}
+        assert not {(mode, step, name) for name in found} & {*values}
+        values |= {(mode, step, name): value for name, value in found.items()}
     return values
 
 
@@ -77,8 +74,7 @@ def in_jsonl(work_dir: Path) -> Values:
 
 
 def in_tensorboard(work_dir: Path) -> Values:
-    reader = EventAccumulator(str(work_dir / "tensorboard"), size_guidance={"scalars": 0})
-    reader.Reload()
+    reader = tensorboard(work_dir / "tensorboard")
     values: Values = {}
     for tag in reader.Tags()["scalars"]:
         mode, name = tag.split("/", 1)
@@ -118,16 +114,12 @@ def test_every_validation_is_there(run: Path) -> None:
 
 
 def test_late_and_rare_values_are_at_their_own_step(run: Path) -> None:
-    """A value that is put for an earlier iteration is in the row of that iteration."""
+    """A value put for an earlier iteration is in the row of that iteration; the last ones come after the last iteration."""
     values = in_csv(run)
 
     assert {s: v for (_, s, n), v in values.items() if n == "late"} == {i - 11: i / 8 for i in range(12, 23)}
     assert {s: v for (_, s, n), v in values.items() if n == "now_and_then"} == {4: 3.0, 11: 10.0, 18: 17.0}
-
-
-def test_what_is_put_at_the_very_end_is_there(run: Path) -> None:
-    """The last values come after the last iteration."""
-    assert [value for (_, _, name), value in in_csv(run).items() if name == "final"] == [42.0]
+    assert [value for (_, _, name), value in values.items() if name == "final"] == [42.0]
 
 
 @pytest.mark.slow

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import BeforeTrain, ScalarsLogged
 from eventloop.writers.csv_table import Table
 from eventloop.writers.csv_writer import CSVWriter
-from tests.writers.csv_rows import one_by_one, rows, train, val, write
-
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
+from tests.writers.conftest import Account, Attach, train, val, write
+from tests.writers.csv_rows import rows
 
 
 @pytest.fixture
@@ -41,22 +35,16 @@ def test_a_resumed_run_goes_on_in_the_file(attach: Attach, path: Path) -> None:
 
 
 def test_without_before_train_the_run_says_where_it_goes_on(attach: Attach, path: Path) -> None:
-    """A bus without a trainer gives the writer `run.start_iter`."""
+    """A bus without a trainer gives the writer `run.start_iter`; an evaluation of an earlier checkpoint removes nothing."""
     write(attach(CSVWriter()), *train(10, 20, 30, a=1.0))
+    write(attach(CSVWriter(), start_iter=10), ScalarsLogged(mode="test", step=10, scalars={"acc": 1.0}))
+    tested = [(row["mode"], row["step"]) for row in rows(path)]
 
     write(attach(CSVWriter(), start_iter=10), *train(15, a=2.0))
 
-    assert [row["step"] for row in rows(path)] == ["10", "15"]
-
-
-def test_an_evaluation_beside_a_training_takes_nothing_away(attach: Attach, path: Path) -> None:
-    """Testing a checkpoint later adds its row to the file of the training."""
-    write(attach(CSVWriter()), *train(10, 20))
-
-    write(attach(CSVWriter(), start_iter=10), ScalarsLogged(mode="test", step=10, scalars={"acc": 1.0}))
-
+    assert tested == [("train", "10"), ("train", "20"), ("train", "30"), ("test", "10")]
     assert [(row["mode"], row["step"]) for row in rows(path)] == [
-        ("train", "10"), ("train", "20"), ("test", "10"),
+        ("train", "10"), ("test", "10"), ("train", "15"),
     ]  # fmt: skip
 
 
@@ -77,31 +65,8 @@ def test_a_validation_before_the_training_stays(attach: Attach, path: Path) -> N
     assert [(row["mode"], row["step"]) for row in rows(path)] == [("val", "0"), ("train", "1")]
 
 
-def test_a_torn_last_row_is_left_out_and_reported(
-    attach: Attach, path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Half a number is no number; the rows before are unharmed."""
-    path.write_text("mode,step,iter,epoch,loss\ntrain,1,0,0,0.5\ntrain,2,1,0,0.12")
-
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        write(attach(CSVWriter()), *train(3, loss=0.25))
-
-    assert [(row["step"], row["loss"]) for row in rows(path)] == [("1", "0.5"), ("3", "0.25")]
-    assert "metrics.csv: the last row was cut short and is removed: b'train,2,1,0,0.12'" in caplog.text
-    assert "(16 bytes)" in caplog.text
-
-
-def test_a_torn_header_is_begun_again(attach: Attach, path: Path) -> None:
-    """A kill in the first write leaves nothing to keep."""
-    path.write_text("mode,step,iter,epoch,lo")
-
-    write(attach(CSVWriter()), *train(3, loss=0.25))
-
-    assert [(row["step"], row["loss"]) for row in rows(path)] == [("3", "0.25")]
-
-
 def test_a_file_that_was_cut_anywhere_is_gone_on_with(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Within its first line too, or within a letter: whole rows stay, and one warning tells of the rest."""
+    """Within its first line too, or within a letter: whole rows stay, and one warning names the rest."""
     whole = "mode,step,iter,epoch,verlust_größe\ntrain,1,0,0,0.5\ntrain,2,1,0,0.25\n".encode()
     for end in range(len(whole) + 1):
         path.write_bytes(whole[:end])
@@ -116,6 +81,10 @@ def test_a_file_that_was_cut_anywhere_is_gone_on_with(path: Path, caplog: pytest
         torn = len(whole[:end].rpartition(b"\n")[2])
         assert len(caplog.messages) == bool(torn)
         assert not torn or f"({torn} bytes)" in caplog.text
+        if end == len(whole) - 1:
+            assert (
+                "metrics.csv: the last row was cut short and is removed: b'train,2,1,0,0.25'" in caplog.text
+            )
 
 
 def test_rows_that_a_kill_left_in_disorder_are_merged(attach: Attach, path: Path) -> None:
@@ -176,37 +145,24 @@ def test_a_full_disk_is_named_and_never_raises(attach: Attach, account: Account)
     assert Path("/dev/full").is_char_device()
 
 
-def test_another_programs_file_is_refused(attach: Attach, account: Account, path: Path) -> None:
-    """A file that is no table of a CSVWriter is left as it is."""
-    path.write_text("epoch,loss\n1,0.5")
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "epoch,loss\n1,0.5",
+            "its first line must begin with mode,step,iter,epoch, got 'epoch,loss'; choose another",
+        ),
+        ("mode,step,iter,epoch,loss\ntrain,1,0,0,0,5\n", "line 2 is not a row of this table"),
+    ],
+)
+def test_another_programs_file_is_refused(
+    attach: Attach, account: Account, path: Path, text: str, error: str
+) -> None:
+    """A file that is no table of a CSVWriter, or that an editor has changed, is left as it is."""
+    path.write_text(text)
     bus = attach(CSVWriter())
 
     write(bus, *train(1))
 
-    assert (
-        "its first line must begin with mode,step,iter,epoch, got 'epoch,loss'; choose another"
-        in account(bus).error
-    )
-    assert path.read_text() == "epoch,loss\n1,0.5"
-
-
-def test_a_row_that_does_not_fit_is_refused(attach: Attach, account: Account, path: Path) -> None:
-    """What somebody's editor did to the file is named with its line, and nothing is rewritten."""
-    path.write_text("mode,step,iter,epoch,loss\ntrain,1,0,0,0,5\n")
-    bus = attach(CSVWriter())
-
-    write(bus, *train(2))
-
-    assert "line 2 is not a row of this table" in account(bus).error
-    assert "repair or remove the file" in account(bus).error
-
-
-def test_a_link_stays_a_link(attach: Attach, path: Path, tmp_path: Path) -> None:
-    """The file it leads to is what grows."""
-    (tmp_path / "elsewhere").mkdir()
-    path.symlink_to(tmp_path / "elsewhere" / "real.csv")
-
-    one_by_one(attach(CSVWriter()), *train(1, a=1.0), *train(2, b=1.0))
-
-    assert path.is_symlink()
-    assert len(rows(tmp_path / "elsewhere" / "real.csv")) == 2
+    assert error in account(bus).error
+    assert path.read_text() == text
