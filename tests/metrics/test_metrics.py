@@ -111,7 +111,7 @@ def test_values_without_an_iteration() -> None:
     """As in fvcore the iteration may be left out: it counts on from the last one that was given."""
     history = HistoryBuffer()
     for arguments in ((1.0,), (2.0,), (3.0, 10), (4.0,)):
-        history.update(*arguments)  # type: ignore[arg-type]
+        history.update(*arguments)
 
     assert history.values() == [(1.0, 0), (2.0, 1), (3.0, 10), (4.0, 11)]
     assert history.avg(2) == 3.5

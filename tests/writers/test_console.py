@@ -231,7 +231,7 @@ def test_scores_keep_their_places(console: Console) -> None:
 
 def test_a_value_that_comes_sometimes_moves_no_other(console: Console) -> None:
     """Its place is blank in the lines that lack it; a value that came once, before the rest, leaves no place."""
-    seldom: list[dict[str, float]] = [
+    seldom: list[dict[str, Any]] = [
         {},
         {"norm": 1.0},
         {},
@@ -264,8 +264,9 @@ def test_a_value_that_is_longer_than_all_before_widens_its_place(console: Consol
 
 def test_names_without_end_take_no_places_without_end(console: Console) -> None:
     """The number of columns is limited."""
+    values: list[dict[str, Any]] = [{f"image_{i}": 1.0} for i in range(150) for _ in range(2)]
     lines = console.lines(
-        *(train(10 * (2 * i + k), **{f"image_{i}": 1.0}) for i in range(150) for k in range(1, 3)),
+        *(train(10 * step, **value) for step, value in enumerate(values, start=1)),
         train(3010, loss=1.0),
         train(3020, image_149=1.0),
     )
