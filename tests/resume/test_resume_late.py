@@ -27,7 +27,7 @@ from eventloop.hooks import (
     LoggerHook,
     PreciseBN,
 )
-from tests.support.interrupted import assert_same, seed, state_of, stop_after
+from tests.support.interrupted import assert_same, seed, state_of, stopped
 from tests.support.trainers import build_trainer, samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:cumulative_iters=3 makes:UserWarning")
@@ -182,13 +182,6 @@ def build(
         val_loader=DataLoader(samples(4), 2, shuffle=True, generator=torch.Generator().manual_seed(4)),
         default_hooks={"logger": logger(interval=2, custom_cfg=statistics)},
     )  # fmt: skip
-
-
-def stopped(trainer: Trainer, after: int) -> Trainer:
-    """The trainer, trained for so many iterations."""
-    stop_after(trainer, after)
-    trainer.train()
-    return trainer
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
