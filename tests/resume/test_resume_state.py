@@ -162,26 +162,6 @@ def test_generators_of_modules_go_on(make_trainer: MakeTrainer, tmp_path: Path, 
     assert [*state["rng"]["modules"]] == ["0.ours", "0.numpy", "0.python"]
 
 
-def test_generators_of_modules_that_changed() -> None:
-    """One of another kind, or of another device, keeps its state; the others go on."""
-    saved, model = module_generators(Noise()), Noise()
-    expected = model.python.getstate()
-    for generator in (model.python, model.numpy):
-        generator.random()
-    numpy = module_generators(model)[".numpy"]
-    saved |= {
-        ".ours": ["torch.cuda", torch.zeros(16, dtype=torch.uint8)],
-        ".numpy": ["Generator(Philox)", {}],
-    }
-    ours = model.ours.get_state()
-
-    set_module_generators(model, saved)
-
-    assert model.python.getstate() == expected
-    assert torch.equal(model.ours.get_state(), ours)
-    assert_same(module_generators(model)[".numpy"], numpy)
-
-
 # --- loaders -----------------------------------------------------------------------------------------------
 
 
