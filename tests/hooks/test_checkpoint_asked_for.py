@@ -53,23 +53,24 @@ def validating(trainer: Trainer, event_type: type[Event], at: int, priority: int
     return trainer
 
 
-def only_best(folder: Path) -> Path:
-    """The one checkpoint that there is."""
-    (best,) = folder.glob("best_*")
-    return best
-
-
 MOMENTS = [
-    (AfterTrainIter, 7, 60, 8, "1", "8"),
     (AfterTrainIter, 7, Priority.LOWEST, 8, "1", "8"),
+    (AfterTrainIter, 7, 60, 8, "1", "8"),
     (AfterTrainIter, 5, 60, 6, "0", "6"),
+    (AfterTrainIter, 7, 10, 7, "1", "7"),
     (BeforeTrainIter, 7, 60, 7, "1", "7"),
 ]
+"""When a validation is asked for, and the iterations and epochs whose steps are made by then."""
 
 
 @pytest.mark.representative(2)
-@pytest.mark.parametrize("unit", [EPOCHS, ITERATIONS], ids=["epochs", "iterations"])
-@pytest.mark.parametrize(("event_type", "at", "priority", "done", "epoch", "iteration"), MOMENTS)
+@pytest.mark.parametrize(
+    ("unit", "event_type", "at", "priority", "done", "epoch", "iteration"),
+    [
+        (EPOCHS, AfterTrainEpoch, 6, 60, 6, "1", ""),
+        *((unit, *moment) for moment in MOMENTS for unit in (ITERATIONS, EPOCHS)),
+    ],
+)
 def test_it_is_of_the_iterations_whose_steps_are_made(
     make_run: Make, unit: dict[str, Any], event_type: type[Event], at: int, priority: int, done: int, epoch: str,
     iteration: str, tmp_path: Path,
@@ -79,7 +80,7 @@ def test_it_is_of_the_iterations_whose_steps_are_made(
     trainer = validating(make_run(**unit, work_dir=tmp_path / "first"), event_type, at, priority)
     trainer.train()
 
-    best = only_best(tmp_path / "first")
+    (best,) = (tmp_path / "first").glob("best_*")
     assert best.name == (f"best_loss_epoch_{epoch}" if unit is EPOCHS else f"best_loss_iter_{iteration}")
     assert torch.load(best / PAYLOAD, weights_only=True)["meta"]["iter"] == done
     resumed = make_run(**unit, work_dir=tmp_path / "second")
@@ -88,21 +89,6 @@ def test_it_is_of_the_iterations_whose_steps_are_made(
     assert resumed.iter == trainer.iter == 12
     assert str(resumed.model.state_dict()) == str(trainer.model.state_dict())
     assert resumed.schedulers[0].last_epoch == 12
-
-
-@pytest.mark.parametrize("priority", [60, Priority.LOWEST])
-def test_at_the_end_of_an_epoch_it_is_of_that_epoch(make_run: Make, priority: int, tmp_path: Path) -> None:
-    """The best of a validation that a handler of after_train_epoch asked for counts the epoch that ended."""
-    trainer = validating(make_run(**EPOCHS, work_dir=tmp_path / "first"), AfterTrainEpoch, 6, priority)
-    trainer.train()
-
-    best = only_best(tmp_path / "first")
-    assert best.name == "best_loss_epoch_1"
-    resumed = make_run(**EPOCHS, work_dir=tmp_path / "second")
-    resumed.resume(best)
-    assert (resumed.iter, resumed.epoch, resumed.batch_idx) == (6, 1, 0)
-    resumed.train()
-    assert str(resumed.model.state_dict()) == str(trainer.model.state_dict())
 
 
 def test_its_metrics_are_logged_at_the_step_of_its_weights(
@@ -115,11 +101,3 @@ def test_its_metrics_are_logged_at_the_step_of_its_weights(
     trainer.train()
 
     assert [event.step for event in seen if event.mode == "val"] == [8, 8, 12]
-
-
-def test_before_the_optimizer_it_is_of_the_iterations_before(make_run: Make, tmp_path: Path) -> None:
-    """A validation before the step of its iteration is of the weights without it."""
-    trainer = validating(make_run(**ITERATIONS, work_dir=tmp_path / "first"), AfterTrainIter, 7, 10)
-    trainer.train()
-
-    assert only_best(tmp_path / "first").name == "best_loss_iter_7"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +9,6 @@ from typing import Any
 
 import pytest
 
-from eventloop import cli
-from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.lineage import write_steps_back
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
@@ -51,7 +46,6 @@ def crashed(trainer: Trainer, *, epochs: int) -> list[str]:
     ("archive", "first", "newest"),
     [
         ({"interval": 2}, {}, "run/epoch_3"),
-        ({"interval": 5}, {}, "run/epoch_3"),
         ({"interval": 1}, {"interval": 2}, "archive/run/epoch_3"),
         ({"interval": 7, "by_epoch": False}, {"interval": 5}, "archive/run/iter_7"),
         ({"interval": 1, "save_optimizer": False}, {"interval": 2}, "run/epoch_2"),
@@ -89,21 +83,6 @@ def test_the_order_is_that_of_saving(run: Run, tmp_path: Path) -> None:
     assert sorted(order) == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_is_saved_before_a_hooks_turn_is_in_that_order(
-    run: Run, scripted: Scripted, tmp_path: Path
-) -> None:
-    """The first hook saves at the beginning of the training, when the second has not looked into its directory yet."""
-    archive: dict[str, Any] = {"interval": 1}
-    crashed(run(archive, {"interval": 6}), epochs=2)
-    second = run(archive, {"interval": 6, "save_best": "acc"}, **scripted(*[0.5] * 6))
-    second.resume("auto")
-    second.bus.subscribe(lambda trainer, event: trainer.val(), "before_train")
-    crashed(second, epochs=0)
-
-    assert read_manifest(tmp_path / "run" / "best_acc_epoch_2").sequence == 3
-    assert run(archive).resume("auto") == tmp_path / "archive" / "run" / "epoch_2"
-
-
 def test_the_best_of_all(run: Run, scripted: Scripted, tmp_path: Path) -> None:
     """Is found where the hook that watches the scores saves."""
     archive = {"interval": -1, "save_best": "acc"}
@@ -112,22 +91,6 @@ def test_the_best_of_all(run: Run, scripted: Scripted, tmp_path: Path) -> None:
     resumed = run({"interval": 2})
     assert resumed.resume("best") == tmp_path / "archive" / "run" / "best_acc_epoch_2"
     assert resumed.epoch == 2
-
-
-def test_the_first_hooks_directory_is_the_trainers(run: Run, tmp_path: Path) -> None:
-    """`checkpoint_dir` is where the run's checkpoints are, apart from what a second hook saves elsewhere."""
-    trainer = run({"interval": 2})
-
-    assert trainer.checkpoint_dir == tmp_path / "run"
-    assert trainer.state.directories == [tmp_path / "run", tmp_path / "archive" / "run"]
-
-
-def test_a_directory_of_two_hooks_is_refused(run: Run, tmp_path: Path) -> None:
-    """Each would count and remove the other's checkpoints; another name of the directory makes no difference."""
-    with pytest.raises(
-        ValueError, match=r"two CheckpointHooks save in .*run.*expected one hook for each.*out_dir"
-    ):
-        run({"interval": 2, "out_dir": tmp_path / "archive" / "..", "filename_tmpl": "second_{}"})
 
 
 def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
@@ -149,7 +112,6 @@ def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
     ("chosen", "left", "then"),
     [
         ("run/epoch_1", ["run/epoch_2", "archive/run/epoch_2", "run/epoch_3"], "archive/run/epoch_2"),
-        ("run/epoch_2", ["archive/run/epoch_2", "run/epoch_3"], "run/epoch_3"),
         ("archive/run/epoch_2", ["run/epoch_3"], "run/epoch_3"),
     ],
 )
@@ -172,54 +134,6 @@ def test_going_back_leaves_behind_what_is_newer_in_all(
     assert run(archive).resume("auto") == tmp_path / then
 
 
-def test_a_note_that_cannot_be_written_in_one_of_them(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log says which checkpoint would be taken then."""
-    crashed(run({"interval": 2}), epochs=3)
-    second = run({"interval": 2})
-    second.resume(tmp_path / "run" / "epoch_1")
-
-    def full(directory: Path, *arguments: Any) -> None:
-        if directory != tmp_path / "run":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_steps_back(directory, *arguments)
-
-    monkeypatch.setattr("eventloop.checkpoint.directory.write_steps_back", full)
-    crashed(second, epochs=0)
-
-    newest = tmp_path / "archive" / "run" / "epoch_2"
-    assert (
-        f"could not record in {tmp_path / 'run'} that the run goes on from epoch_1; until it has saved, "
-        f'resume("auto") would take {newest}: [Errno 28] No space left on device'
-    ) in caplog.text
-    assert run({"interval": 2}).resume("auto") == newest
-
-
-def test_a_hook_alone_goes_on_with_the_line(run: Run, tmp_path: Path) -> None:
-    """A run that went back with two hooks, and is gone on with by one, saves what is newer than all of it."""
-    archive = {"interval": 1}
-    crashed(run(archive), epochs=3)
-    second = run(archive)
-    second.resume(tmp_path / "run" / "epoch_1")
-    crashed(second, epochs=0)
-
-    third = run(archive, hooks=[CheckpointHook(interval=1, save_last=False)])
-    third.resume("auto")
-    crashed(third, epochs=1)
-
-    assert load_newest(tmp_path / "run")[0].name == "epoch_2"
-    assert run(archive).resume("auto") == tmp_path / "run" / "epoch_2"
-
-
-def test_none_was_saved(run: Run, tmp_path: Path) -> None:
-    """One note says so, with both places."""
-    (note,) = crashed(run({"interval": 2}), epochs=0)
-
-    places = f"{tmp_path / 'run'} or {tmp_path / 'archive' / 'run'}"
-    assert note == f"there is no checkpoint to resume from in {places}: none was saved before this error"
-
-
 def test_a_run_that_was_stopped_names_the_newest_of_all(run: Run, tmp_path: Path) -> None:
     """Not the last one of the hook that ends last."""
     trainer = run({"interval": 2}, {"save_last": True})
@@ -230,16 +144,3 @@ def test_a_run_that_was_stopped_names_the_newest_of_all(run: Run, tmp_path: Path
         trainer.where_to_resume
         == f"the newest checkpoint to resume from is {tmp_path / 'run' / 'epoch_3'} (iteration 12)"
     )
-
-
-@pytest.mark.parametrize(("place", "newest"), [("run", "epoch_3"), ("archive/run", "epoch_2")])
-def test_each_directory_is_listed(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str, newest: str
-) -> None:
-    """`eventloop checkpoints` tells of a directory, whatever is in the other."""
-    crashed(run({"interval": 2}), epochs=3)
-
-    assert cli.main(["checkpoints", str(tmp_path / place), "--verify", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["checkpoints"]
-    assert [each["name"] for each in listed if each["newest"]] == [newest]
-    assert all(each["whole"] for each in listed)

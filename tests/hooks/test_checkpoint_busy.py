@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,16 +25,18 @@ DEADLINE = 60.0
 
 
 class Slow:
-    """Writes of these names that last until they are let go, or until the training waits for them."""
+    """Writes of these names that last until they are let go, or until the training waits for them; `fails` fails then."""
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names, self.entered, self.go = names, threading.Event(), threading.Event()
+    def __init__(self, names: tuple[str, ...], fails: str = "") -> None:
+        self.names, self.fails, self.entered, self.go = names, fails, threading.Event(), threading.Event()
 
     def before(self, path: Path) -> None:
         """Wait, if it is one of them."""
         if path.name in self.names:
             self.entered.set()
             assert self.go.wait(DEADLINE)
+        if path.name == self.fails:
+            raise OSError("input/output error")
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +51,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
     made: list[Slow] = []
     finish, make_room = Saves.finish, Saves.make_room
 
-    def hold(*names: str) -> Slow:
-        made.append(Slow(names))
+    def hold(*names: str, fails: str = "") -> Slow:
+        made.append(Slow(names, fails))
         Writes.of_hooks(monkeypatch, made[-1].before)
         return made[-1]
 
@@ -77,7 +77,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
 
 
 class LetGo(Hook):
-    """Waits from the iteration `since` on until a write has begun; lets it go, and waits until it is done."""
+    """Lets a write go in one iteration, when it has begun, and waits until it is done; before the iteration `since` it
+    waits for every save."""
 
     priority = "LOWEST"
 
@@ -90,6 +91,7 @@ class LetGo(Hook):
             assert self.slow.entered.wait(DEADLINE)
         if event.iter == self.iteration:
             self.slow.go.set()
+        if event.iter == self.iteration or event.iter < self.since:
             for saving in list(self.hook.saves.under_way):
                 saving.written.exception(DEADLINE)
 
@@ -117,13 +119,6 @@ Outcomes = Callable[..., list[str]]
 REPLACED = "replaced by a newer one before it was written"
 
 
-def test_wait(slow: Callable[..., Slow], outcomes: Outcomes) -> None:
-    """By default the training waits: every checkpoint is there."""
-    slow("iter_1", "iter_2")
-
-    assert outcomes(CheckpointHook(interval=1), max_iters=3) == ["iter_1", "iter_2", "iter_3"]
-
-
 def test_skip(slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture) -> None:
     """The new one is left out, which an event and the log tell; once there is time again, the next is saved."""
     held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy="skip")
@@ -144,36 +139,14 @@ def test_many_that_are_skipped(
 
     seen = outcomes(CheckpointHook(interval=1, when_busy="skip"), max_iters=7)
 
-    assert [line.split()[0] for line in seen] == [
-        "iter_2",
-        "iter_3",
-        "iter_4",
-        "iter_5",
-        "iter_6",
-        "iter_1",
-        "iter_7",
-    ]
+    assert [line.split()[0] for line in seen] == [f"iter_{number}" for number in (2, 3, 4, 5, 6, 1, 7)]
     said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     skipped = [line.partition("/run/")[2] for line in said if "skipped" in line]
     reason = "was skipped: iter_1 was still being written"
     assert skipped == [
         f"iter_2 {reason}", f"iter_3 {reason} (2 skipped so far)", f"iter_5 {reason} (4 skipped so far)",
     ]  # fmt: skip
-    assert said[-1] == (
-        "5 checkpoints were left out, because another one was still being written: to save them all, use a "
-        'longer interval or when_busy="wait"'
-    )
-
-
-@pytest.mark.parametrize("when_busy", ["skip", "replace"])
-def test_the_last_of_the_interval_is_waited_for(
-    slow: Callable[..., Slow], outcomes: Outcomes, when_busy: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With `save_last` it is not said to be left out, to be saved a moment later."""
-    slow("iter_1")
-
-    assert outcomes(CheckpointHook(interval=1, when_busy=when_busy), max_iters=2) == ["iter_1", "iter_2"]
-    assert "iter_2 was" not in caplog.text
+    assert said[-1].startswith("5 checkpoints were left out, because another one was still being written")
 
 
 def test_replace(
@@ -198,26 +171,32 @@ def test_one_that_was_replaced_is_not_counted(
     slow: Callable[..., Slow], outcomes: Outcomes, files: Files
 ) -> None:
     """`max_keep_ckpts` counts checkpoints that were written: none goes for one that never was."""
-    held = slow("iter_2")
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
 
-    class Begin(Hook):
-        def before_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 1:  # the first is durable
-                hook.saves.under_way[0].written.result(DEADLINE)
-
-    seen = outcomes(hook, Begin(), LetGo(held, 3, hook, since=1), max_iters=4)
+    seen = outcomes(hook, LetGo(slow("iter_2"), 3, hook, since=1), max_iters=4)
 
     assert seen == ["iter_1", f"iter_3 {REPLACED}", "iter_2", "iter_4"]
     assert files() == ["iter_2", "iter_4"]
 
 
-@pytest.mark.parametrize("when_busy", ["skip", "replace"])
-def test_the_last_is_always_saved(slow: Callable[..., Slow], outcomes: Outcomes, when_busy: Any) -> None:
-    """It is waited for what is before it, and it is waited for."""
-    slow("iter_2")
+@pytest.mark.parametrize(
+    ("when_busy", "interval", "iters", "expected"),
+    [
+        ("wait", 1, 3, ["iter_1", "iter_2", "iter_3"]),
+        *((when_busy, interval, iters, [f"iter_{interval}", f"iter_{iters}"])
+          for when_busy in ("skip", "replace") for interval, iters in ((1, 2), (2, 3))),
+    ],
+)  # fmt: skip
+def test_the_last_is_always_saved(
+    slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture, when_busy: Any, interval: int,
+    iters: int, expected: list[str],
+) -> None:  # fmt: skip
+    """The training waits for what is before it, and for it; by default it waits for every one, and all are there. None is
+    said to be left out, to be saved a moment later."""
+    slow(*expected[:-1])
 
-    assert outcomes(CheckpointHook(interval=2, when_busy=when_busy), max_iters=3) == ["iter_2", "iter_3"]
+    assert outcomes(CheckpointHook(interval=interval, when_busy=when_busy), max_iters=iters) == expected
+    assert f"{expected[-1]} was" not in caplog.text
 
 
 @pytest.mark.parametrize("when_busy", ["skip", "replace"])
@@ -233,65 +212,11 @@ def test_the_best_is_always_saved(
     assert seen == ["epoch_1", "best_acc_epoch_1", "epoch_2", "best_acc_epoch_2"]
 
 
-class Fails:
-    """A write of this name that fails, once it is let go."""
-
-    def __init__(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.name, self.entered, self.go = name, threading.Event(), threading.Event()
-        Writes.of_hooks(monkeypatch, self.before)
-
-    def before(self, path: Path) -> None:
-        """Wait and fail, if it is the one."""
-        if path.name == self.name:
-            self.entered.set()
-            assert self.go.wait(DEADLINE)
-            raise OSError("input/output error")
-
-
-def test_a_failed_write_does_not_touch_the_one_that_waits(
-    outcomes: Outcomes, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that was being written fails; the one behind it is written, and is what is kept."""
-    first = Fails("iter_1", monkeypatch)
-
-    class Go(Hook):
-        priority = "LOWEST"
-
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            assert first.entered.wait(DEADLINE)
-            if event.iter == 1:
-                first.go.set()
-
-    hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=1)
-
-    seen = outcomes(hook, Go(), max_iters=2)
-
-    assert seen == ["iter_1 OSError: input/output error", "iter_2"]
-    assert files() == ["iter_2"]
-    assert hook.state_dict()["kept"] == ["iter_2"]
-
-
-def test_a_failed_one_is_not_counted(
-    outcomes: Outcomes, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With two to keep, the one before the failed one stays: the one that waited goes by what became of it."""
-    third = Fails("iter_3", monkeypatch)
-
-    class Go(Hook):
-        priority = "LOWEST"
-
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter < 2:  # durable before the third begins
-                for saving in hook.saves.under_way:
-                    saving.written.result(DEADLINE)
-            if event.iter == 2:  # it is being written when the fourth is due
-                assert third.entered.wait(DEADLINE)
-            if event.iter == 3:
-                third.go.set()
-
+def test_a_failed_one_is_not_counted(slow: Callable[..., Slow], outcomes: Outcomes, files: Files) -> None:
+    """With two to keep, the one before the failed one stays; the one that waited behind it is written."""
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
 
-    seen = outcomes(hook, Go(), max_iters=4)
+    seen = outcomes(hook, LetGo(slow("iter_3", fails="iter_3"), 3, hook, since=2), max_iters=4)
 
     assert seen == ["iter_1", "iter_2", "iter_3 OSError: input/output error", "iter_4"]
     assert files() == ["iter_2", "iter_4"]
@@ -324,23 +249,3 @@ def test_small_checkpoints_wait_in_a_queue(
     seen = outcomes(hook, LetGo(held, 4, hook), max_iters=5)
 
     assert seen == [f"iter_{number}" for number in range(1, 6)]
-
-
-def test_a_preempted_run_saves_its_last_state(
-    make_trainer: Make, scripted: Scripted, slow: Callable[..., Slow]
-) -> None:
-    """After the ones that are being written."""
-    held = slow("iter_2")
-    trainer = make_trainer(
-        **scripted(), max_iters=8, default_hooks={"checkpoint": None}, hooks=[CheckpointHook(interval=2)]
-    )
-
-    @trainer.bus.on("after_train_iter", priority="LOWEST", start=2, once=True)
-    def ends(trainer: Trainer, event: Any) -> None:
-        assert held.entered.wait(DEADLINE)
-        trainer.request_stop("the time is over", signum=signal.SIGTERM)
-
-    with contextlib.suppress(SystemExit):
-        trainer.train()
-
-    assert load_checkpoint(trainer.work_dir / "iter_3")["meta"]["iter"] == 3

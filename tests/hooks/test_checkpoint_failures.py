@@ -19,10 +19,11 @@ from tests.support.saving import Writes
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
+Fail = Callable[..., None]
 
 
 @pytest.fixture
-def fail_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def fail_on(monkeypatch: pytest.MonkeyPatch) -> Fail:
     """Let the saves of these names fail as on a full disk."""
 
     def fail(*names: str) -> None:
@@ -35,70 +36,41 @@ def fail_on(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return fail
 
 
-def test_failed_save_is_announced(make_trainer: Make, fail_on: Callable[..., None], tmp_path: Path) -> None:
-    """`checkpoint_failed` names the path and the error."""
+def test_training_goes_on_and_the_next_save_works(
+    make_trainer: Make, fail_on: Fail, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One failure costs one checkpoint, of which no half is left; an event and the log name path and error, once."""
     fail_on("epoch_2")
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
 
     with trainer.bus.capture("checkpoint_failed") as seen:
         trainer.train()
 
+    assert trainer.epoch == 3
+    assert files() == ["epoch_1", "epoch_3"]
     (failed,) = (event for event in seen if isinstance(event, CheckpointFailed))
     assert failed.path == str(tmp_path / "run" / "epoch_2")
     assert "No space left on device" in failed.error
-
-
-def test_training_goes_on_and_the_next_save_works(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files
-) -> None:
-    """One failure costs one checkpoint; no half of it is left."""
-    fail_on("epoch_2")
-    trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
-
-    trainer.train()
-
-    assert trainer.epoch == 3
-    assert files() == ["epoch_1", "epoch_3"]
-
-
-def test_failed_save_is_logged_once_with_its_traceback(
-    make_trainer: Make, fail_on: Callable[..., None], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Who listens to no event still reads of it."""
-    fail_on("epoch_1")
-
-    make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)]).train()
-
     (record,) = (r for r in caplog.records if r.levelno >= logging.ERROR)
-    assert "epoch_1 was not saved; older ones are intact" in record.getMessage()
+    assert "epoch_2 was not saved; older ones are intact" in record.getMessage()
     assert record.exc_info is not None
 
 
+@pytest.mark.parametrize(("fails", "left"), [(["epoch_2", "epoch_3"], "epoch_1"), (["epoch_2"], "epoch_3")])
 def test_failed_save_removes_nothing_older(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files, tmp_path: Path
+    make_trainer: Make, fail_on: Fail, files: Files, tmp_path: Path, fails: list[str], left: str
 ) -> None:
     """With one checkpoint to keep, the one before stays until a later one is durable."""
-    fail_on("epoch_2", "epoch_3")
+    fail_on(*fails)
 
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
 
-    assert files() == ["epoch_1"]
-    assert load_checkpoint(tmp_path / "run" / "epoch_1")["meta"]["epoch"] == 1
-
-
-def test_pruning_goes_on_after_a_failure(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files
-) -> None:
-    """The next durable one replaces what the failed one could not."""
-    fail_on("epoch_2")
-
-    make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
-
-    assert files() == ["epoch_3"]
+    assert files() == [left]
+    assert load_checkpoint(tmp_path / "run" / left)["meta"]["epoch"] == int(left[-1])
 
 
 def test_failed_save_under_a_taken_name_still_counts_the_older(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files
+    make_trainer: Make, fail_on: Fail, files: Files
 ) -> None:
     """One that was kept, and could not be replaced by one of its name, is pruned in its turn."""
     make_trainer(batches=2, max_iters=4, hooks=[CheckpointHook(interval=2)]).train()
@@ -131,29 +103,18 @@ def test_failed_epoch_save_is_tried_again_at_the_end(
     assert files() == ["epoch_1", "epoch_2"]
 
 
-def test_failed_best_keeps_the_old_best(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files, scripted: Scripted
-) -> None:
-    """File and score stay those of the old best, so that a later score is compared with what is there."""
-    fail_on("best_acc_epoch_2")
-    hook = CheckpointHook(save_best="acc", save_last=False)
-
-    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.125)).train()
-
-    assert files() == ["best_acc_epoch_1"]
-    assert hook.best.score == 0.25
-
-
+@pytest.mark.parametrize(("last", "best", "score"), [(0.125, 1, 0.25), (0.5, 3, 0.5)])
 def test_score_is_not_compared_with_a_best_that_failed(
-    make_trainer: Make, fail_on: Callable[..., None], files: Files, scripted: Scripted
+    make_trainer: Make, fail_on: Fail, files: Files, scripted: Scripted, last: float, best: int, score: float
 ) -> None:
-    """A best is waited for in its validation: one that fails does not outrank the next score."""
+    """File and score stay those of the old best, with which a later score is compared."""
     fail_on("best_acc_epoch_2")
     hook = CheckpointHook(save_best="acc", save_last=False)
-    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
 
-    assert files() == ["best_acc_epoch_3"]
-    assert hook.best.score == 0.5
+    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, last)).train()
+
+    assert files() == [f"best_acc_epoch_{best}"]
+    assert hook.best.score == score
 
 
 def test_directory_that_cannot_be_made_is_a_failed_save(

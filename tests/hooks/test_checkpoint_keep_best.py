@@ -14,7 +14,6 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
-from tests.ranks import run_ranks
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
@@ -40,35 +39,26 @@ def train(make_trainer: Make, scripted: Scripted) -> Train:
     return run
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(3)
 @pytest.mark.parametrize(
-    ("keep_best", "scores", "epochs"),
+    ("metric", "keep_best", "scores", "epochs"),
     [
-        (2, (0.25, 0.5, 0.75), [2, 3]),
-        (2, (0.75, 0.25, 0.5), [1, 3]),
-        (3, (0.25, 0.75, 0.5, 0.125), [1, 2, 3]),
-        (2, (0.5, 0.5, 0.5), [1, 2]),
-        (2, (0.5, 0.25, 0.25, 0.5), [1, 4]),
-        (2, (nan, 0.25, inf, 0.5, -inf), [2, 4]),
-        (-1, (0.25, 0.75, nan, 0.5, 0.125), [1, 2, 4, 5]),
-        (1, (0.25, 0.75, 0.5), [2]),
+        ("acc", 2, (0.25, 0.5, 0.75), [2, 3]),
+        ("loss", 2, (3.0, 1.0, 2.0, 2.5), [2, 3]),
+        ("acc", 2, (nan, 0.25, inf, 0.5, -inf), [2, 4]),
+        ("acc", 2, (0.5, 0.25, 0.25, 0.5), [1, 4]),
+        ("acc", -1, (0.25, 0.75, nan, 0.5, 0.125), [1, 2, 4, 5]),
+        ("acc", 1, (0.25, 0.75, 0.5), [2]),
     ],
 )
 def test_the_best_few_are_kept(
-    train: Train, files: Files, keep_best: int, scores: tuple[float, ...], epochs: list[int]
+    train: Train, files: Files, metric: str, keep_best: int, scores: tuple[float, ...], epochs: list[int]
 ) -> None:
     """What is among the best so many is saved, and the one that it outdoes goes; an equal score is not better, and what
-    is no number is none of them."""
-    train(*scores, keep_best=keep_best)
+    is not a number is none of them."""
+    train(*({metric: score} for score in scores), save_best=metric, keep_best=keep_best)
 
-    assert files() == [f"best_acc_epoch_{epoch}" for epoch in epochs]
-
-
-def test_less_is_better_of_a_loss(train: Train, files: Files) -> None:
-    """The last of them is the one with the greatest."""
-    train({"loss": 3.0}, {"loss": 1.0}, {"loss": 2.0}, {"loss": 2.5}, save_best="loss", keep_best=2)
-
-    assert files() == ["best_loss_epoch_2", "best_loss_epoch_3"]
+    assert files() == [f"best_{metric}_epoch_{epoch}" for epoch in epochs]
 
 
 def test_each_metric_has_its_own(train: Train, files: Files) -> None:
@@ -77,12 +67,9 @@ def test_each_metric_has_its_own(train: Train, files: Files) -> None:
     hook = train(*scores, save_best=["acc", "loss"], keep_best=2)
 
     assert files() == [
-        "best_acc_epoch_2", "best_acc_epoch_3", "best_loss_epoch_1", "best_loss_epoch_2",
-    ]  # fmt: skip
-    assert {m: b.name for m, b in hook.bests.items()} == {
-        "acc": "best_acc_epoch_2",
-        "loss": "best_loss_epoch_1",
-    }
+        f"best_{name}" for name in ("acc_epoch_2", "acc_epoch_3", "loss_epoch_1", "loss_epoch_2")
+    ]
+    assert sorted(best.name for best in hook.bests.values()) == ["best_acc_epoch_2", "best_loss_epoch_1"]
     assert hook.best.score == 0.75
 
 
@@ -141,14 +128,8 @@ def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores:
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("later", "kept"),
-    [
-        ((0.25,), [2, 3]),
-        ((0.375,), [2, 3]),
-        ((0.5,), [2, 4]),
-        ((0.5, 0.75), [2, 5]),
-        ((0.875, 0.9375), [4, 5]),
-    ],
-    ids=["worse", "tie", "one", "two", "all"],
+    [((0.5, 0.75), [2, 5]), ((0.375,), [2, 3]), ((0.25,), [2, 3]), ((0.875, 0.9375), [4, 5])],
+    ids=["two", "tie", "worse", "all"],
 )
 def test_all_of_them_survive_a_resume(
     train: Train, files: Files, later: tuple[float, ...], kept: list[int]
@@ -163,38 +144,18 @@ def test_all_of_them_survive_a_resume(
 
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
-    ("keep_best", "later", "kept"),
-    [
-        (1, 0.75, [2]),
-        (1, 0.9375, [4]),
-        (2, 0.75, [2, 4]),
-        (4, 0.125, [1, 2, 3, 4]),
-        (-1, 0.125, [1, 2, 3, 4]),
-    ],
-)
+    ("first", "keep_best", "later", "kept"),
+    [(3, 1, 0.9375, [4]), (1, 2, 0.75, [2, 3]), (3, 1, 0.75, [1, 2, 3]), (3, 2, 0.75, [2, 4]), (3, -1, 0.125, [1, 2, 3, 4])],
+)  # fmt: skip
 def test_another_number_in_a_resumed_run(
-    train: Train, files: Files, keep_best: int, later: float, kept: list[int]
+    train: Train, files: Files, first: int, keep_best: int, later: float, kept: list[int]
 ) -> None:
     """More fill up; what is beyond fewer goes with the next that is saved."""
-    train(0.25, 0.875, 0.5, keep_best=3)
+    train(0.25, 0.875, 0.5, keep_best=first)
 
-    train(later, keep_best=keep_best, resumed="auto", epochs=4)
+    train(later, keep_best=keep_best, resumed="auto", epochs=4 if first > 1 else 3)
 
-    there = files()
-    surplus = [] if later > 0.875 or keep_best != 1 else ["best_acc_epoch_1", "best_acc_epoch_3"]
-    assert there == sorted({*(f"best_acc_epoch_{epoch}" for epoch in kept), *surplus})
-
-
-def test_a_state_from_before_there_were_several(train: Train, files: Files, tmp_path: Path) -> None:
-    """Its state has the one best of each metric, which is the first of those that stay."""
-    train(0.25, 0.5)
-    path = tmp_path / "run" / "best_acc_epoch_2"
-    assert "bests_behind" not in load_checkpoint(path)["hooks"]["checkpoint"]
-
-    hook = train(0.375, 0.125, keep_best=2, resumed="auto", epochs=4)
-
-    assert files() == ["best_acc_epoch_2", "best_acc_epoch_3"]
-    assert hook.best.score == 0.5
+    assert files() == [f"best_acc_epoch_{epoch}" for epoch in kept]
 
 
 def test_the_newest_are_counted_by_themselves(train: Train, files: Files) -> None:
@@ -211,21 +172,6 @@ def test_the_best_of_each_is_published(train: Train, files: Files) -> None:
     assert [name.rpartition("-")[0] for name in files() if name.endswith(".pth")] == ["best_acc_epoch_2"]
 
 
-def test_two_hooks_keep_their_own(
-    make_trainer: Make, scripted: Scripted, files: Files, tmp_path: Path
-) -> None:
-    """Each the best few of its number, in a directory of its own."""
-    few, more = (
-        CheckpointHook(save_best="acc", keep_best=number, save_last=False, out_dir=out_dir)
-        for number, out_dir in ((1, None), (2, tmp_path / "more"))
-    )
-    few.name = "few"
-    make_trainer(max_epochs=3, hooks=[few, more], **scripted(0.25, 0.75, 0.5)).train()
-
-    assert files() == ["best_acc_epoch_2"]
-    assert files("more/run") == ["best_acc_epoch_2", "best_acc_epoch_3"]
-
-
 def test_of_validations_of_one_name_the_best_stays(
     make_trainer: Make, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -240,62 +186,14 @@ def test_of_validations_of_one_name_the_best_stays(
     assert read_manifest(tmp_path / "run" / "best_acc_epoch_0").metrics == {"acc": 0.75}
 
 
-PROGRAM = """
-import json, sys
-from pathlib import Path
-import pytest, torch, torch.distributed as dist
-from tests.support.saving import Writes, Writes
-from eventloop import Trainer
-from eventloop.hooks import CheckpointHook
-
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-model = torch.nn.Linear(1, 1)
-left = iter([0.25, 0.75, 0.5, 0.375])
-
-def fail_once(path):
-    if path.name == "best_acc_epoch_2":
-        raise OSError("full")
-
-Writes.of_hooks(pytest.MonkeyPatch(), fail_once)
-hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
-trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
-                  train_loader=[(torch.ones(1, 1), torch.ones(1, 1))], val_loader=[torch.ones(1)],
-                  val_step=lambda trainer, batch: {"acc": next(left)}, sanity_val=0, max_epochs=4,
-                  work_dir="run", hooks=[hook], default_hooks=dict(preemption=None))
-trainer.train()
-trainer.close()
-print(json.dumps({"best": hook.best.name, "known": sorted(path.name for path in hook.known())}))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_ranks_know_the_same(tmp_path: Path) -> None:
-    """Rank 0 alone writes, and knows of a save that failed; the others take over its record."""
-    said = run_ranks(PROGRAM, tmp_path)
-
-    there = ["best_acc_epoch_3", "best_acc_epoch_4"]
-    assert said == [{"best": "best_acc_epoch_3", "known": there}] * 2
-    assert sorted(path.name for path in (tmp_path / "run").glob("best_*")) == there
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"keep_best": 0},
-            "keep_best must be a positive int .* or -1 for all, got 0; ",
-        ),
-        ({"keep_best": True}, "keep_best must be a positive int .* got True"),
-        ({"keep_best": "3"}, "keep_best must be a positive int .* got '3'"),
-        ({"keep_best": -2}, "keep_best must be a positive int .* got -2"),
-        (
-            {"keep_best": 3, "save_best": None},
-            'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$',
-        ),
+        *(({"keep_best": number}, rf"keep_best must be a positive int .* or -1 for all, got {number!r}")
+          for number in (0, True, "3", -2)),
+        ({"keep_best": 3, "save_best": None}, 'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$'),
     ],
-)
+)  # fmt: skip
 def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
     """When the hook is built, with what to do."""
     with pytest.raises(ValueError, match=message):

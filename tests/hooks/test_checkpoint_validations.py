@@ -75,19 +75,6 @@ def test_one_before_the_training_saves_nothing(run: Run, files: Files) -> None:
     assert read_manifest(resumed.work_dir / "best_acc_epoch_3").metrics == {"acc": 0.625}
 
 
-def test_one_between_two_trainings_is_forgotten(run: Run) -> None:
-    """Its scores are in no manifest."""
-    trainer = run(0.5, 0.375, 0.875, 0.25, 0.125, hooks=[CheckpointHook(interval=1, save_best="acc")])
-    trainer.train()
-    trainer.val()
-    trainer.max_epochs = 4
-    trainer.train()
-
-    assert bests(trainer) == ["best_acc_epoch_1"]
-    scores = [read_manifest(trainer.work_dir / f"epoch_{n}").metrics for n in (3, 4)]
-    assert scores == [{"acc": 0.375}, {"acc": 0.25}]  # each is saved before its own validation
-
-
 def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) -> None:
     """What nobody compares needs no score."""
     trainer = run(**scripted({"loss": 1.0}))
@@ -102,10 +89,9 @@ def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) 
     ("event", "priority", "name"),
     [
         ("before_train", 0, "best_acc_epoch_0"),
+        ("after_train", 0, "best_acc_epoch_1"),
         ("before_train", 100, "best_acc_epoch_0"),
         ("before_train_iter", 50, "best_acc_epoch_0"),
-        ("after_train_iter", 50, "best_acc_epoch_0"),
-        ("after_train", 0, "best_acc_epoch_1"),
     ],
 )
 def test_one_that_a_handler_asks_for_counts(run: Run, event: str, priority: int, name: str) -> None:
@@ -123,7 +109,7 @@ def test_one_that_a_handler_asks_for_counts(run: Run, event: str, priority: int,
     assert torch.equal(load_checkpoint(best)["state_dict"]["weight"], weights[0])
 
 
-@pytest.mark.parametrize(("event", "priority"), [("before_run", 50), ("before_run", 95), ("after_run", 100)])
+@pytest.mark.parametrize(("event", "priority"), [("before_run", 95), ("after_run", 100)])
 def test_one_around_the_training_does_not(run: Run, event: str, priority: int) -> None:
     """Nor is it taken for one of the next training."""
     trainer = validating(run(0.875, 0.75, val_begin=9, max_epochs=1), event, priority)

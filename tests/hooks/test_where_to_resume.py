@@ -36,17 +36,6 @@ def test_the_newest_checkpoint(make_trainer: Make, tmp_path: Path) -> None:
     assert (resumed.resume(path), resumed.iter) == (path, 6)
 
 
-def test_the_best_one_may_be_the_newest(make_trainer: Make, scripted: Any, tmp_path: Path) -> None:
-    """It can be resumed from too."""
-    hook = CheckpointHook(interval=-1, save_best="acc", rule="greater")
-
-    notes = notes_of(make_trainer(batches=3, max_epochs=3, hooks=[hook], **scripted(0.5, 0.4)), at=8)
-
-    assert notes == [
-        f"the newest checkpoint to resume from is {tmp_path / 'run' / 'best_acc_epoch_1'} (iteration 3)"
-    ]
-
-
 def test_the_regular_one_of_an_iteration_is_named(make_trainer: Make, scripted: Any, tmp_path: Path) -> None:
     """Not the best one saved after it: `resume("auto")` takes the regular one, before and after the next save."""
 
@@ -71,18 +60,6 @@ def test_none_was_saved(make_trainer: Make, tmp_path: Path) -> None:
 
     assert notes == [
         f"there is no checkpoint to resume from in {tmp_path / 'run'}: none was saved before this error"
-    ]
-
-
-def test_a_resumed_run_that_fails_again(make_trainer: Make, tmp_path: Path) -> None:
-    """Before its own first save it names the one that it was resumed from."""
-    options: dict[str, Any] = {"batches": 3, "max_epochs": 3}
-    notes_of(make_trainer(hooks=[CheckpointHook(interval=1)], **options), at=5)
-    resumed = make_trainer(hooks=[CheckpointHook(interval=1)], **options)
-    resumed.resume("auto")
-
-    assert notes_of(resumed, at=5) == [
-        f"the newest checkpoint to resume from is {tmp_path / 'run' / 'epoch_1'} (iteration 3)"
     ]
 
 

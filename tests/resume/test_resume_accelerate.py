@@ -116,29 +116,6 @@ def test_the_log_says_how_the_place_is_kept(run: Any, caplog: pytest.LogCaptureF
     assert "AttributeError" in lines[0]
 
 
-def test_a_loader_is_asked_once(make_trainer: MakeTrainer) -> None:
-    """Any other loader whose `state_dict` raises is asked when it is first read, and never again."""
-
-    class Refuses:
-        asked = 0
-
-        def __iter__(self) -> Iterator[Any]:
-            yield from [(torch.ones(2, 2), torch.zeros(2, dtype=torch.long))] * 4
-
-        def state_dict(self) -> dict[str, Any]:
-            self.asked += 1
-            raise NotImplementedError
-
-        def load_state_dict(self, state: Any) -> None:
-            raise NotImplementedError
-
-    loader = Refuses()
-
-    make_trainer(train_loader=loader, max_iters=8, hooks=[CheckpointHook(1)]).train()
-
-    assert loader.asked == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True], ids=["train", "hand-written loop"])
 def test_a_prepared_optimizer(make_trainer: MakeTrainer, tmp_path: Path, by_hand: bool) -> None:

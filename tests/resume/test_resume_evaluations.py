@@ -48,11 +48,12 @@ def with_noise(trainer: Trainer, batch: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "unit", [{}, {"max_epochs": None, "max_iters": 13, "val_interval": 4}], ids=["epochs", "iterations"]
-)
-@pytest.mark.parametrize(
-    ("event", "count"),
-    [("before_val", 2), ("before_val_iter", 4), ("after_val_iter", 5), ("after_val_iter", 6)],
+    ("event", "count", "unit"),
+    [
+        ("before_val", 2, {}),
+        ("before_val_iter", 4, {"max_epochs": None, "max_iters": 13, "val_interval": 4}),
+        ("after_val_iter", 6, {}),
+    ],
 )
 def test_one_that_is_cut_short(
     make_trainer: MakeTrainer, tmp_path: Path, unit: dict[str, Any], event: str, count: int

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-import random
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,29 +29,26 @@ from tests.support.interrupted import (
     Augmented,
     Case,
     Result,
+    assert_same,
     build,
     difference,
     interrupted,
-    random_stops,
     seed,
     state_of,
-    stop_after,
+    stopped,
     uninterrupted,
 )
 from tests.support.trainers import MakeTrainer, samples
 
 CASES = [
     (Case("global"), [3, 7, 8]),
-    (Case("global"), [16]),
     (Case("generator"), [13, 30]),
     (Case("sampler", cumulative_iters=4), [18, 19, 29]),
-    (Case("set_epoch"), [15, 22]),
     (Case("set_epoch", by_epoch=False), [5, 17, 18]),
     (Case("global", 2), [3, 8, 13]),
     (Case("generator", 2, cumulative_iters=4), [21]),
     (Case("sampler", 2), [14, 17]),
     (Case("global", 2, persistent=True), [5, 16, 21]),
-    (Case("generator", 2, persistent=True), [19, 22]),
     (Case("set_epoch", 2, persistent=True, by_epoch=False), [13]),
 ]
 
@@ -96,41 +92,16 @@ def test_the_comparison_notices_what_differs(directory: Path) -> None:
     assert str(difference(whole, Result(whole.losses, moved, whole.reads))).startswith("state: state['rng']")
 
 
-def test_random_points_leave_fifty_iterations() -> None:
-    """What `scripts/torture resumes` draws is in the run, in order, each once."""
-    draw = random.Random(0)
-
-    for _ in range(200):
-        stops = random_stops(draw)
-        assert stops == sorted(set(stops))
-        assert stops[0] >= 1
-        assert stops[-1] <= ITERS - AFTER
-
-
 # --- what is read ------------------------------------------------------------------------------------------
 
 
-def in_one_pass(make_trainer: MakeTrainer, loader: Any, directory: Path) -> Trainer:
+def in_one_pass(make_trainer: MakeTrainer, directory: Path, data: Augmented, **options: Any) -> Trainer:
     """A trainer of one epoch that cannot be told from another."""
     step = {"train_step": lambda trainer, batch: trainer.model(batch[0][:, :2]).sum()}
-    return make_trainer(train_loader=loader, max_epochs=1, work_dir=directory, **step)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("workers", [0, 2, 3])
-def test_skipped_samples_are_not_read(make_trainer: MakeTrainer, tmp_path: Path, workers: int) -> None:
-    """A run that goes on in the middle of an epoch reads each sample that is left once, and the others not at all."""
-    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=workers), tmp_path)
-    stop_after(first, 7)
-    first.train()
-    data = Augmented()
-    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=workers), tmp_path)
-    second.resume()
-
-    second.train()
-
-    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
+    seed()
+    return make_trainer(
+        train_loader=DataLoader(data, BATCH, **options), max_epochs=1, work_dir=directory, **step
+    )
 
 
 class Columns(Augmented):
@@ -142,26 +113,28 @@ class Columns(Augmented):
         return [self[index] for index in indices]
 
 
+SKIPPED = [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
+"""How often each sample is read by a run that goes on after seven batches."""
+
+
 @pytest.mark.slow
-def test_dataset_that_reads_a_batch_at_once(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """One that cannot be asked for nothing goes on as well, with each worker where it was."""
-    expected = in_one_pass(make_trainer, DataLoader(Columns(), BATCH, num_workers=2), tmp_path / "whole")
-    seed()
-    expected.train()
-    first = in_one_pass(make_trainer, DataLoader(Columns(), BATCH, num_workers=2), tmp_path)
-    stop_after(first, 7)
-    seed()
-    first.train()
-    data = Columns()
-    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=2), tmp_path)
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(("kind", "workers"), [(Augmented, 0), (Augmented, 3), (Columns, 2)])
+def test_skipped_samples_are_not_read(
+    make_trainer: MakeTrainer, tmp_path: Path, kind: type[Augmented], workers: int
+) -> None:
+    """A run that goes on in the middle of an epoch reads each sample that is left once, and the others not at all."""
+    whole = in_one_pass(make_trainer, tmp_path / "whole", kind(), num_workers=workers)
+    whole.train()
+    stopped(in_one_pass(make_trainer, tmp_path, kind(), num_workers=workers), 7)
+    data = kind()
+    second = in_one_pass(make_trainer, tmp_path, data, num_workers=workers)
     second.resume()
 
     second.train()
 
-    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
-    assert difference(
-        Result({}, state_of(expected), data.reads), Result({}, state_of(second), data.reads)
-    ) is None  # fmt: skip
+    assert data.reads.tolist() == SKIPPED
+    assert_same(state_of(second), state_of(whole))
 
 
 class Generated(IterableDataset[Any]):
@@ -200,9 +173,7 @@ def test_other_loaders_are_read_again(
 ) -> None:
     """What has no indices to skip is read again and dropped, and one line of the log says so and why."""
     step = {"train_step": lambda trainer, batch: trainer.model(batch[0]).sum()}
-    first = make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step)
-    stop_after(first, 3)
-    first.train()
+    stopped(make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step), 3)
     second = make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step)
     second.resume()
 
@@ -294,54 +265,41 @@ def test_workers_get_one_copy_of_both_functions() -> None:
     assert collate([torch.ones(1)])[2] == (None, None, pack()[2])
 
 
-def test_another_number_of_workers_is_logged(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ({"num_workers": 2}, {}, "num_workers was 2 in the checkpoint and is 0 in this loader"),
+        (*[{"num_workers": 1, "in_order": False}] * 2, "in_order=False: the batches that were trained on are not"),
+    ],
+    ids=["another number", "out of order"],
+)  # fmt: skip
+def test_workers_whose_states_are_of_no_use(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, was: Any, now: Any, told: str
 ) -> None:
-    """Their states cannot be put back: the run goes on with the right samples, and the log says what differs."""
-    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=2), tmp_path)
-    stop_after(first, 7)
-    first.train()
+    """The run goes on with as many samples as were left, and the log says why its random numbers differ."""
+    stopped(in_one_pass(make_trainer, tmp_path, Augmented(), **was), 7)
     data = Augmented()
-    second = in_one_pass(make_trainer, DataLoader(data, BATCH), tmp_path)
+    second = in_one_pass(make_trainer, tmp_path, data, **now)
     second.resume()
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.train()
 
-    assert "num_workers was 2 in the checkpoint and is 0 in this loader" in caplog.text
-    assert data.reads.tolist() == [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
-
-
-def test_workers_out_of_order_are_logged(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With in_order=False nobody knows which batches came first; as many as were trained on are skipped."""
-    first = in_one_pass(make_trainer, DataLoader(Augmented(), BATCH, num_workers=1, in_order=False), tmp_path)
-    stop_after(first, 7)
-    first.train()
-    data = Augmented()
-    second = in_one_pass(make_trainer, DataLoader(data, BATCH, num_workers=1, in_order=False), tmp_path)
-    second.resume()
-
-    with caplog.at_level(logging.WARNING, "eventloop"):
-        second.train()
-
-    assert "in_order=False: the batches that were trained on are not known exactly" in caplog.text
-    assert int(data.reads.sum()) == SAMPLES - 7 * BATCH
+    assert told in caplog.text
+    assert data.reads.tolist() == SKIPPED
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("persistent", [False, True])
-def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, persistent: bool) -> None:
+@pytest.mark.parametrize(
+    "case", [Case("global"), Case("global", 2), Case("global", 2, persistent=True)], ids=str
+)
+def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, case: Case) -> None:
     """`train()` called again after a stop goes on with the workers' states, whatever they had read ahead."""
-    case = Case("global", 2, persistent)
     whole = whole_run(case, directory)
     seed()
     trainer, losses = build(case, tmp_path)
-    stop_after(trainer, 16)
 
-    trainer.train()
-    trainer.train()
+    stopped(trainer, 16).train()
 
     state = state_of(trainer)
     trainer.close()
@@ -375,41 +333,29 @@ class Stateful:
         self._next = state["next"]
 
 
-def test_loader_with_a_state_goes_on_by_itself(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Its state is in the checkpoint, it is given it back, and nothing is skipped for it."""
-    first = make_trainer(train_loader=Stateful(), work_dir=tmp_path)
-    stop_after(first, 3)
-    first.train()
+@pytest.mark.parametrize("resumes", [True, False])
+def test_loader_with_a_state_goes_on_by_itself(
+    make_trainer: MakeTrainer, tmp_path: Path, resumes: bool
+) -> None:
+    """It is given its state of the checkpoint, and is where it is without a file: nothing is skipped for it."""
     loader = Stateful()
-    second = make_trainer(train_loader=loader, work_dir=tmp_path)
-    second.resume()
-
-    second.train()
-
-    assert loader.reads == [3, 4, 0, 1, 2, 3, 4]
-    assert second.iter == 10
-
-
-def test_loader_with_a_state_goes_on_after_a_stop(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Without a file its own state is where it is."""
-    loader = Stateful()
-    trainer = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
-    stop_after(trainer, 3)
+    trainer = stopped(make_trainer(train_loader=loader, work_dir=tmp_path), 3)
+    if resumes:
+        loader = Stateful()
+        trainer = make_trainer(train_loader=loader, work_dir=tmp_path)
+        trainer.resume()
 
     trainer.train()
-    trainer.train()
 
-    assert loader.reads == [0, 1, 2, 3, 4]
+    assert loader.reads[0 if resumes else 3 :] == [3, 4, 0, 1, 2, 3, 4]
+    assert trainer.iter == 10
 
 
 def test_loader_whose_state_the_checkpoint_lacks(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that took the place of another loader is read again from the start of the pass."""
-    tensors = DataLoader(samples(20), 4)
-    first = make_trainer(train_loader=tensors, work_dir=tmp_path, max_epochs=1)
-    stop_after(first, 3)
-    first.train()
+    stopped(make_trainer(train_loader=DataLoader(samples(20), 4), work_dir=tmp_path, max_epochs=1), 3)
     loader = Stateful()
     second = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
     second.resume()

@@ -61,49 +61,28 @@ def test_another_loader_within_a_pass_is_refused(
     assert error.value.__notes__[0].startswith("the newest checkpoint to resume from is")
 
 
-@pytest.mark.parametrize("changed", ["apply", "keep"])
-def test_another_loader_that_is_asked_for(
-    make_trainer: MakeTrainer, tmp_path: Path, changed: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The pass goes on in it, after as large a part of it, and the log lists what differs."""
-    stopped(make_trainer, tmp_path, 3)
+@pytest.mark.parametrize(
+    ("after", "changed", "loader", "iters", "line"),
+    [
+        (3, "apply", DataLoader(samples(20), 2), 3 + 4 + 10, "loader_length: 5 in the checkpoint, 10"),
+        (3, "keep", DataLoader(samples(20), 2), 3 + 4 + 10, "loader_length: 5 in the checkpoint, 10"),
+        (5, "refuse", DataLoader(samples(20), 10), 5 + 2, "batch_size: 4 in the checkpoint, 10"),
+        (3, "refuse", DataLoader(samples(20), 4, shuffle=True), 10, ""),
+    ],
+    ids=["apply", "keep", "the next pass", "the same"],
+)
+def test_another_loader_goes_on(
+    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, after: int, changed: str,
+    loader: DataLoader[Any], iters: int, line: str,
+) -> None:  # fmt: skip
+    """Where it is asked for, after as large a part of it; between two passes, of which each may have one. The log lists
+    what differs, and nothing where nothing does."""
+    stopped(make_trainer, tmp_path, after)
     trainer = resumed(make_trainer, tmp_path, changed=changed)
 
     with caplog.at_level(logging.WARNING):
-        train_by_hand(trainer, DataLoader(samples(20), 2))
+        train_by_hand(trainer, loader)
 
-    assert (trainer.iter, trainer.epoch) == (3 + 4 + 10, 2)
-    assert (
-        "loader_length: 5 in the checkpoint, 10 in this trainer; the loop continues with its own"
-        in caplog.text
-    )
-
-
-def test_another_loader_for_the_next_pass_is_logged(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A loop may have one for each epoch."""
-    stopped(make_trainer, tmp_path, 5)
-    trainer = resumed(make_trainer, tmp_path)
-
-    with caplog.at_level(logging.WARNING):
-        train_by_hand(trainer, DataLoader(samples(20), 10))
-
-    assert (trainer.iter, trainer.epoch) == (5 + 2, 2)
-    assert (
-        "batch_size: 4 in the checkpoint, 10 in this trainer; the loop continues with its own" in caplog.text
-    )
-
-
-def test_the_same_loader_is_no_matter(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing is refused, nor told."""
-    stopped(make_trainer, tmp_path, 3)
-    trainer = resumed(make_trainer, tmp_path)
-
-    with caplog.at_level(logging.WARNING):
-        train_by_hand(trainer, DataLoader(samples(20), 4, shuffle=True))
-
-    assert trainer.iter == 10
-    assert "in the checkpoint" not in caplog.text
+    assert (trainer.iter, trainer.epoch) == (iters, 2)
+    assert (f"{line} in this trainer; the loop continues with its own" in caplog.text) == bool(line)
+    assert ("in the checkpoint" in caplog.text) == bool(line)

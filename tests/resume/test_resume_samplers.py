@@ -1,4 +1,4 @@
-"""What decides the order of the samples beside torch's own samplers: it is restored, or the log says that it is not."""
+"""What decides the order of the samples besides torch's own samplers: it is restored, or the log says that it is not."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop import Trainer
 from eventloop.data.loader_state import own_random_state, set_own_random_state
 from eventloop.hooks import CheckpointHook
 from tests.support.interrupted import seed, stop_after
-from tests.support.trainers import MakeTrainer, tiny_model
+from tests.support.trainers import MakeTrainer
 
 COUNT, BATCH, EPOCHS = 22, 4, 4
 PER_EPOCH = -(-COUNT // BATCH)
@@ -67,7 +66,7 @@ class OwnGenerator(Ordered):
         return iter(indices)
 
 
-class Passes:
+class Saving(Ordered):
     """Each pass has an order of its own, and how many there were is the state."""
 
     def __init__(self) -> None:
@@ -82,14 +81,6 @@ class Passes:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._passes = state["passes"]
-
-
-class Saving(Passes, Ordered):
-    """Keeps what it draws from where nobody finds it, and has a state."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._hidden = [random.Random(0)]
 
 
 class Placed(Ordered):
@@ -116,20 +107,12 @@ class Placed(Ordered):
 
 
 class Pool(Ordered):
-    """Draws as it goes, without replacement, from a global generator."""
-
-    def __init__(self, draw: Callable[[int], int] = random.randrange) -> None:
-        self._draw = draw
+    """Draws as it goes, without replacement, from torch's global generator, as dropout does."""
 
     def __iter__(self) -> Iterator[int]:
         left = list(range(COUNT))
         while left:
-            yield left.pop(self._draw(len(left)))
-
-
-def of_torch(stop: int) -> int:
-    """A number below, from torch's global generator, as dropout draws from it."""
-    return int(torch.randint(stop, ()))
+            yield left.pop(int(torch.randint(len(left), ())))
 
 
 class Stream(IterableDataset[Any]):
@@ -144,20 +127,30 @@ class Stream(IterableDataset[Any]):
             yield index + own % 1000, torch.ones(2) + noise
 
 
-def step(trainer: Trainer, batch: Any) -> Any:
-    """A loss; the model's dropout draws from torch's generator."""
-    return trainer.model(batch[1]).sum()
+class Buffered(IterableDataset[Any]):
+    """A stream that is shuffled by a buffer, as it goes, from a generator that nothing else draws from."""
+
+    def __iter__(self) -> Iterator[Any]:
+        buffer: list[int] = []
+        for index in range(COUNT):
+            buffer.append(index)
+            if len(buffer) == 8:
+                yield buffer.pop(random.randrange(8)), torch.ones(2)
+        while buffer:
+            yield buffer.pop(random.randrange(len(buffer))), torch.ones(2)
+
+
+class Sub(DataLoader[Any]):
+    """A loader that may do anything."""
 
 
 def run(make_trainer: MakeTrainer, loader: Any, directory: Path, stop: int | None, seen: list[Any]) -> None:
     """One part of a run, which goes on from a checkpoint where there is one."""
-    model = tiny_model()
-    options: dict[str, Any] = {"hooks": [CheckpointHook(interval=-1)], "max_epochs": EPOCHS}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     trainer = make_trainer(
-        model=model, optimizer=optimizer, train_loader=loader, train_step=step, work_dir=directory, **options
-    )
-    if any((directory / "checkpoints").glob("*")) or any(directory.glob("*_*")):
+        train_loader=loader, train_step=lambda trainer, batch: trainer.model(batch[1]).sum(), work_dir=directory,
+        hooks=[CheckpointHook(interval=-1)], max_epochs=EPOCHS,
+    )  # fmt: skip
+    if any(directory.glob("*_*")):
         trainer.resume()
     trainer.bus.subscribe(lambda trainer, event: seen.append(values(trainer.batch)), "before_train_iter")
     if stop is not None:
@@ -185,64 +178,39 @@ def whole_and_parts(
     return whole, parts
 
 
-OWN: dict[str, Callable[[], Any]] = {
-    "pcg64": lambda: np.random.default_rng(3),
-    "mt19937": lambda: np.random.Generator(np.random.MT19937(3)),
-    "philox": lambda: np.random.Generator(np.random.Philox(3)),
-    "sfc64": lambda: np.random.Generator(np.random.SFC64(3)),
-    "RandomState": lambda: np.random.RandomState(3),
-    "Random": lambda: random.Random(3),
-    "torch": lambda: torch.Generator().manual_seed(3),
-}
+OWN: list[Callable[[], Any]] = [
+    lambda: np.random.Generator(np.random.SFC64(3)),
+    lambda: random.Random(3),
+    lambda: torch.Generator().manual_seed(3),
+    lambda: np.random.Generator(np.random.MT19937(3)),
+    lambda: np.random.RandomState(3),
+]
+LOADERS: dict[str, Callable[[], Any]] = {
+    "a stream that draws alone": lambda: DataLoader(Buffered(), BATCH),
+    "a subclass": lambda: Sub(Numbered(), BATCH, shuffle=True),
+    "a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving()),
+    "a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed()),
+    **{
+        f"generator {number}": lambda make=make: DataLoader(Numbered(), BATCH, sampler=OwnGenerator(make()))
+        for number, make in enumerate(OWN)
+    },
+    "workers": lambda: DataLoader(Numbered(), BATCH, sampler=OwnGenerator(OWN[0]()), num_workers=2),
+    "workers, a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving(), num_workers=2),
+    "workers, a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed(), num_workers=2),
+    "workers that persist": lambda: DataLoader(
+        Numbered(), num_workers=2, persistent_workers=True,
+        batch_sampler=BatchSampler(OwnGenerator(OWN[0]()), BATCH, drop_last=False),
+    ),
+    "workers of a stream": lambda: DataLoader(Stream(), BATCH, num_workers=2),
+}  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("kind", OWN)
-def test_generator_of_a_sampler_goes_on(make_trainer: MakeTrainer, tmp_path: Path, kind: str) -> None:
-    """A sampler that draws from a generator of its own, whatever it calls it, draws what it would have drawn."""
-
-    def loader() -> Any:
-        return DataLoader(Numbered(), BATCH, sampler=OwnGenerator(OWN[kind]()))
-
-    whole, parts = whole_and_parts(make_trainer, tmp_path, loader, STOPS[1:])
-
-    assert parts == whole
-    assert len({str(whole[i : i + PER_EPOCH]) for i in range(0, len(whole), PER_EPOCH)}) == EPOCHS
-
-
-@pytest.mark.slow
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("stop", STOPS)
-@pytest.mark.parametrize("persistent", [False, True])
-def test_generator_of_a_sampler_goes_on_with_workers(
-    make_trainer: MakeTrainer, tmp_path: Path, stop: int, persistent: bool
-) -> None:
-    """So it does where workers have read ahead."""
-
-    def loader() -> Any:
-        sampler = BatchSampler(OwnGenerator(np.random.default_rng(3)), BATCH, drop_last=False)
-        return DataLoader(Numbered(), batch_sampler=sampler, num_workers=2, persistent_workers=persistent)
-
-    whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [stop])
-
-    assert parts == whole
-
-
-@pytest.mark.slow
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("sampler", [Saving, Placed])
-def test_sampler_with_a_state_goes_on(
-    make_trainer: MakeTrainer, tmp_path: Path, sampler: Callable[[], Any], workers: int
-) -> None:
-    """One with `state_dict` is given its state of when the pass was opened, also where that is a place at the end of
-    the pass before."""
-
-    def loader() -> Any:
-        return DataLoader(Numbered(), BATCH, sampler=sampler(), num_workers=workers)
-
-    whole, parts = whole_and_parts(make_trainer, tmp_path, loader, STOPS)
+@pytest.mark.representative(5)
+@pytest.mark.parametrize("loader", LOADERS)
+def test_the_order_goes_on(make_trainer: MakeTrainer, tmp_path: Path, loader: str) -> None:
+    """Samplers that draw from a generator of their own, that have a state or a place within a pass, and streams that are
+    read again give the batches of the run that was not interrupted, also where workers have read ahead."""
+    whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], STOPS)
 
     assert parts == whole
 
@@ -298,7 +266,7 @@ def test_a_sampler_that_draws_during_the_pass_is_logged(
     """The order of a sampler that draws from a global generator between batches may depend on the training."""
 
     def loader() -> Any:
-        return DataLoader(Numbered(), BATCH, sampler=Pool(of_torch), num_workers=workers)
+        return DataLoader(Numbered(), BATCH, sampler=Pool(), num_workers=workers)
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 4])
@@ -308,18 +276,6 @@ def test_a_sampler_that_draws_during_the_pass_is_logged(
 
 
 # --- streams ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.representative(2)
-@pytest.mark.parametrize("stops", [[3], [PER_EPOCH], [PER_EPOCH + 3], STOPS], ids=str)
-def test_workers_of_a_stream_go_on(make_trainer: MakeTrainer, tmp_path: Path, stops: list[int]) -> None:
-    """Workers over an IterableDataset that start in each pass read what they would have read."""
-    whole, parts = whole_and_parts(
-        make_trainer, tmp_path, lambda: DataLoader(Stream(), BATCH, num_workers=2), stops
-    )
-
-    assert parts == whole
 
 
 def test_persistent_workers_of_a_stream_are_logged(
@@ -334,9 +290,7 @@ def test_persistent_workers_of_a_stream_are_logged(
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         whole, parts = whole_and_parts(make_trainer, tmp_path, loader, [PER_EPOCH + 3])
-    for (
-        each
-    ) in loaders:  # ends the workers; the garbage collector would wait 5 s for each of them, as for any cycle
+    for each in loaders:  # ends the workers, for each of which the garbage collector would wait 5 s
         each._iterator = None
 
     assert [batch[0] for batch in parts[: PER_EPOCH + 3]] == [batch[0] for batch in whole[: PER_EPOCH + 3]]

@@ -193,6 +193,13 @@ def stop_after(trainer: Trainer, iterations: int) -> None:
     )
 
 
+def stopped(trainer: Trainer, after: int) -> Trainer:
+    """The trainer, trained for so many iterations."""
+    stop_after(trainer, after)
+    trainer.train()
+    return trainer
+
+
 def state_of(trainer: Trainer) -> dict[str, Any]:
     """Everything that changes the course of a training."""
     state = trainer.state.gather("")
