@@ -48,28 +48,22 @@ def test_torch_reads_every_kind_of_value(tmp_path: Path, mapped: bool) -> None:
     assert loaded["meta"] == STATE["meta"]
 
 
+def sizes(path: Path) -> dict[str, int]:
+    """The records of an archive."""
+    with zipfile.ZipFile(path) as file:
+        return {info.filename.partition("/")[2]: info.file_size for info in file.infolist()}
+
+
 def test_it_is_the_file_of_torch_save(tmp_path: Path) -> None:
     """The same pickle, and the same bytes of each storage."""
     torch.save(STATE, tmp_path / "torch.pth")
     save_checkpoint(STATE, tmp_path / "a")
-    read = []
-    for path in (tmp_path / "torch.pth", tmp_path / "a" / PAYLOAD):
-        with zipfile.ZipFile(path) as file:
-            names = [info.filename.partition("/")[2] for info in file.infolist()]
-            read.append(
-                {
-                    name: file.getinfo(info.filename).file_size
-                    for name, info in zip(names, file.infolist(), strict=True)
-                }
-            )
 
-    theirs, own = read
+    theirs, own = sizes(tmp_path / "torch.pth"), sizes(tmp_path / "a" / PAYLOAD)
+
     assert own.items() <= theirs.items()
-    assert {name.split("/")[0] for name in theirs.keys() - own.keys()} <= {
-        ".format_version",
-        ".storage_alignment",
-        ".data",
-    }
+    left_out = {name.split("/")[0] for name in theirs.keys() - own.keys()}
+    assert left_out <= {".format_version", ".storage_alignment", ".data"}
 
 
 def test_tied_tensors_are_tied_again(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import itertools
 import os
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,18 +72,17 @@ def test_single_files_come_first(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    """Other directories are not looked at; one that lost its manifest is none, and said to be damaged."""
+    """Other directories are not looked at, nor links that lead nowhere; one that lost its manifest is none, and said to be
+    damaged. A directory that is not there holds nothing."""
     (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "nowhere").symlink_to("none")
+    (tmp_path / "round").symlink_to("round")
     (save(tmp_path, "epoch_1", 1) / MANIFEST).unlink()
 
     found = scan(tmp_path)
 
     assert (found.paths, found.manifests) == ([], {})
     assert found.damaged == [f"{tmp_path / 'epoch_1'} has no readable manifest.json: it was not completed"]
-
-
-def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    """It holds nothing."""
     assert find_checkpoints(tmp_path / "none") == []
 
 
@@ -97,14 +95,6 @@ def test_one_that_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptur
 
     assert len(scan(tmp_path).damaged) == 1
     assert f"{tmp_path / 'epoch_2'} may be a checkpoint, and cannot be read: " in caplog.text
-
-
-def test_links_that_lead_nowhere(tmp_path: Path) -> None:
-    """They are no checkpoints."""
-    (tmp_path / "nowhere").symlink_to("none")
-    (tmp_path / "round").symlink_to("round")
-
-    assert (scan(tmp_path).paths, scan(tmp_path).damaged) == ([], [])
 
 
 def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,42 +112,37 @@ def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.
 # --- while a run goes on -----------------------------------------------------------------------------------
 
 
-def go_on(directory: Path, sequence: int) -> None:
-    """What a run that keeps one does: save the next, then remove the former."""
-    save_best(directory, sequence, "acc", sequence)
-    remove_checkpoint(directory / f"best_acc_{sequence - 1}")
+@pytest.fixture
+def meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a run that keeps one checkpoint save the next and remove the former, each time before a function is called."""
+    sequence = itertools.count(2)
+    save_best(tmp_path, 1, "acc", 1)
 
+    def go_on(module: str, function: str, times: int) -> None:
+        original = getattr(importlib.import_module(f"eventloop.checkpoint.{module}"), function)
 
-def nothing() -> None:
-    """The run has ended."""
+        def after(*arguments: Any) -> Any:
+            if (number := next(sequence)) < times + 2:
+                save_best(tmp_path, number, "acc", number)
+                remove_checkpoint(tmp_path / f"best_acc_{number - 1}")
+            return original(*arguments)
 
+        monkeypatch.setattr(f"eventloop.checkpoint.{module}.{function}", after)
 
-def meanwhile(
-    monkeypatch: pytest.MonkeyPatch, module: str, function: str, steps: Callable[[], object]
-) -> None:
-    """Call something each time before a function does its part."""
-    original = getattr(importlib.import_module(module), function)
-
-    def after(*arguments: Any) -> Any:
-        steps()
-        return original(*arguments)
-
-    monkeypatch.setattr(f"{module}.{function}", after)
+    return go_on
 
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("eventloop.checkpoint.store", "load_checkpoint"), ("eventloop.checkpoint.verify", "read_manifest"), ("eventloop.checkpoint.directory", "read_manifest")],
+    [("store", "load_checkpoint"), ("verify", "read_manifest"), ("directory", "read_manifest"), ("directory", "_is_there")],
 )  # fmt: skip
 @pytest.mark.parametrize("load", [load_newest, load_best])
 def test_what_a_run_removes_meanwhile_has_a_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, meanwhile: Callable[..., None], caplog: pytest.LogCaptureFixture,
     load: Callable[[Path], tuple[Path, Any]], module: str, function: str,
 ) -> None:  # fmt: skip
     """Whenever what was found goes: what was saved for it is found, as if it had been there."""
-    save_best(tmp_path, 1, "acc", 1)
-    steps = iter([partial(go_on, tmp_path, 2), partial(go_on, tmp_path, 3)])
-    meanwhile(monkeypatch, module, function, lambda: next(steps, nothing)())
+    meanwhile(module, function, times=2)
 
     path, state = load(tmp_path)
 
@@ -165,92 +150,43 @@ def test_what_a_run_removes_meanwhile_has_a_successor(
     assert not caplog.records
 
 
-def test_the_last_before_it_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What goes between a listing and the look at it is not "no checkpoint", nor is it damaged."""
-    save_best(tmp_path, 1, "acc", 1)
-    steps = iter([partial(go_on, tmp_path, 2)])
-    meanwhile(monkeypatch, "eventloop.checkpoint.directory", "_is_there", lambda: next(steps, nothing)())
-
-    found = scan(tmp_path)
-
-    assert ([path.name for path in found.paths], found.damaged) == (["best_acc_2"], [])
-
-
-def test_looking_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever removes faster than anybody reads is not waited for."""
-    save_best(tmp_path, 0, "acc", 0)
-    sequence = itertools.count(1)
-    meanwhile(
-        monkeypatch, "eventloop.checkpoint.store", "load_checkpoint", lambda: go_on(tmp_path, next(sequence))
-    )
+def test_looking_has_an_end(tmp_path: Path, meanwhile: Callable[..., None]) -> None:
+    """A run that removes faster than it is read is not waited for."""
+    meanwhile("store", "load_checkpoint", times=LOOKS)
 
     with pytest.raises(
-        FileNotFoundError, match=r"holds no checkpoint to resume from; no checkpoint at .*best_acc_9"
+        FileNotFoundError, match=r"no checkpoint to resume from; no checkpoint at .*best_acc_"
     ):
         load_newest(tmp_path)
-    assert next(sequence) == LOOKS + 1
-
-
-def test_a_single_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is passed over as a damaged one is."""
-    for age, name in [(1, "a.pth"), (2, "b.pth")]:
-        torch.save({"state_dict": {"w": torch.tensor(1.0)}}, tmp_path / name)
-        os.utime(tmp_path / name, (age, age))
-
-    def refuse(path: Path, mode: str) -> Any:
-        if path.name == "b.pth":
-            raise PermissionError("not yours")
-        return path.open(mode)
-
-    monkeypatch.setattr("eventloop.checkpoint.store.open", refuse, raising=False)
-
-    assert load_newest(tmp_path)[0].name == "a.pth"
 
 
 # --- the newest --------------------------------------------------------------------------------------------
 
 
-def test_newest(tmp_path: Path) -> None:
-    """The last one saved, and its state."""
-    for sequence in (1, 2):
-        save(tmp_path, f"epoch_{sequence}", sequence)
-
-    path, state = load_newest(tmp_path)
-
-    assert (path.name, state["state_dict"]["w"].item()) == ("epoch_2", 2.0)
-    assert latest_checkpoint(str(tmp_path)) == path
-
-
 def test_newest_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is named in the log with what is wrong with it."""
-    paths = [save(tmp_path, f"epoch_{sequence}", sequence) for sequence in range(1, 5)]
+    """Each is named in the log with what is wrong with it, one that does not pass the check too."""
+    paths = [save(tmp_path, f"epoch_{sequence}", sequence) for sequence in range(1, 6)]
     damage(paths[1])
     (paths[2] / PAYLOAD).unlink()
     (paths[3] / MANIFEST).write_bytes(b"{")
+    save_checkpoint({"state_dict": {}}, paths[4], Label(sequence=5))
 
-    assert load_newest(tmp_path)[0] == paths[0]
+    path, state = load_newest(tmp_path, needs_meta)
 
+    assert (path, state["state_dict"]["w"].item()) == (paths[0], 1.0)
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 3
+    assert len(said) == 4
     assert all(line.startswith(f"passed over for {paths[0]}: ") for line in said)
-    for path, what in zip(paths[1:], ("SHA-256", "is incomplete", "is damaged"), strict=True):
-        assert any(str(path) in line and what in line for line in said)
+    whys = ("SHA-256", "is incomplete", "is damaged", "has no meta")
+    for path, what in zip(paths[1:], whys, strict=True):
+        assert any(path.name in line and what in line for line in said)
+    assert latest_checkpoint(str(tmp_path)) == paths[4]
 
 
 def needs_meta(state: dict[str, Any], name: str) -> None:
     """A check that a checkpoint of weights alone does not pass."""
     if "meta" not in state:
         raise CheckpointError(f"{name} has no meta")
-
-
-def test_newest_that_has_what_is_needed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One that does not pass the check is passed over."""
-    save(tmp_path, "epoch_1", 1)
-    save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
-
-    assert load_newest(tmp_path, needs_meta)[0].name == "epoch_1"
-    assert "passed over for" in caplog.text
-    assert "epoch_2 has no meta" in caplog.text
 
 
 def test_none_that_can_be_used(tmp_path: Path) -> None:
@@ -270,33 +206,23 @@ def test_none_that_can_be_used(tmp_path: Path) -> None:
 # --- the best ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "best"), [("greater", 2), ("less", 1)])
-def test_best_by_its_rule(tmp_path: Path, rule: str, best: int) -> None:
-    """What is better is said by the manifests; the name and the order do not count."""
-    for sequence, value in [(1, 0.25), (2, 0.75), (3, 0.5)]:
+@pytest.mark.parametrize(
+    ("values", "rule", "best"),
+    [
+        ([0.25, 0.75, 0.5], "greater", 2), ([0.25, 0.75, 0.5], "less", 1),
+        (["-inf", "inf", 2.0], "greater", 2), ([0.5, 0.5], "greater", 2),
+    ],
+)  # fmt: skip
+def test_best_by_its_rule(tmp_path: Path, values: list[float | str], rule: str, best: int) -> None:
+    """What is better is said by the manifests, where infinities are texts, and of equal ones the newest is; the name and
+    the order do not count."""
+    for sequence, value in enumerate(values, 1):
         save_best(tmp_path, sequence, "acc", value, rule)
     save(tmp_path, "epoch_4", 4)
 
     path, state = load_best(tmp_path)
 
     assert (path.name, state["state_dict"]["w"].item()) == (f"best_acc_{best}", best)
-
-
-def test_best_of_infinite_scores(tmp_path: Path) -> None:
-    """Infinities, which are texts in a manifest, are compared as numbers."""
-    values: list[float | str] = ["-inf", "inf", 2.0]
-    for sequence, value in enumerate(values, 1):
-        save_best(tmp_path, sequence, "acc", value)
-
-    assert load_best(tmp_path)[0].name == "best_acc_2"
-
-
-def test_best_of_equal_scores_is_the_newest(tmp_path: Path) -> None:
-    """Both are as good, and the newest has been trained longer."""
-    for sequence in (1, 2):
-        save_best(tmp_path, sequence, "acc", 0.5)
-
-    assert load_best(tmp_path)[0].name == "best_acc_2"
 
 
 def test_best_of_several_metrics(tmp_path: Path) -> None:
@@ -323,19 +249,14 @@ def test_best_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCapt
 def test_no_best(tmp_path: Path) -> None:
     """Where there is none the message says what saves one; a metric that is not there gets a suggestion."""
     save(tmp_path, "epoch_1", 1)
-    with pytest.raises(
-        FileNotFoundError, match=r"holds no best checkpoint at all: CheckpointHook\(save_best"
-    ):
-        load_best(tmp_path)
-    with pytest.raises(
-        FileNotFoundError, match=r"holds no best checkpoint at all: CheckpointHook\(save_best"
-    ):
-        load_best(tmp_path, "acc")
+    for metric in (None, "acc"):
+        with pytest.raises(
+            FileNotFoundError, match=r"holds no best checkpoint at all: CheckpointHook\(save_best"
+        ):
+            load_best(tmp_path, metric)
 
     save_best(tmp_path, 2, "accuracy", 0.5)
-    with pytest.raises(
-        FileNotFoundError, match="holds no best checkpoint of 'acuracy': did you mean 'accuracy'"
-    ):
+    with pytest.raises(FileNotFoundError, match="no best checkpoint of 'acuracy': did you mean 'accuracy'"):
         load_best(tmp_path, "acuracy")
 
 

@@ -6,9 +6,7 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -43,7 +41,6 @@ def back(directory: Path, sequence: int) -> bool:
 @pytest.mark.parametrize(
     ("turns", "on_line"),
     [
-        ([], [1, 2, 3, 4, 5, 6, 7]),
         ([(3, 5)], [1, 2, 3, 6, 7]),
         ([(3, 5), (6, 7)], [1, 2, 3, 6]),
         ([(3, 5), (5, 7)], [1, 2, 3, 4, 5]),
@@ -71,14 +68,6 @@ def test_what_was_left_behind_comes_first(tmp_path: Path) -> None:
     assert scan(tmp_path).abandoned == {tmp_path / "3", tmp_path / "4"}
     save(tmp_path, 5)
     assert names(tmp_path) == ["3", "4", "1", "2", "5"]
-
-
-def test_the_newest_is_no_turn(tmp_path: Path) -> None:
-    """Who goes on from it leaves nothing behind, and nothing is written."""
-    save(tmp_path, 1, 2)
-
-    assert not back(tmp_path, 2)
-    assert not (tmp_path / LINE).exists()
 
 
 def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
@@ -124,13 +113,17 @@ def test_several_directories_have_one_line(tmp_path: Path) -> None:
 
 
 def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names those that are newer and were left behind, until there is a newer one on the line."""
+    """The log names those that are newer and were left behind, until there is a newer one on the line. Who goes on from
+    the newest leaves nothing behind, and nothing is written."""
     save(tmp_path, 1, 2, 3)
+    assert not back(tmp_path, 3)
+    assert not (tmp_path / LINE).exists()
     back(tmp_path, 1)
 
     assert load_newest(tmp_path)[0].name == "1"
-    line = f"{tmp_path / '1'} is the newest checkpoint of the current lineage; a run went back before it saved 2, 3, which are passed over"
-    assert [record.getMessage() for record in caplog.records] == [line]
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"{tmp_path / '1'} is the newest checkpoint of the current lineage; ")
+    assert line.endswith("before it saved 2, 3, which are passed over")
     save(tmp_path, 4)
     caplog.clear()
     assert load_newest(tmp_path)[0].name == "4"
@@ -157,11 +150,8 @@ def test_the_best_is_the_best(tmp_path: Path) -> None:
 # --- the file ----------------------------------------------------------------------------------------------
 
 
-def rewrite(directory: Path, line: Any) -> None:
-    """Put something else in it, with the hash that belongs to it."""
-    body = msgspec.json.encode(line)
-    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "line": msgspec.Raw(body)}
-    (directory / LINE).write_bytes(msgspec.json.encode(envelope))
+LATER = b'{"schema":2,"turns":"anything"}'
+SEALED = b'{"sha256":"%s","line":%s}' % (hashlib.sha256(LATER).hexdigest().encode(), LATER)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +159,11 @@ def rewrite(directory: Path, line: Any) -> None:
     [
         (b"", r"line\.json is damaged: Input data was truncated"),
         (b'{"sha256":"0","line":{}}', r"line\.json is damaged: its contents do not match the hash in it"),
-        (b"\xff", r"line\.json is damaged: JSON is malformed"),
-        (
-            b'{"sha256":"a","line":' + b"[" * 100_000,
-            r"line\.json is damaged: maximum recursion depth exceeded",
-        ),
+        (b'{"sha256":"a","line":' + b"[" * 100_000, r"line\.json is damaged: maximum recursion depth exceeded"),
+        (SEALED, r"has schema 2, this version of eventloop reads 1: update eventloop"),
     ],
-)
+    ids=["truncated", "hash", "too deep", "later version"],
+)  # fmt: skip
 def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     """Is told of like a damaged checkpoint, and costs only what it said."""
     save(tmp_path, 1, 2)
@@ -189,24 +177,6 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert len(found.damaged) == 1
     assert back(tmp_path, 1)
     assert names(tmp_path) == ["2", "1"]
-
-
-def test_a_file_of_a_later_version(tmp_path: Path) -> None:
-    """Is not guessed at."""
-    rewrite(tmp_path, {"schema": 2, "turns": "anything"})
-
-    with pytest.raises(
-        CheckpointError, match=r"has schema 2, this version of eventloop reads 1: update eventloop"
-    ):
-        read_steps_back(tmp_path)
-
-
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    """The system's reason is in the message."""
-    (tmp_path / LINE).mkdir()
-
-    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*directory"):
-        read_steps_back(tmp_path)
 
 
 def test_a_pipe_under_its_name(tmp_path: Path) -> None:

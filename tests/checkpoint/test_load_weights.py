@@ -43,21 +43,15 @@ def test_what_was_published(make_trainer: MakeTrainer, tmp_path: Path, fmt: str)
 
 @pytest.mark.parametrize("theirs", [True, False], ids=["save_model", "published"])
 def test_tied_weights_of_safetensors(make_trainer: MakeTrainer, tmp_path: Path, theirs: bool) -> None:
-    """A name that was left out has the tensor that the file says stands for it."""
+    """A name that was left out has the tensor that the file says stands for it; a fact may have the name of a tensor."""
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(2, 3))
     model[1].weight = model[0].weight
     path = tmp_path / "tied.safetensors"
     if theirs:
         save_model(model, str(path))
     else:
-        said = {
-            "1.weight": "0.weight",
-            "iter": "2.bias",
-            "format": "pt",
-        }  # a fact, though it has the name of a tensor
-        save_file(
-            {name: value for name, value in model.state_dict().items() if name != "1.weight"}, path, said
-        )
+        kept = {name: value for name, value in model.state_dict().items() if name != "1.weight"}
+        save_file(kept, path, {"1.weight": "0.weight", "iter": "2.bias", "format": "pt"})
 
     assert read_safetensors(path).keys() == model.state_dict().keys()
     blank = copy.deepcopy(model)
@@ -70,26 +64,28 @@ def test_tied_weights_of_safetensors(make_trainer: MakeTrainer, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    "wrap",
+    ("prefix", "wrap"),
     [
-        lambda state: state,
-        lambda state: {"model": state, "optimizer": {}, "epoch": 3},
-        lambda state: {"model_state_dict": state, "model": "resnet18"},
-        lambda state: {"state_dict": state},
+        ("", lambda state: state),
+        ("module.", lambda state: {"model": state, "optimizer": {}, "epoch": 3}),
+        ("_orig_mod.", lambda state: {"model_state_dict": state, "model": "resnet18"}),
+        ("module._orig_mod.", lambda state: {"state_dict": state}),
+        ("_orig_mod.module.", lambda state: state),
     ],
-    ids=["flat", "model", "model_state_dict", "state_dict"],
 )
-@pytest.mark.parametrize("prefix", ["", "module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_files_of_other_programs(
     make_trainer: MakeTrainer, tmp_path: Path, wrap: Callable[[State], object], prefix: str
 ) -> None:
-    """The tensors by name, alone or where others keep them, and as a wrapped model has them."""
+    """The tensors by name, alone or where others keep them, and as a wrapped model has them. They are weights alone, which
+    cannot be resumed from."""
     path = put(tmp_path / "theirs.pth", wrap({f"{prefix}{name}": each for name, each in weights().items()}))
     trainer = make_trainer()
 
     trainer.load_checkpoint(path)
 
     assert has(trainer, weights())
+    with pytest.raises(CheckpointError, match=r"it has no meta, .*: use load_checkpoint"):
+        trainer.resume(path)
 
 
 def test_a_model_with_a_part_of_that_name(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -170,47 +166,29 @@ def test_what_has_no_weights(make_trainer: MakeTrainer, tmp_path: Path, state: o
         make_trainer().load_checkpoint(put(tmp_path / "other.pth", state))
 
 
-def test_weights_alone_cannot_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """The message names what takes them."""
-    path = put(tmp_path / "flat.pth", weights())
-    save_file(weights(), tmp_path / "w.safetensors")
-
-    for file in (path, tmp_path / "w.safetensors"):
-        with pytest.raises(CheckpointError, match=r"it has no meta, .*: use load_checkpoint"):
-            make_trainer().resume(file)
+EMPTY = json.dumps({"__metadata__": {"format": "pt"}}).encode()
 
 
-@pytest.mark.parametrize("data", [b"", b"no such file", (2**40).to_bytes(8, "little") + b"{}"])
-def test_damaged_safetensors(make_trainer: MakeTrainer, tmp_path: Path, data: bytes) -> None:
-    """Refused, with what safetensors says of it."""
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"no such file", "cannot be read as safetensors: "),
+        ((2**40).to_bytes(8, "little") + b"{}", "cannot be read as safetensors: "),
+        (len(EMPTY).to_bytes(8, "little") + EMPTY, "is not a checkpoint of eventloop: .* an empty one"),
+    ],
+    ids=["another file", "too long a header", "no tensors"],
+)
+def test_damaged_safetensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
+) -> None:
+    """Refused, with what safetensors says of it; without the library the error names the extra."""
     (tmp_path / "w.safetensors").write_bytes(data)
 
-    with pytest.raises(CheckpointError, match=r"w\.safetensors cannot be read as safetensors: "):
-        make_trainer().load_checkpoint(tmp_path / "w.safetensors")
-
-
-def test_safetensors_without_tensors(tmp_path: Path) -> None:
-    """It is a file of safetensors, and none of weights."""
-    header = json.dumps({"__metadata__": {"format": "pt"}}).encode()
-    (tmp_path / "w.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-
-    with pytest.raises(
-        CheckpointError, match=r"w\.safetensors is not a checkpoint of eventloop: .* an empty one"
-    ):
+    with pytest.raises(CheckpointError, match=rf"w\.safetensors {message}"):
         load_checkpoint(tmp_path / "w.safetensors")
-
-
-def test_without_safetensors_the_extra_is_named(
-    make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Before anything is read."""
-    (tmp_path / "w.safetensors").touch()
     monkeypatch.setitem(sys.modules, "safetensors", None)
-
-    with pytest.raises(
-        ImportError, match=r"w\.safetensors needs safetensors: pip install 'torch-eventloop\[safetensors\]'"
-    ):
-        make_trainer().load_checkpoint(tmp_path / "w.safetensors")
+    with pytest.raises(ImportError, match=r"needs safetensors: pip install 'torch-eventloop\[safetensors\]'"):
+        load_checkpoint(tmp_path / "w.safetensors")
 
 
 def test_where_safetensors_are_read_to(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+from collections.abc import Callable
 from datetime import datetime
 from math import inf, nan
 from pathlib import Path
@@ -21,9 +22,7 @@ from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.manifest import (
     FileEntry,
     Label,
-    Manifest,
     TensorEntry,
-    encode_manifest,
     read_manifest,
     score,
     tensor_table,
@@ -39,13 +38,17 @@ def saved(tmp_path: Path) -> Path:
     return tmp_path / "a"
 
 
+def write_manifest(directory: Path, body: bytes) -> None:
+    """Put something else into the file, with the hash that belongs to it."""
+    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
+    (directory / MANIFEST).write_bytes(msgspec.json.encode(envelope))
+
+
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/b", "..", "", ".hidden"])
 def test_files_lie_in_the_directory(saved: Path, name: str) -> None:
     """A manifest that names a path is none: no file elsewhere is opened to compare its hash."""
-    entry = {"bytes": 1, "sha256": ""}
-    body = msgspec.json.encode({"schema": 1, "files": {name: entry}})
-    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
-    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
+    files = {name: {"bytes": 1, "sha256": ""}}
+    write_manifest(saved, msgspec.json.encode({"schema": 1, "files": files}))
 
     with pytest.raises(CheckpointError, match=rf"files: expected names of files .*, got '{re.escape(name)}'"):
         read_manifest(saved)
@@ -72,42 +75,31 @@ def test_a_trainers_manifest(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     assert TensorEntry("optimizer.state.0.momentum_buffer", "float32", (8, 2)) in whole.tensors
 
 
-def test_hashes(saved: Path) -> None:
-    """Every file but the manifest is in it, with its size and SHA-256."""
-    raw = (saved / PAYLOAD).read_bytes()
-
-    assert read_manifest(saved).files == {PAYLOAD: FileEntry(len(raw), hashlib.sha256(raw).hexdigest())}
-
-
 def test_it_is_json(saved: Path) -> None:
-    """Any program can read it, and check it: its own hash is that of the bytes after "manifest"."""
-    raw = (saved / MANIFEST).read_bytes()
+    """Any program can read it, and check it: its own hash is that of the bytes after "manifest". Every other file is in it,
+    with its size and SHA-256."""
+    raw, payload = (saved / MANIFEST).read_bytes(), (saved / PAYLOAD).read_bytes()
     said = json.loads(raw)
 
     assert said["manifest"]["sequence"] == 7
     assert said["manifest"]["tensors"] == [{"name": "state_dict.w", "dtype": "float32", "shape": [2]}]
     body = raw.split(b'"manifest":', 1)[1][:-1]
     assert hashlib.sha256(body).hexdigest() == said["sha256"]
+    hashed = FileEntry(len(payload), hashlib.sha256(payload).hexdigest())
+    assert read_manifest(saved).files == {PAYLOAD: hashed}
 
 
 def test_a_label_is_kept(tmp_path: Path) -> None:
-    """What the one who saves says is in the manifest, and read again as it was."""
-    label = Label(sequence=3, best={"acc": "greater"}, metrics={"acc": 0.5, "loss": score(nan)})
-    save_checkpoint({"state_dict": {}}, tmp_path / "a", label)
+    """What the one who saves says is in the manifest, and read again as it was; scores that JSON has no number for are
+    texts, which `float` takes, and so is every key of the state."""
+    metrics = {"acc": score(0.1), "a": score(nan), "b": score(inf), "c": score(-inf)}
+    label = Label(sequence=3, best={"acc": "greater"}, metrics=metrics)
+    save_checkpoint({"state_dict": {}, 5: 1}, tmp_path / "a", label)  # type: ignore[dict-item]
 
     manifest = read_manifest(tmp_path / "a")
-    assert (manifest.sequence, manifest.best, manifest.metrics) == (
-        3,
-        {"acc": "greater"},
-        {"acc": 0.5, "loss": "nan"},
-    )
-
-
-def test_names_that_are_no_texts(tmp_path: Path) -> None:
-    """A handler may put anything into the state under any key: the manifest has it as a text."""
-    save_checkpoint({"state_dict": {}, 5: 1}, tmp_path / "a")  # type: ignore[dict-item]
-
-    assert read_manifest(tmp_path / "a").keys == ("state_dict", "5")
+    assert (manifest.sequence, manifest.best, manifest.keys) == (3, {"acc": "greater"}, ("state_dict", "5"))
+    assert manifest.metrics == {"acc": 0.1, "a": "nan", "b": "inf", "c": "-inf"}
+    assert [str(float(value)) for value in manifest.metrics.values()] == ["0.1", "nan", "inf", "-inf"]
 
 
 @pytest.mark.parametrize(
@@ -137,13 +129,6 @@ def test_the_best_of_nothing(metrics: dict[str, float | str]) -> None:
         Label(best={"acc": "greater"}, metrics=metrics)
 
 
-@pytest.mark.parametrize(("value", "said"), [(0.1, 0.1), (nan, "nan"), (inf, "inf"), (-inf, "-inf")])
-def test_scores(value: float, said: float | str) -> None:
-    """JSON has no NaN and no infinities: they are texts, which `float` takes."""
-    assert score(value) == said
-    assert str(float(score(value))) == str(value)
-
-
 def test_tensor_table() -> None:
     """The tensors of nested mappings, lists and tuples, by the keys that lead to them."""
     state: dict[str, Any] = {
@@ -167,36 +152,26 @@ def test_a_nested_tensor_in_the_table(layout: torch.layout) -> None:
 # --- manifests that are refused ----------------------------------------------------------------------------
 
 
-def test_no_manifest(saved: Path) -> None:
-    """A directory without one is a checkpoint that was not completed."""
-    (saved / MANIFEST).unlink()
-
-    with pytest.raises(CheckpointError, match=r"a has no readable manifest\.json: it was not completed"):
-        read_manifest(saved)
-
-
-def test_a_manifest_that_cannot_be_opened(saved: Path) -> None:
-    """The system's reason is in the message."""
-    (saved / MANIFEST).unlink()
-    (saved / MANIFEST).mkdir()
-
-    with pytest.raises(CheckpointError, match=r"a has no readable manifest\.json: .*Is a directory"):
-        read_manifest(saved)
+CHANGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
+    "empty": (lambda raw: b"", "is damaged: "),
+    "torn": (lambda raw: b"{", "is damaged: "),
+    "a list": (lambda raw: b"[]", "is damaged: "),
+    "no hash": (lambda raw: b'{"manifest":{}}', "is damaged: "),
+    "no text": (lambda raw: b"\xff\xff", "is damaged: "),
+    "no text for a hash": (lambda raw: b'{"sha256":3,"manifest":{}}', "is damaged: "),
+    "nested too deep": (lambda raw: b'{"sha256":"a","manifest":' + b"[" * 100_000, "is damaged: "),
+    "a number": (lambda raw: raw.replace(b'"sequence":7', b'"sequence":8'), "damaged: its contents do not match the hash"),
+    "more": (lambda raw: raw + b"\n", "is damaged: it holds more than was saved"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"", b"{", b"[]", b'{"manifest":{}}', b"\xff\xff", b'{"sha256":3,"manifest":{}}',
-        b'{"sha256":"a","manifest":' + b"[" * 100_000,
-    ],
-    ids=["empty", "torn", "a list", "no hash", "no text", "no text for a hash", "nested too deep"],
-)  # fmt: skip
-def test_no_json(saved: Path, raw: bytes) -> None:
-    """What is not the JSON of a manifest is damaged."""
-    (saved / MANIFEST).write_bytes(raw)
+@pytest.mark.parametrize("what", CHANGED)
+def test_damaged(saved: Path, what: str) -> None:
+    """What is not the JSON of a manifest, or not that of its hash."""
+    change, message = CHANGED[what]
+    (saved / MANIFEST).write_bytes(change((saved / MANIFEST).read_bytes()))
 
-    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: "):
+    with pytest.raises(CheckpointError, match=message):
         read_manifest(saved)
 
 
@@ -212,79 +187,36 @@ def test_a_flipped_bit(saved: Path) -> None:
             read_manifest(saved)
 
 
-def test_a_changed_number(saved: Path) -> None:
-    """A number that was edited is not taken for the number."""
-    path = saved / MANIFEST
-    path.write_bytes(path.read_bytes().replace(b'"sequence":7', b'"sequence":8'))
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"schema":2,"iter":"many"}', "has schema 2, this version of eventloop reads 1: update eventloop"),
+        (b'{"schema":1,"iter":"many"}', r"manifest\.json is not a manifest: Expected `int`"),
+        (
+            b'{"schema":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            r"manifest\.json is (damaged|not a manifest): ",
+        ),
+        (b'{"schema":' + b"1" * 100_000 + b"}", r"manifest\.json is (damaged|not a manifest): "),
+    ],
+    ids=["a later version", "other fields", "nested too deep", "thousands of digits"],
+)
+def test_no_manifest_with_the_right_hash(saved: Path, body: bytes, message: str) -> None:
+    """A layout that is not known here is refused as that, whatever else is in it; other nonsense as what it is."""
+    write_manifest(saved, body)
 
-    with pytest.raises(
-        CheckpointError, match=r"manifest\.json is damaged: its contents do not match the hash in it"
-    ):
-        read_manifest(saved)
-
-
-def test_more_than_was_saved(saved: Path) -> None:
-    """Bytes that were added are noticed too."""
-    path = saved / MANIFEST
-    path.write_bytes(path.read_bytes() + b"\n")
-
-    with pytest.raises(CheckpointError, match=r"manifest\.json is damaged: it holds more than was saved"):
-        read_manifest(saved)
-
-
-def test_a_later_version(saved: Path) -> None:
-    """A layout that is not known here is refused as that, whatever else is in it."""
-    body = msgspec.json.encode({"schema": 2, "iter": "many"})
-    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
-    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
-
-    with pytest.raises(
-        CheckpointError, match="has schema 2, this version of eventloop reads 1: update eventloop"
-    ):
-        read_manifest(saved)
-
-
-def test_something_else_under_its_name(saved: Path) -> None:
-    """A manifest of this version with other fields is none."""
-    body = msgspec.json.encode({"schema": 1, "iter": "many"})
-    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
-    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
-
-    with pytest.raises(CheckpointError, match=r"manifest\.json is not a manifest: Expected `int`"):
+    with pytest.raises(CheckpointError, match=message):
         read_manifest(saved)
 
 
 @pytest.mark.parametrize(
-    "schema",
-    [b"[" * 100_000 + b"]" * 100_000, b"1" * 100_000],
-    ids=["nested too deep", "thousands of digits"],
-)
-def test_what_no_decoder_takes(saved: Path, schema: bytes) -> None:
-    """It has the right hash and is no manifest all the same, which is said as of any other."""
-    body = b'{"schema":' + schema + b"}"
-    envelope = {"sha256": hashlib.sha256(body).hexdigest(), "manifest": msgspec.Raw(body)}
-    (saved / MANIFEST).write_bytes(msgspec.json.encode(envelope))
-
-    with pytest.raises(CheckpointError, match=r"manifest\.json is (damaged|not a manifest): "):
-        read_manifest(saved)
-
-
-def test_a_manifest_that_is_no_file(saved: Path) -> None:
-    """A named pipe is not waited for."""
+    ("make", "why"),
+    [(lambda path: None, "it was not completed"), (Path.mkdir, ".*Is a directory"), (os.mkfifo, ".*not a regular file")],
+    ids=["absent", "directory", "pipe"],
+)  # fmt: skip
+def test_a_manifest_that_is_no_file(saved: Path, make: Callable[[Path], object], why: str) -> None:
+    """A directory without one is a checkpoint that was not completed; a named pipe is not waited for."""
     (saved / MANIFEST).unlink()
-    os.mkfifo(saved / MANIFEST)
+    make(saved / MANIFEST)
 
-    with pytest.raises(
-        CheckpointError, match=r"a has no readable manifest\.json: .*it is not a regular file"
-    ):
+    with pytest.raises(CheckpointError, match=rf"a has no readable manifest\.json: {why}"):
         read_manifest(saved)
-
-
-def test_encode_and_read(tmp_path: Path) -> None:
-    """What was encoded is read again."""
-    manifest = Manifest(
-        sequence=2, iter=3, metrics={"acc": 0.1}, tensors=(TensorEntry("w", "float32", (1, 2)),)
-    )
-    (tmp_path / MANIFEST).write_bytes(encode_manifest(manifest))
-
-    assert read_manifest(tmp_path) == manifest

@@ -14,7 +14,7 @@ from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
-from eventloop.checkpoint.saving.saver import FEW, QUEUE_BYTES, Saver, SaveReplacedError
+from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
 from tests import no_threads
@@ -76,16 +76,6 @@ def test_the_state_of_the_call_is_written(
     written.result(DEADLINE)
 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
-@pytest.mark.parametrize("count", [FEW, FEW + 1])
-def test_many_tensors(make_saver: Make, tmp_path: Path, count: int) -> None:
-    """Many small tensors are encoded on a thread; all of them are saved."""
-    state = {"state_dict": {str(i): torch.full((2,), float(i)) for i in range(count)}}
-    make_saver().save(state, Job(tmp_path / "a")).result(DEADLINE)
-
-    assert len(read_manifest(tmp_path / "a").tensors) == count
-    assert load_checkpoint(tmp_path / "a")["state_dict"][str(count - 1)].tolist() == [count - 1.0] * 2
 
 
 @pytest.mark.parametrize("process", [False, True])
@@ -277,21 +267,6 @@ def test_join_waits_for_the_copy(make_saver: Make, late: Late, tmp_path: Path) -
     written.result(DEADLINE)
 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
-def test_what_comes_later_is_asked_for_a_large_state_alone(make_saver: Make, tmp_path: Path) -> None:
-    """A small one is copied in less time than the question takes."""
-    asked: list[bool] = []
-
-    def later() -> set[int]:
-        asked.append(True)
-        return set()
-
-    saver = make_saver()
-    saver.save(a_state(1.0), Job(tmp_path / "a"), later=later).result(DEADLINE)
-    assert asked == []
-    saver.save({"state_dict": {"w": torch.zeros(3 << 20)}}, Job(tmp_path / "b"), later=later).result(DEADLINE)
-    assert asked == [True]
 
 
 def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_path: Path) -> None:

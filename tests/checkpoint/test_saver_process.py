@@ -138,21 +138,6 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("attribute", "value"), [("sys.executable", ""), ("sys.executable", None), ("sys.frozen", True)]
-)
-def test_a_program_without_an_interpreter_has_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attribute: str, value: object
-) -> None:
-    """Python within another program knows none; the executable of a frozen program is the training."""
-    monkeypatch.setattr(attribute, value, raising=False)
-    saver = Saver()
-    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    saver.close()
-
-    assert saver.process is None
-
-
 def test_a_process_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 
-from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.weights import load_model_state
 from tests.support.other_weights import has, put, weights
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -200,22 +200,3 @@ def test_state_whose_shape_is_that_of_what_was_seen(
     own, saved = second.model.state_dict(), first.model.state_dict()
     assert all(torch.equal(own[name], saved[name]) for name in saved)
     second.train()
-
-
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*reduce_range:UserWarning")
-def test_a_quantized_model_that_refuses(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Its observers have the size again that they had, though they were loaded before what does not fit."""
-    first = make_trainer(model=quantized())
-    first.train()
-    state = load_checkpoint(first.work_dir / "epoch_2")["state_dict"]
-    state["2.weight_fake_quant.fake_quant_enabled"] = torch.ones(7)
-    trainer = make_trainer(model=quantized(), work_dir=tmp_path / "other")
-    before = copy.deepcopy(trainer.model.state_dict())
-
-    with pytest.raises(
-        CheckpointError, match=r"(?s)nothing was loaded: .*size mismatch for .*fake_quant_enabled"
-    ):
-        trainer.load_checkpoint(put(tmp_path / "w.pth", state))
-
-    assert has(trainer, before)
