@@ -16,7 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from eventloop import Trainer
-from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.hooks import CheckpointHook, Hook
 from tests.support.interrupted import assert_same, seed, state_of, stop_after
 from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
