@@ -178,17 +178,6 @@ def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     assert ranks[0].scalars == ranks[1].scalars == losses(*range(10))
 
 
-def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
-    """A rank that posts one more, for want of room, logs it as its own; later logs are reduced."""
-    log(ranks[:1], 3)
-    log(ranks, 7, 9)
-
-    look_in_turn(*ranks)
-
-    assert ranks[0].scalars == [*losses(3, value=0.0), *losses(7, 9)]
-    assert ranks[1].scalars == losses(7, 9)
-
-
 def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
     """The last logs of a training meet, also where one rank has begun its next training, which is reduced too."""
     log(ranks, 2)

@@ -116,17 +116,6 @@ def test_values_that_were_put_together_are_lost_apart() -> None:
     ]  # fmt: skip
 
 
-def test_an_interval_of_nothing_else_has_no_event() -> None:
-    """Where every value is lost no empty event is made."""
-    storage = EventStorage()
-    storage.put_scalar("z", 1.0)
-    storage.collect().events()
-    storage.put_scalar("z", META)
-
-    assert storage.collect().events() == []
-    assert storage.latest() == {"z": (1.0, 0)}
-
-
 def test_a_name_is_logged_the_1st_2nd_4th_time(caplog: pytest.LogCaptureFixture) -> None:
     """A value that is bad in every iteration does not fill the log; the count is exact."""
     storage = EventStorage()
@@ -164,16 +153,6 @@ def test_looking_at_what_waits_raises_nothing() -> None:
     assert [row.iteration for row in packet.rows if isinstance(row.values, torch.Tensor)] == [3]
     assert scalars(packet.events()) == [(CHECK_EVERY + 1, {"z": 1.0})]
     assert storage.unreadable == {"z": 1}
-
-
-def test_what_can_be_read_in_another_way_is_not_lost() -> None:
-    """A sparse number under a name that was seen before is a number."""
-    storage = EventStorage()
-    storage.put_scalar("z", 1.0)
-    storage.put_scalar("z", torch.tensor(3.0).to_sparse())
-
-    assert scalars(storage.collect().events()) == [(1, {"z": 2.0})]
-    assert not storage.unreadable
 
 
 def test_a_copy_that_fails_is_read_one_by_one() -> None:

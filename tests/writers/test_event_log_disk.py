@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from eventloop import Trainer
-from eventloop.eventlog.reader import read_events
 from eventloop.events import HandlerFailed
 from eventloop.hooks.hook import Hook
 from eventloop.util.append_file import write_all
@@ -92,22 +91,6 @@ def test_a_full_disk_changes_no_weight(module: str, monkeypatch: pytest.MonkeyPa
     assert f"{name}: " in trainer.summary().split("not everything was delivered:")[1]
     for each in (without, trainer):
         each.close()
-
-
-def test_the_log_ends_with_its_last_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Half of a record is taken back, as far as the disk allows, and a next run goes on behind."""
-    with monkeypatch.context() as patched:
-        fill_disk(patched, "event_log_writer", 4)
-        train(tmp_path, EventLogWriter())[0].close()
-    reader = read_events(tmp_path)
-    kept = len(list(reader))
-    assert (kept > 0, reader.torn) == (True, None)
-
-    train(tmp_path, EventLogWriter())[0].close()
-    reader = read_events(tmp_path)
-    sequence = [record.sequence for record in reader]
-    assert sequence == list(range(len(sequence)))
-    assert (len(sequence) > kept, reader.damaged, reader.torn) == (True, 0, None)
 
 
 LIMITED = """

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from eventloop.events import AfterRun, BeforeTrain, Event, HistogramLogged, ImageLogged, ScalarsLogged
+from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from tests.writers.conftest import Account, Attach, train, write
@@ -150,16 +150,6 @@ def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> Non
 
 
 # --- resuming ----------------------------------------------------------------------------------------------
-
-
-def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder: Path) -> None:
-    """Of every kind TensorBoard forgets the steps that are run again."""
-    array = np.zeros((1, 1, 1), np.uint8)
-    write(attach(TensorBoardWriter()), *(image(array, step) for step in (10, 20, 30)))
-
-    write(attach(TensorBoardWriter()), BeforeTrain(iter=20), image(array, 25))
-
-    assert [entry.step for entry in read(folder).Images("train/cat")] == [10, 20, 25]
 
 
 def test_an_evaluation_of_an_older_checkpoint_takes_nothing_away(attach: Attach, folder: Path) -> None:
