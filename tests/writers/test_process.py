@@ -6,15 +6,13 @@ import inspect
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from eventloop.background.workers.importable import pack, unpack
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.events.run import Run
-from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers import JSONLWriter
 from eventloop.writers.jsonl import read_jsonl
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
@@ -61,17 +59,6 @@ def test_constructor_that_calls_its_base_is_made_by_its_own(attach: Attach, tmp_
     write(attach(in_process(Longer())), *iterations(0))
 
     assert text(tmp_path / "longer.txt")[:2] == ["open 0", "step 0"]
-
-
-def test_writer_without_constructor_can_be_sent() -> None:
-    """Its class is all that is sent."""
-
-    def methods(writer: Writer) -> Any:
-        return writer._deliver
-
-    target = unpack(pack(methods(TensorBoardWriter()), None, None))
-
-    assert isinstance(target.fn.__self__, TensorBoardWriter)  # type: ignore[attr-defined]
 
 
 @pytest.mark.slow

@@ -71,8 +71,8 @@ def test_what_is_no_image_is_named(attach: Attach, account: Account, folder: Pat
     assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
-def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None:
-    """Also with those of a batch."""
+def test_own_write_of_a_subclass_is_called(attach: Attach, account: Account, folder: Path) -> None:
+    """Also with the events of a batch, of which a bad one costs itself alone."""
     seen: list[Event] = []
 
     class Mine(TensorBoardWriter):
@@ -80,10 +80,15 @@ def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None
             seen.append(event)
             super().write(event)
 
-    events = [image(np.zeros((2, 2, 3), np.uint8), step) for step in (1, 2)]
-    write(attach(Mine()), *events)
+    events = [
+        image(np.zeros((2, 2, channels), np.uint8), step) for step, channels in ((1, 3), (2, 9), (3, 3))
+    ]
+    bus = attach(Mine())
+    write(bus, *events)
 
     assert seen == events
+    assert (account(bus).delivered, account(bus).failed) == (2, 1)
+    assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
 # --- histograms --------------------------------------------------------------------------------------------
