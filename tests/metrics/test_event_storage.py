@@ -202,22 +202,6 @@ def test_a_hand_written_loop_that_is_left(make_trainer: MakeTrainer) -> None:
     assert refused()
 
 
-def test_background_subscribers_have_none(make_trainer: MakeTrainer) -> None:
-    """What runs off the training thread could put a number in the midst of the training's own."""
-    trainer, seen = make_trainer(), []
-
-    @trainer.bus.on("after_train_epoch")
-    async def coroutine(event: Any) -> None:
-        seen.append(refused())
-
-    @trainer.bus.on("after_train_epoch", offload="thread")
-    def thread(event: Any) -> None:
-        seen.append(refused())
-
-    trainer.train()
-    assert seen == [True] * 4
-
-
 def test_what_precise_bn_runs_is_not_logged(make_trainer: MakeTrainer) -> None:
     """The numbers a model puts in its pass are not training's."""
     trainer = make_trainer(model=Counting(), max_epochs=1, hooks=[PreciseBN(num_iter=5)])

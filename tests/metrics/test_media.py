@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from eventloop.events import HistogramLogged, ImageLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
-from eventloop.metrics.media import MEDIA_LIMIT, WARNED_LIMIT
+from eventloop.metrics.media import MEDIA_LIMIT
 from eventloop.metrics.rows import Place
 from tests.support.trainers import MakeTrainer, batches
 
@@ -109,16 +109,6 @@ def test_an_image_in_range_is_not_told(image: Any, caplog: pytest.LogCaptureFixt
     delivered_image(image)
 
     assert caplog.text == ""
-
-
-def test_images_out_of_range_are_not_told_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    """A name for each iteration fills neither the log nor the memory."""
-    storage = EventStorage()
-    for n in range(WARNED_LIMIT + 3):
-        storage.put_image(f"x{n}", torch.full((1, 1, 1), 2.0))
-        events(storage)
-
-    assert len(caplog.records) == WARNED_LIMIT
 
 
 def test_an_image_that_cannot_be_read_is_lost_alone(caplog: pytest.LogCaptureFixture) -> None:

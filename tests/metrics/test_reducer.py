@@ -153,16 +153,6 @@ def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
 # --- how the ranks come together ---------------------------------------------------------------------------
 
 
-def test_what_waits_is_reduced_at_once(ranks: list[Rank], meeting: Meeting) -> None:
-    """However many logs wait, the ranks compare them once, and add them up once."""
-    log(ranks, *range(10))
-
-    look_in_turn(*ranks)
-
-    assert meeting.operations == ["largest", "total"]
-    assert ranks[0].scalars == ranks[1].scalars == losses(*range(10))
-
-
 def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     """The logs that both have are reduced at once, those that one rank has more when the other has come there too."""
     log(ranks, *range(9))
@@ -176,17 +166,6 @@ def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     look_in_turn(*ranks)
 
     assert ranks[0].scalars == ranks[1].scalars == losses(*range(10))
-
-
-def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
-    """A rank that posts one more, for want of room, logs it as its own; later logs are reduced."""
-    log(ranks[:1], 3)
-    log(ranks, 7, 9)
-
-    look_in_turn(*ranks)
-
-    assert ranks[0].scalars == [*losses(3, value=0.0), *losses(7, 9)]
-    assert ranks[1].scalars == losses(7, 9)
 
 
 def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
@@ -257,16 +236,6 @@ def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCapt
         "iterations"
         for number in range(2)
     ]
-
-
-def test_ranks_with_other_maxima(meeting: Meeting) -> None:
-    """A rank that takes the mean where another takes the maximum logs its own values."""
-    ranks = [Rank(meeting, 0, ["loss"]), Rank(meeting, 1)]
-    log(ranks, 0)
-
-    look_in_turn(*ranks)
-
-    assert [rank.scalars for rank in ranks] == [losses(0, value=0.0), losses(0, value=1.0)]
 
 
 @pytest.mark.representative(2)

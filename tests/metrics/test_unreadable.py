@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from eventloop.bus import Bus
 from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
-from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.rows import Place
 from eventloop.metrics.storage import CHECK_EVERY
-from tests.support.trainers import DEADLINE, MakeTrainer, batches
+from tests.support.trainers import MakeTrainer, batches
 
 COMPLEX = torch.tensor(1j)
 META = torch.empty((), device="meta")
@@ -116,17 +114,6 @@ def test_values_that_were_put_together_are_lost_apart() -> None:
     ]  # fmt: skip
 
 
-def test_an_interval_of_nothing_else_has_no_event() -> None:
-    """Where every value is lost no empty event is made."""
-    storage = EventStorage()
-    storage.put_scalar("z", 1.0)
-    storage.collect().events()
-    storage.put_scalar("z", META)
-
-    assert storage.collect().events() == []
-    assert storage.latest() == {"z": (1.0, 0)}
-
-
 def test_a_name_is_logged_the_1st_2nd_4th_time(caplog: pytest.LogCaptureFixture) -> None:
     """A value that is bad in every iteration does not fill the log; the count is exact."""
     storage = EventStorage()
@@ -164,42 +151,6 @@ def test_looking_at_what_waits_raises_nothing() -> None:
     assert [row.iteration for row in packet.rows if isinstance(row.values, torch.Tensor)] == [3]
     assert scalars(packet.events()) == [(CHECK_EVERY + 1, {"z": 1.0})]
     assert storage.unreadable == {"z": 1}
-
-
-def test_what_can_be_read_in_another_way_is_not_lost() -> None:
-    """A sparse number under a name that was seen before is a number."""
-    storage = EventStorage()
-    storage.put_scalar("z", 1.0)
-    storage.put_scalar("z", torch.tensor(3.0).to_sparse())
-
-    assert scalars(storage.collect().events()) == [(1, {"z": 2.0})]
-    assert not storage.unreadable
-
-
-def test_a_copy_that_fails_is_read_one_by_one() -> None:
-    """Values on their way from a device are read one by one where one of them cannot be."""
-    storage = EventStorage()
-    storage.put_scalars({"a": 1.0, "z": 1.0})
-    storage.put_scalars({"a": torch.tensor(3.0), "z": META})
-    packet = storage.collect()
-    packet.copy = HostCopy([torch.tensor(3.0), META], PinnedPool())
-
-    assert scalars(packet.events()) == [(1, {"a": 2.0, "z": 1.0})]
-    assert storage.unreadable == {"z": 1}
-
-
-def test_a_packet_that_fails_is_named_by_its_iterations(caplog: pytest.LogCaptureFixture) -> None:
-    """The background logs which metrics are lost, whatever failed."""
-    storage = EventStorage()
-    for storage.iter in range(3):
-        storage.put_scalar("loss", 1.0)
-    packet = storage.collect("no place")  # type: ignore[arg-type]
-    with Bus(drain_timeout=DEADLINE) as bus:
-        bus.subscribe(lambda event: None, "scalars_logged", offload="thread")
-        bus.post(packet, ScalarsLogged)
-
-    assert "events could not be made: Packet(metrics of iterations 0 to 2)" in caplog.text
-    assert repr(storage.collect()) == "Packet(no metrics)"
 
 
 # --- of a run ----------------------------------------------------------------------------------------------

@@ -16,6 +16,9 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import Writer
 from tests.conftest import DEADLINE
+from tests.support.trainers import make_trainer
+
+__all__ = ["make_trainer"]
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]

@@ -215,20 +215,6 @@ def test_values_keep_their_places(attach: Attach) -> None:
     check_places(lines, "lr", "eta", "loss", "acc", "time", "step_time")
 
 
-def test_scores_keep_their_places(console: Console) -> None:
-    """From epoch 9 to epoch 10 too; a test has places of its own."""
-    lines = console.lines(
-        *(
-            ScalarsLogged(mode=mode, epoch=epoch, max_epochs=10, scalars={**own, "accuracy": value, "loss": value})
-            for epoch, value in zip((8, 9, 10), (2.3, 9.9e-05, -0.12), strict=True)
-            for mode, own in (("val", {}), ("test", {"perplexity": 1.0}))
-        )
-    )  # fmt: skip
-
-    check_places(lines[::2], "accuracy", "loss")
-    check_places(lines[1::2], "accuracy", "loss")
-
-
 def test_a_value_that_comes_sometimes_moves_no_other(console: Console) -> None:
     """Its place is blank in the lines that lack it; a value that came once, before the rest, leaves no place."""
     seldom: list[dict[str, Any]] = [
@@ -423,8 +409,12 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_without_rich_a_terminal_gets_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar is an extra; `progress=True` names the package that it needs."""
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_without_rich_a_terminal_gets_lines(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    """So does one that cannot move its cursor. `progress=True` names the package that it needs."""
+    monkeypatch.setenv("TERM", term)
     monkeypatch.delitem(sys.modules, "eventloop.writers.progress", raising=False)
     monkeypatch.delattr("eventloop.writers.progress", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -434,12 +424,3 @@ def test_without_rich_a_terminal_gets_lines(attach: Attach, monkeypatch: pytest.
     assert stream.getvalue() == LINE
     with pytest.raises(ImportError, match=r"needs rich: pip install 'torch-eventloop\[demo\]'"):
         ConsoleWriter(progress=True)
-
-
-def test_a_dumb_terminal_gets_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal that cannot move its cursor has no bar."""
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Terminal()
-    emit(attach(ConsoleWriter(stream=stream)), train(10, loss=0.5))
-
-    assert stream.getvalue() == LINE

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
 from eventloop.bus import Bus
 from eventloop.events import Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers.csv_writer import CSVWriter
-from tests.writers.conftest import FLOATS, Attach, emit, train, val, write
+from tests.writers.conftest import Attach, emit, train, val, write
 from tests.writers.csv_rows import rows
 
 
@@ -96,27 +94,6 @@ def test_late_values_wait_at_the_end_of_the_file(path: Path) -> None:
     writer.flush()
     assert [(row["a"], row["b"]) for row in rows(path)] == [("1.0", "2.0"), ("1.0", "0.0"), ("1.0", "0.0")]
     writer.close()
-
-
-@FLOATS
-def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
-    """The value that is read is bit for bit the one written, beside numpy's scalars; NaN differs from an empty cell."""
-    scalars: dict[str, Any] = {"loss": value, "half": np.float32(0.5)}
-    write(attach(CSVWriter()), ScalarsLogged(step=1, scalars=scalars))
-
-    assert repr(float(rows(path)[0]["loss"])) == repr(value)
-    assert rows(path)[0]["half"] == "0.5"
-
-
-def test_reserved_names_are_not_lost(attach: Attach, path: Path) -> None:
-    """Metrics called like the first columns have a column of their own."""
-    names = ["step", "iter", "epoch", "mode", "scalars/step"]
-
-    write(attach(CSVWriter()), ScalarsLogged(step=7, scalars={n: float(i) for i, n in enumerate(names)}))
-
-    (row,) = rows(path)
-    assert (row["mode"], row["step"]) == ("train", "7")
-    assert [row["scalars/" + name] for name in names] == ["0.0", "1.0", "2.0", "3.0", "4.0"]
 
 
 def test_names_stay_what_they_are(attach: Attach, path: Path) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 import pytest
 
 from eventloop.eventlog.format import BLOCK, HEADER, MAGIC, EventLogError, pack
@@ -29,7 +28,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
-from tests.writers.conftest import FLOATS, Account, Attach, emit, write
+from tests.writers.conftest import Account, Attach, emit, write
 from tests.writers.conftest import train as scalars
 
 
@@ -84,18 +83,6 @@ def test_a_record_has_sequence_time_and_rank(attach: Attach, path: Path) -> None
     assert before <= records[0].time <= records[-1].time <= time.time()
     assert {record.rank for record in records} == {3}
     assert {record.tag for record in records} == {"scalars_logged"}
-
-
-@FLOATS
-def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
-    """The float that is read is bit for bit the one written, beside numpy's scalars, which become Python's."""
-    logged: dict[str, Any] = {"loss": value, "half": np.float32(0.5), "three": np.int64(3)}
-    write(attach(EventLogWriter()), ScalarsLogged(scalars=logged))
-
-    (record,) = read_events(path)
-    assert isinstance(record.event, ScalarsLogged)
-    assert struct.pack("d", record.event.scalars.pop("loss")) == struct.pack("d", value)
-    assert record.event == ScalarsLogged(scalars={"half": 0.5, "three": 3.0})
 
 
 def test_only_chosen_events_are_written(attach: Attach, path: Path) -> None:

@@ -6,16 +6,13 @@ import inspect
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 
-from eventloop.background.workers.importable import pack, unpack
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, ImageLogged
+from eventloop.events import AfterTrainIter
 from eventloop.events.run import Run
-from eventloop.writers import ImageFileWriter, JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers import JSONLWriter
 from eventloop.writers.jsonl import read_jsonl
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
@@ -64,17 +61,6 @@ def test_constructor_that_calls_its_base_is_made_by_its_own(attach: Attach, tmp_
     assert text(tmp_path / "longer.txt")[:2] == ["open 0", "step 0"]
 
 
-def test_writer_without_constructor_can_be_sent() -> None:
-    """Its class is all that is sent."""
-
-    def methods(writer: Writer) -> Any:
-        return writer._deliver
-
-    target = unpack(pack(methods(TensorBoardWriter()), None, None))
-
-    assert isinstance(target.fn.__self__, TensorBoardWriter)  # type: ignore[attr-defined]
-
-
 @pytest.mark.slow
 def test_writer_whose_worker_dies_goes_on(attach: Attach, tmp_path: Path) -> None:
     """Another worker opens it again, at the first event that was not acknowledged."""
@@ -85,18 +71,6 @@ def test_writer_whose_worker_dies_goes_on(attach: Attach, tmp_path: Path) -> Non
 
     lines = text(tmp_path / "steps.txt")
     assert lines[:-1] == ["open 0", "0", "1", "2", "3", "4", "open 5", "5"]
-
-
-@pytest.mark.slow
-def test_images_in_a_process(attach: Attach, account: Account, tmp_path: Path) -> None:
-    """The same files as of a thread."""
-    pixels = np.arange(48, dtype=np.uint8).tobytes()
-    bus = attach(in_process(ImageFileWriter()))
-    write(bus, *(ImageLogged(step=step, name="x", data=pixels, shape=(4, 4, 3)) for step in range(3)))
-
-    assert account(bus).delivered == 3
-    names = sorted(path.name for path in (tmp_path / "images/train/x").iterdir())
-    assert names == ["0.png", "1.png", "2.png"]
 
 
 @pytest.mark.slow

@@ -178,20 +178,6 @@ def test_the_bar_is_drawn_at_most_ten_times_a_second(attach: Attach, clock: list
     assert re.findall(r" +(\d+)/1800", plain(stream.getvalue())) == ["1", "999", "1000", "1001"]
 
 
-def test_the_line_keeps_its_width(attach: Attach) -> None:
-    """Numbers that grow do not push the others around."""
-    terminal = PseudoTerminal()
-    bus = attach(ConsoleWriter(stream=terminal.stream))
-
-    for step in (1, 10, 100, 1000, 1800):
-        emit(bus, train(step))
-    bus.close()
-
-    lines = re.findall(r"epoch[^\r\n]*", plain(terminal.hang_up()))
-    assert len(lines) >= 5
-    assert len({len(line) for line in lines}) == 1
-
-
 @pytest.mark.parametrize("events", [[train(10)], [train(10), val(10)]])
 def test_what_the_program_prints_begins_a_line(
     attach: Attach, clock: list[float], events: list[Event]

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,6 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
-from eventloop.events.run import Run
 from eventloop.writers import (
     ConsoleWriter,
     CSVWriter,
@@ -36,7 +33,6 @@ from eventloop.writers import (
     Writer,
     read_jsonl,
 )
-from tests.conftest import DEADLINE
 from tests.support.process_handlers import MealServed
 from tests.writers.conftest import Account, Attach, tensorboard, val, write
 from tests.writers.csv_rows import rows
@@ -208,14 +204,6 @@ def test_columns_of_a_resumed_run(attach: Attach, tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_a_file_name_of_half_a_pair(attach: Attach, tmp_path: Path) -> None:
-    """A surrogate without bytes of its own is escaped in the name of a file, which can be opened."""
-    write(attach(ImageFileWriter()), image("caf\ud800"), image("b"))
-
-    assert (tmp_path / "images/train/caf%D800/1.png").exists()
-    assert (tmp_path / "images/train/b/1.png").exists()
-
-
 @pytest.mark.parametrize("progress", [False, True])
 def test_lines_of_the_console(attach: Attach, account: Account, progress: bool) -> None:
     """Where the output has an encoding, as a terminal and a file do."""
@@ -231,32 +219,3 @@ def test_lines_of_the_console(attach: Attach, account: Account, progress: bool) 
     assert f"x: {GOOD}" in shown
     assert progress or f"{GOOD}: 0.5000" in shown
     assert account(bus).delivered == 4
-
-
-class Gated(JSONLWriter):
-    """Opens its file when it is told to."""
-
-    queue = 2
-    gate = threading.Event()
-
-    def open(self, run: Run) -> None:
-        assert self.gate.wait(DEADLINE)
-        super().open(run)
-
-
-def test_what_waits_in_the_spill_file(attach: Attach, account: Account, tmp_path: Path) -> None:
-    """Events that a small queue has no room for are written in their order."""
-    bus = attach(Gated(events="*"))
-    for step in range(200):
-        bus.emit(TextLogged(step=step, text=f"{BAD if step % 2 else 'ok'} {step}"))
-    deadline = monotonic() + DEADLINE
-    while account(bus).spilled <= 100:
-        assert monotonic() < deadline
-        sleep(0.002)
-    Gated.gate.set()
-    bus.close(DEADLINE)
-
-    assert (account(bus).failed, account(bus).dropped, account(bus).queued) == (0, 0, 0)
-    assert [row["text"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [
-        f"{GOOD if step % 2 else 'ok'} {step}" for step in range(200)
-    ]

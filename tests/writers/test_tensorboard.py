@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from eventloop.events import RunInfo, ScalarsLogged, TextLogged
-from eventloop.events.run import Run
 from eventloop.writers import TensorBoardWriter
-from tests.writers.conftest import Account, Attach, curve, emit, tensorboard, train, val, write
+from tests.writers.conftest import Attach, curve, tensorboard, train, val, write
 
 
 @pytest.fixture
@@ -46,20 +43,6 @@ def test_a_late_value_keeps_its_step(attach: Attach, folder: Path) -> None:
     assert sorted(curve(folder, "train/loss")) == [(36, 9.0), (40, 10.0), (50, 12.5)]
 
 
-def test_nan_and_infinities_are_kept(attach: Attach, folder: Path) -> None:
-    """A loss that has diverged is seen to have diverged."""
-    write(
-        attach(TensorBoardWriter()),
-        *train(1, loss=math.nan),
-        *train(2, loss=math.inf),
-        *train(3, loss=-math.inf),
-    )
-
-    nan, *infinities = [value for _, value in curve(folder, "train/loss")]
-    assert math.isnan(nan)
-    assert infinities == [math.inf, -math.inf]
-
-
 def test_texts_are_found(attach: Attach, folder: Path) -> None:
     """A text is under its mode and name, at its step, in TensorBoard's text tab."""
     write(attach(TensorBoardWriter()), TextLogged(mode="val", name="note", text="größer", step=3))
@@ -77,13 +60,6 @@ def test_run_info_is_a_table(attach: Attach, folder: Path) -> None:
     assert text.tensor_proto.string_val[0].decode() == (
         "|key|value|\n|---|---|\n|model|ResNet|\n|plan|a\\|b<br>c|"
     )
-
-
-def test_flush_makes_values_visible(attach: Attach, tmp_path: Path) -> None:
-    """After bus.flush TensorBoard finds everything, while the writer is still open; the folder may be chosen."""
-    emit(attach(TensorBoardWriter(tmp_path / "all" / "run1")), *train(1, 2))
-
-    assert curve(tmp_path / "all" / "run1", "train/loss") == [(1, 0.25), (2, 0.5)]
 
 
 def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: Path) -> None:
@@ -111,31 +87,3 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"needs tensorboard and google-crc32c: pip install 'torch-eventloop\[demo\]'"
     ):
         TensorBoardWriter()
-
-
-def test_a_folder_that_cannot_be_made_is_named(attach: Attach, account: Account, folder: Path) -> None:
-    """emit never raises; the account has the path that was refused."""
-    folder.write_text("a file, no folder")
-    bus = attach(TensorBoardWriter())
-
-    write(bus, *train(1, 2))
-
-    stats = account(bus)
-    assert (stats.delivered, stats.failed + stats.dropped) == (0, 2)
-    assert str(folder) in stats.error
-
-
-def test_a_full_disk_is_named_and_never_raises(attach: Attach, account: Account) -> None:
-    """emit goes on as before; the account says what failed, and how many values were lost."""
-
-    class OnFullDisk(TensorBoardWriter):
-        def open(self, run: Run) -> None:
-            self._file = FileIO("/dev/full", "wb")
-
-    bus = attach(OnFullDisk())
-
-    write(bus, *train(*range(1, 11)))
-
-    stats = account(bus)
-    assert (stats.delivered, stats.failed + stats.dropped) == (0, 10)
-    assert "No space left on device" in stats.error

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from eventloop.events import AfterRun, BeforeTrain, Event, HistogramLogged, ImageLogged, ScalarsLogged
+from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from tests.writers.conftest import Account, Attach, train, write
@@ -71,8 +71,8 @@ def test_what_is_no_image_is_named(attach: Attach, account: Account, folder: Pat
     assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
-def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None:
-    """Also with those of a batch."""
+def test_own_write_of_a_subclass_is_called(attach: Attach, account: Account, folder: Path) -> None:
+    """Also with the events of a batch, of which a bad one costs itself alone."""
     seen: list[Event] = []
 
     class Mine(TensorBoardWriter):
@@ -80,10 +80,15 @@ def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None
             seen.append(event)
             super().write(event)
 
-    events = [image(np.zeros((2, 2, 3), np.uint8), step) for step in (1, 2)]
-    write(attach(Mine()), *events)
+    events = [
+        image(np.zeros((2, 2, channels), np.uint8), step) for step, channels in ((1, 3), (2, 9), (3, 3))
+    ]
+    bus = attach(Mine())
+    write(bus, *events)
 
     assert seen == events
+    assert (account(bus).delivered, account(bus).failed) == (2, 1)
+    assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
 # --- histograms --------------------------------------------------------------------------------------------
@@ -150,16 +155,6 @@ def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> Non
 
 
 # --- resuming ----------------------------------------------------------------------------------------------
-
-
-def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder: Path) -> None:
-    """Of every kind TensorBoard forgets the steps that are run again."""
-    array = np.zeros((1, 1, 1), np.uint8)
-    write(attach(TensorBoardWriter()), *(image(array, step) for step in (10, 20, 30)))
-
-    write(attach(TensorBoardWriter()), BeforeTrain(iter=20), image(array, 25))
-
-    assert [entry.step for entry in read(folder).Images("train/cat")] == [10, 20, 25]
 
 
 def test_an_evaluation_of_an_older_checkpoint_takes_nothing_away(attach: Attach, folder: Path) -> None:

@@ -14,8 +14,6 @@ import torch
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
-from eventloop.events.encoding_errors import Unencodable
-from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
 from tests.support.process_handlers import MealServed
 from tests.writers.conftest import Account, Attach, emit, in_process, write
@@ -144,31 +142,3 @@ def test_in_a_process(
     assert numbers(account(bus)) == (4, 2, 0, 0)
     assert "meal_served cannot be encoded for its field dish, a numpy.ndarray: NoPlainValue: " in caplog.text
     assert "meal_served cannot be encoded for its field dish, a function: " in caplog.text
-
-
-class OneByOne(JSONLWriter):
-    """Leaves batches to the base of all writers, and counts what it was given."""
-
-    written = 0
-
-    def write(self, event: Event) -> None:
-        type(self).written += 1
-        JSONLWriter.write_batch(self, [event])
-
-    def write_batch(self, events: list[Event]) -> None:
-        Writer.write_batch(self, events)
-
-
-def test_a_batch_that_is_written_one_by_one(tmp_path: Path) -> None:
-    """`Writer.write_batch` goes on behind an event that `write` cannot encode, and raises for all of them."""
-    writer = OneByOne(events="*")
-    writer.open(Run(work_dir=str(tmp_path)))
-
-    with pytest.raises(
-        Unencodable, match=r"odd cannot be encoded for its field value, .* \(and 1 more\)"
-    ) as caught:
-        writer.write_batch([Odd(step=i, value=np.eye(2) if i in (3, 5) else i) for i in range(20)])
-    writer.close()
-
-    assert (caught.value.of, OneByOne.written) == (20, 20)
-    assert steps_of_lines(tmp_path) == [i for i in range(20) if i not in (3, 5)]

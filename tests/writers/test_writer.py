@@ -8,7 +8,6 @@ import threading
 
 import pytest
 
-import eventloop.writers
 from eventloop.events import Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, Writer
@@ -124,22 +123,3 @@ def test_importing_the_writers_imports_no_destination() -> None:
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
 
     assert loaded.stdout.split() == []
-
-
-def test_public_names_are_sorted_and_there() -> None:
-    """`__all__` is the surface of eventloop.writers."""
-    names = eventloop.writers.__all__
-
-    assert names == [
-        "CSVWriter",
-        "ConsoleWriter",
-        "EventLogWriter",
-        "ImageFileWriter",
-        "JSONLWriter",
-        "TensorBoardWriter",
-        "VisdomWriter",
-        "Writer",
-        "read_jsonl",
-        "trace_graph",
-    ]
-    assert all(hasattr(eventloop.writers, name) for name in names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,21 +57,6 @@ def test_a_missing_write_is_named(attach: Attach) -> None:
         Writer().write(ScalarsLogged())
 
 
-def test_a_base_of_ones_own_needs_no_write(attach: Attach) -> None:
-    """Only an attached writer does; a `write` of one object counts too."""
-
-    class Base(Writer):
-        def line(self, event: Event) -> str:
-            return str(event)
-
-    seen: list[Event] = []
-    writer = Base()
-    vars(writer)["write"] = seen.append
-    emit(attach(writer), *train(1))
-
-    assert seen == train(1)
-
-
 async def _later(self: object, event: Event) -> None:
     """A coroutine function, which is never awaited."""
 
@@ -109,16 +93,6 @@ def test_methods_that_cannot_be_called_are_refused(body: dict[str, Any], message
         define(**body)
 
 
-def _with_stamp(method: Callable[..., None]) -> Callable[..., None]:
-    """Pass on one argument more."""
-
-    @functools.wraps(method)
-    def call(*arguments: Any) -> None:
-        method(*arguments, 7)
-
-    return call
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -127,7 +101,6 @@ def _with_stamp(method: Callable[..., None]) -> Callable[..., None]:
         lambda *arguments, **options: None,
         staticmethod(lambda event: None),
         classmethod(lambda cls, event: None),
-        _with_stamp(lambda self, event, stamp: None),
         functools.partialmethod(lambda self, to, event: None, 3),
         property(lambda self: lambda event: None),
     ],
