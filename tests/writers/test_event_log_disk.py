@@ -186,6 +186,7 @@ def fill_disk(patch: pytest.MonkeyPatch, module: str, number: int) -> None:
     patch.setattr(importlib.import_module(f"eventloop.writers.{module}"), "write_all", write)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("module", WRITERS)
 def test_a_full_disk_changes_no_weight(
     module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_trainer: MakeTrainer
