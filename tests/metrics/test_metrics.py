@@ -14,6 +14,7 @@ from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import Place
+from eventloop.metrics.shapes import SHAPES_LIMIT
 from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT
 
 
@@ -355,6 +356,15 @@ def test_values_that_are_not_collected_are_bounded(caplog: pytest.LogCaptureFixt
     assert storage.pending <= PENDING_LIMIT + CHECK_EVERY
     assert len(storage.history("loss")) == count
     assert caplog.text.count("metrics are not collected") == 1
+
+
+def test_many_sets_of_names_are_not_all_remembered() -> None:
+    """Names that come in ever other combinations keep their histories."""
+    storage = EventStorage()
+    for n in range(2 * SHAPES_LIMIT):
+        storage.put_scalars({"x": 1.0, f"y{n % 7}": 2.0, f"z{n // 7 % 300}": 3.0})
+
+    assert len(storage.history("x")) == 2 * SHAPES_LIMIT
 
 
 def test_a_buffer_changed_in_place() -> None:

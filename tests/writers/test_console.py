@@ -390,7 +390,7 @@ def test_a_reader_that_leaves_is_no_failure(attach: Attach, account: Account) ->
 @pytest.mark.parametrize(
     ("interval", "error", "message"),
     [
-        (0, ValueError, "interval must be at least 1 iteration, got 0"),
+        (0, ValueError, "interval must be at least 1, got 0"),
         ("5", TypeError, "interval must be an int, got '5'"),
         (2.5, TypeError, "interval must be an int, got 2.5"),
         (True, TypeError, "interval must be an int, got True"),

@@ -154,6 +154,7 @@ def test_what_was_flushed_survives_a_kill(tmp_path: Path) -> None:
         assert read(tmp_path) == WRITTEN
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("opened", ["", "    if step == 50: bus.flush()\n"], ids=["at the exit", "before"])
 def test_what_was_emitted_is_written_at_the_exit(
     python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, opened: str

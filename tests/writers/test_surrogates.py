@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from PIL import Image
 from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     CheckpointSaved,
-    Event,
     HistogramLogged,
     ImageLogged,
     RunInfo,
@@ -33,19 +31,11 @@ from eventloop.writers import (
     Writer,
     read_jsonl,
 )
-from tests.support.process_handlers import MealServed
 from tests.writers.conftest import Account, Attach, tensorboard, val, write
 from tests.writers.csv_rows import rows
 
 BAD = os.fsdecode(b"caf\xe9")
 GOOD = "caf\\udce9"
-
-
-class Parcel(Event):
-    """An event that may hold anything."""
-
-    step: int = 0
-    value: Any = None
 
 
 def scalars(*steps: int) -> list[ScalarsLogged]:
@@ -54,74 +44,6 @@ def scalars(*steps: int) -> list[ScalarsLogged]:
 
 def image(name: str = BAD) -> ImageLogged:
     return ImageLogged(name=name, step=1, data=bytes([7] * 3), shape=(1, 1, 3), dtype="uint8")
-
-
-# --- files of events ---------------------------------------------------------------------------------------
-
-
-def values_of_log(folder: Path) -> list[Any]:
-    return [record.event.value for record in read_events(folder) if isinstance(record.event, Parcel)]
-
-
-def values_of_lines(folder: Path) -> list[Any]:
-    return [row["value"] for row in read_jsonl(folder / "metrics.jsonl") if row.get("event") == "parcel"]
-
-
-@pytest.mark.parametrize(
-    ("make", "read"),
-    [
-        pytest.param(EventLogWriter, values_of_log, id="event log"),
-        pytest.param(lambda: JSONLWriter(events="*"), values_of_lines, id="jsonl"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        (BAD, GOOD),
-        ({BAD: [1, {"a": (BAD,)}]}, {GOOD: [1, {"a": [GOOD]}]}),
-        ({"a": Path(BAD), "b": np.float32(0.5)}, {"a": GOOD, "b": 0.5}),
-        (MealServed(dish=BAD), None),
-        ([2**70, BAD], None),
-        ("\ud83d", "\\ud83d"),
-    ],
-    ids=["text", "nested", "objects", "struct", "large number", "of a pair"],
-)
-def test_a_field_of_a_file_of_events(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer],
-    read: Callable[[Path], list[Any]], value: Any, written: Any,
-) -> None:  # fmt: skip
-    """It is written, its neighbours are what they were, and nothing counts as failed."""
-    bus = attach(make())
-
-    write(bus, Parcel(value="größe"), Parcel(value=value), Parcel(value="naïve"))
-
-    first, odd, last = read(tmp_path)
-    assert (first, last) == ("größe", "naïve")
-    assert odd == written if written is not None else GOOD in str(odd).replace("\\\\", "\\")
-    assert account(bus).delivered == 3
-
-
-def test_bytes_and_times_beside_one_stay_what_they_are(attach: Attach, tmp_path: Path) -> None:
-    """The event log has forms for them."""
-    now = datetime.now(UTC)
-
-    write(attach(EventLogWriter()), Parcel(value=[b"\xff", now, BAD]))
-
-    assert values_of_log(tmp_path) == [[b"\xff", now, GOOD]]
-
-
-@pytest.mark.parametrize("make", [EventLogWriter, lambda: JSONLWriter(events="*")])
-def test_what_else_is_wrong_with_the_event_is_named(
-    attach: Attach, account: Account, make: Callable[[], Writer]
-) -> None:
-    """The error is about the array, not about the text, which could be written."""
-    bus = attach(make())
-    write(bus, Parcel(value={BAD: np.eye(2)}))
-
-    assert "parcel cannot be encoded for its field value, a dict: NoPlainValue" in account(bus).error
-
-
-# --- each writer, in a folder of such a name ---------------------------------------------------------------
 
 
 def check_lines(folder: Path) -> None:

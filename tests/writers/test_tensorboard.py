@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import os
+import random
+import signal
+import struct
 import sys
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
+import numpy as np
 import pytest
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from eventloop.events import RunInfo, ScalarsLogged, TextLogged
+from eventloop.bus import Bus
+from eventloop.events import BeforeTrain, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.writers import TensorBoardWriter
-from tests.writers.conftest import Attach, curve, tensorboard, train, val, write
+from eventloop.writers.tfrecord import frame
+from tests.writers.conftest import Attach, curve, emit, tensorboard, train, val, worker_of, write
 
 
 @pytest.fixture
@@ -87,3 +99,69 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ImportError, match=r"needs tensorboard and google-crc32c: pip install 'torch-eventloop\[demo\]'"
     ):
         TensorBoardWriter()
+
+
+PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3).tobytes()
+
+
+# --- images, and a process -------------------------------------------------------------------------------------
+
+
+def image(step: int) -> ImageLogged:
+    return ImageLogged(name="cat", step=step, data=PIXELS, shape=(4, 4, 3))
+
+
+def steps(entries: list[Any]) -> list[int]:
+    return [entry.step for entry in entries]
+
+
+def accounts(bus: Bus) -> dict[str, tuple[str, int, int]]:
+    return {
+        stats.name: (stats.runs_on, stats.delivered, stats.failed + stats.dropped) for stats in bus.stats()
+    }
+
+
+def test_images_and_scalars_are_in_one_file_of_the_thread(attach: Attach, folder: Path) -> None:
+    """No image starts a process."""
+    bus = attach(TensorBoardWriter())
+    write(bus, *train(1), image(2), *train(3))
+
+    assert accounts(bus) == {"TensorBoardWriter": ("thread", 3, 0)}
+    (path,) = folder.iterdir()
+    assert path.name.endswith(f".{os.getpid()}")
+    assert steps(tensorboard(folder).Scalars("train/loss")) == [1, 3]
+
+
+@pytest.mark.slow
+def test_process_that_is_killed_is_replaced(attach: Attach, folder: Path) -> None:
+    """With `offload="process"` all events are written in a process; the next one goes on at the first event that was not
+    acknowledged, and every curve is whole."""
+    bus = attach(TensorBoardWriter(offload="process"), start_iter=10)
+    emit(bus, BeforeTrain(iter=10), *train(11), image(12), *train(*range(13, 20)))
+    os.kill(worker_of(bus), signal.SIGKILL)
+    write(bus, *train(*range(20, 30)), image(30))
+
+    reader = tensorboard(folder)
+    assert steps(reader.Scalars("train/loss")) == [11, *range(13, 30)]
+    assert steps(reader.Images("train/cat")) == [12, 30]
+    ((runs_on, _, lost),) = accounts(bus).values()
+    assert (runs_on, lost) == ("process", 0)
+
+
+# --- the record format, against TensorBoard's own --------------------------------------------------------------
+
+
+def test_the_checksum_is_the_one_in_c() -> None:
+    """The library has its C part here: its fallback in Python would hold the interpreter as TensorBoard's does."""
+    assert google_crc32c.implementation == "c"
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 3079])
+def test_records_are_those_of_tensorboard(size: int) -> None:
+    """A framed record is byte for byte what tensorboard's RecordWriter writes."""
+    data, file = random.Random(size).randbytes(size), io.BytesIO()
+
+    RecordWriter(file).write(data)
+
+    assert frame(data) == file.getvalue()
+    assert struct.unpack("<I", frame(data)[-4:]) == (masked_crc32c(data),)

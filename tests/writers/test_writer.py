@@ -1,17 +1,25 @@
-"""The base class: what a subclass is called with, when, and on which thread."""
+"""The base class: what a subclass is called with, when, on which thread, and in which process."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
-from eventloop.events import Event, ScalarsLogged
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, Writer
-from tests.writers.conftest import Attach, emit, train, write
+from eventloop.writers.jsonl import read_jsonl
+from tests.conftest import DEADLINE
+from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
+from tests.writers.step_file import Longer, StepFile
 
 
 class Recorder(Writer):
@@ -123,3 +131,92 @@ def test_importing_the_writers_imports_no_destination() -> None:
     loaded = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
 
     assert loaded.stdout.split() == []
+
+
+# --- `offload="process"` ---------------------------------------------------------------------------------------
+
+
+def iterations(*numbers: int) -> list[AfterTrainIter]:
+    return [AfterTrainIter(iter=number) for number in numbers]
+
+
+def text(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_jsonl_in_a_process_is_complete(attach: Attach, account: Account, tmp_path: Path) -> None:
+    """Every event, once and in order."""
+    bus = attach(in_process(JSONLWriter()))
+    write(bus, *train(*range(500)))
+
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [*range(500)]
+    assert rows[3]["loss"] == 0.75
+    assert (account(bus).delivered, account(bus).runs_on) == (500, "process")
+
+
+def test_writer_is_made_from_its_arguments(tmp_path: Path) -> None:
+    """Its attributes need not pickle; its methods are called in the worker, in the order of `Writer`. The facts of the
+    run are those at the first event, as the run may be resumed after the writer was attached."""
+    bus = Bus()
+    facts = {"run": Run(work_dir=str(tmp_path))}
+    in_process(StepFile("steps.txt", prefix="n")).attach(bus, lambda: facts["run"])
+    facts["run"] = Run(work_dir=str(tmp_path), start_iter=7)
+    emit(bus, *iterations(0, 1))
+    flushed = text(tmp_path / "steps.txt")
+    bus.close(DEADLINE)
+
+    assert flushed == ["open 7", "n0", "n1"]
+    assert text(tmp_path / "steps.txt") == [*flushed, "close in another process: True"]
+
+
+@pytest.mark.slow
+def test_constructor_that_calls_its_base_is_made_by_its_own(attach: Attach, tmp_path: Path) -> None:
+    """The outermost constructor's arguments count."""
+    write(attach(in_process(Longer())), *iterations(0))
+
+    assert text(tmp_path / "longer.txt")[:2] == ["open 0", "step 0"]
+
+
+@pytest.mark.slow
+def test_writer_whose_worker_dies_goes_on(attach: Attach, tmp_path: Path) -> None:
+    """Another worker opens it again, at the first event that was not acknowledged."""
+    bus = attach(in_process(StepFile("steps.txt")))
+    emit(bus, *iterations(*range(5)))
+    os.kill(worker_of(bus), signal.SIGKILL)
+    write(bus, *iterations(5))
+
+    lines = text(tmp_path / "steps.txt")
+    assert lines[:-1] == ["open 0", "0", "1", "2", "3", "4", "open 5", "5"]
+
+
+@pytest.mark.slow
+def test_writer_that_fails_to_open_brings_its_error(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a thread does."""
+    bus = attach(in_process(StepFile("no/such/folder")))
+    emit(bus, *iterations(0, 1, 2))
+
+    assert "FileNotFoundError" in account(bus).error
+    assert (account(bus).failed, account(bus).dropped) == (1, 2)
+    assert "in open" in caplog.text
+
+
+def test_writer_that_no_worker_can_make_is_refused(attach: Attach) -> None:
+    """The class must be importable, and the constructor's arguments must pickle."""
+
+    class Inside(StepFile):
+        pass
+
+    with pytest.raises(TypeError, match=r"Inside is defined inside a function.*offload='thread'"):
+        attach(in_process(Inside("x")))
+    with pytest.raises(TypeError, match=r"cannot be sent to a worker process: .*lambda"):
+        attach(in_process(StepFile("x", prefix=lambda: 1)))  # type: ignore[arg-type]
+
+
+def test_constructors_keep_their_signatures() -> None:
+    """The registry checks the keys of a config by them."""
+    assert list(inspect.signature(StepFile).parameters) == ["filename", "prefix"]
+    with pytest.raises(TypeError, match=r"StepFile.__init__\(\) got an unexpected keyword argument 'nme'"):
+        StepFile("x", nme="y")  # type: ignore[call-arg]
