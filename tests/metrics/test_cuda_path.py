@@ -1,4 +1,4 @@
-"""Getting values off a device, with a fake of CUDA; tests/gpu has the real one."""
+"""Getting values off a device: with a fake of CUDA everywhere, with the real one where there is one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from eventloop.metrics.device import HostCopy, PinnedPool
 from tests.support.trainers import DEADLINE
 
 CUDA = torch.device("cuda", 0)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
 class OnCuda(torch.Tensor):
@@ -130,20 +131,33 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     return device
 
 
-def test_a_copy_is_waited_for_where_its_values_are_read(device: Device) -> None:
-    """A copy pins a buffer and records an event behind itself; `ready` queries the event, `values` synchronizes."""
-    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
-    started = list(device.calls)
+def test_a_copy_starts_at_once_and_waits_for_nothing(device: Device) -> None:
+    """Taking values off a device pins a buffer, copies, and records an event behind the copy; nothing waits."""
+    HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert device.calls == ["pin", "record on the stream of cuda:0"]
+
+
+def test_ready_asks_the_event(device: Device) -> None:
+    """`ready` asks, and does not wait."""
+    copy = HostCopy([on_cuda(1.0)], PinnedPool())
     before = copy.ready()
     device.done = True
 
-    assert started == ["pin", "record on the stream of cuda:0"]
-    assert (before, copy.ready(), copy.values()) == (False, True, [1.0, 2.0])
-    assert device.calls[2:] == ["query", "query", "synchronize"]
+    assert (before, copy.ready()) == (False, True)
+    assert device.calls[2:] == ["query", "query"]
+
+
+def test_values_wait_for_the_event(device: Device) -> None:
+    """`values` synchronizes with the copy's own event before it reads the buffer."""
+    copy = HostCopy([on_cuda(1.0), on_cuda(2.0)], PinnedPool())
+
+    assert copy.values() == [1.0, 2.0]
+    assert device.calls[-1] == "synchronize"
 
 
 def test_values_come_in_the_order_they_were_given(device: Device) -> None:
-    """Tensors of several types and devices are copied by kind, and returned in their order."""
+    """Tensors of several types and devices are copied by kind, and given back in their order."""
     tensors = [
         on_cuda(1), torch.tensor(2.0), on_cuda(3, torch.int64), on_cuda(4), torch.tensor(5), on_cuda(6, torch.int64),
     ]  # fmt: skip
@@ -153,13 +167,22 @@ def test_values_come_in_the_order_they_were_given(device: Device) -> None:
 
 
 def test_pinned_buffers_are_used_again(device: Device) -> None:
-    """A buffer that was read serves the next copy of about its size; two copies in progress have two buffers."""
+    """A buffer goes back to the pool when it was read; the next copy of about that size pins nothing."""
     pool = PinnedPool()
-    first, second = HostCopy([on_cuda(1.0)] * 5, pool), HostCopy([on_cuda(2.0)] * 5, pool)
-    assert (first.values(), second.values()) == ([1.0] * 5, [2.0] * 5)
-    assert device.calls.count("pin") == 2
+    HostCopy([on_cuda(float(i)) for i in range(5)], pool).values()
 
-    assert HostCopy([on_cuda(3.0)] * 8, pool).values() == [3.0] * 8
+    values = HostCopy([on_cuda(float(i)) for i in range(8)], pool).values()
+
+    assert values == [float(i) for i in range(8)]
+    assert device.calls.count("pin") == 1
+
+
+def test_two_copies_under_way_have_two_buffers(device: Device) -> None:
+    """A buffer that was not read yet is nobody else's."""
+    pool = PinnedPool()
+    first, second = HostCopy([on_cuda(1.0)], pool), HostCopy([on_cuda(2.0)], pool)
+
+    assert (first.values(), second.values()) == ([1.0], [2.0])
     assert device.calls.count("pin") == 2
 
 
@@ -187,10 +210,6 @@ def test_a_value_of_a_device_that_cannot_be_read_is_lost_alone(device: Device) -
     packet = storage.collect()
     started = list(device.calls)
 
-    assert (repr(packet), repr(storage.collect())) == (
-        "Packet(metrics of iterations 0 to 0)",
-        "Packet(no metrics)",
-    )
     assert packet.events()[0].scalars == {"loss": 2.0, "z": 1.0}  # type: ignore[attr-defined]
     assert storage.unreadable == {"z": 1}
     assert started == ["pin", "record on the stream of cuda:0"] * 2
@@ -208,6 +227,21 @@ def test_what_cannot_be_stacked_on_a_device_fails_no_step(device: Device) -> Non
     assert device.waited
 
 
+def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> None:
+    """Making the events of values that somebody has read already waits for nothing."""
+    storage = EventStorage()
+    storage.put_scalar("loss", on_cuda(1.0))
+    first = storage.collect()
+    storage.latest()
+    storage.put_scalar("loss", on_cuda(2.0))
+    storage.collect()
+    device.calls.clear()
+
+    first.events()
+
+    assert device.calls == []
+
+
 # --- checkpoints -------------------------------------------------------------------------------------------
 
 SIDE = "the copies' stream"
@@ -217,11 +251,6 @@ def rest_of(packed: Packed) -> Rest:
     """What is still to come of a snapshot."""
     assert packed.rest is not None
     return packed.rest
-
-
-def later_snapshot(later: torch.Tensor, **now: torch.Tensor) -> Packed:
-    """A snapshot of `now`, and of `later`, which is not changed before the join."""
-    return Snapshot().pack({"state_dict": {**now, "later": later}}, {later.data_ptr()})
 
 
 def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> None:
@@ -236,9 +265,10 @@ def test_a_snapshot_of_a_device_waits_where_it_is_written(device: Device) -> Non
 
 
 def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> None:
-    """The second copy comes after the work that the device has so far; its memory is kept until it is read, and
-    neither it nor a thread waits."""
-    packed = later_snapshot(on_cuda(2.0), now=on_cuda(1.0))
+    """It comes after what the device was given so far; its memory is kept until it is read; nobody waits, and no
+    thread has anything to do for it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    packed = Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()})
 
     assert device.calls == [
         "pin", "record on the stream of cuda:0",
@@ -249,29 +279,32 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
 
 
 def test_join_lets_the_device_wait(device: Device) -> None:
-    """`join` orders later work of the device after the copy, without a wait of the thread; a change after it is the
-    next step's. `wait` synchronizes with both copies."""
+    """`join` orders what the device is given from then on after the copy; the thread does not wait."""
     later = on_cuda(2.0)
-    rest = rest_of(later_snapshot(later, now=on_cuda(1.0)))
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
     device.calls.clear()
     rest.join()
-    joined = list(device.calls)
-    later.add_(1)
+
+    assert device.calls == [f"the stream of cuda:0 waits for the event of {SIDE}"]
+
+
+def test_both_copies_are_waited_for_where_they_are_written(device: Device) -> None:
+    """`wait` synchronizes with the copy on the stream of the training and with that beside it."""
+    now, later = on_cuda(1.0), on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"now": now, "later": later}}, {later.data_ptr()}))
+    device.calls.clear()
     rest.wait()
 
-    assert joined == [f"the stream of cuda:0 waits for the event of {SIDE}"]
-    assert device.calls[1:] == ["synchronize", "synchronize"]
+    assert device.calls == ["synchronize", "synchronize"]
 
 
-def test_a_change_beside_the_device(device: Device) -> None:
-    """A change before the `join`, of a tensor that the device is still copying, is an error of `wait`."""
-    later = on_cuda(2.0)
-    rest = rest_of(later_snapshot(later))
-    later.add_(1)
-    rest.join()
+def test_a_device_has_one_stream_for_copies(device: Device) -> None:
+    """The second snapshot uses that of the first, and its memory."""
+    snapshot, later = Snapshot(), on_cuda(2.0)
+    for _ in range(2):
+        snapshot.pack({"state_dict": {"later": later}}, {later.data_ptr()})
 
-    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
-        rest.wait()
+    assert (device.calls.count("a stream more"), device.calls.count("pin")) == (1, 1)
 
 
 def test_the_training_thread_never_synchronizes(
@@ -336,6 +369,27 @@ def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Ten
     assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
 
 
+def test_a_change_beside_the_device(device: Device) -> None:
+    """Who changes what a device is still copying without `join` is told where the copy is waited for."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    later.add_(1)
+    rest.join()
+
+    with pytest.raises(ChangedWhileCopiedError, match="1 tensors of the parameters or of the optimizer's"):
+        rest.wait()
+
+
+def test_a_change_after_the_join_is_the_next_step(device: Device) -> None:
+    """It does not count, for the device makes it when it has copied."""
+    later = on_cuda(2.0)
+    rest = rest_of(Snapshot().pack({"state_dict": {"later": later}}, {later.data_ptr()}))
+    rest.join()
+    later.add_(1)
+
+    rest.wait()
+
+
 def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not on the current one, where the training may have nothing."""
     entered: list[torch.Tensor] = []
@@ -352,3 +406,24 @@ def test_memory_is_pinned_on_a_device_of_the_state(device: Device, monkeypatch: 
 
     assert entered == [weight]
     assert device.calls[:2] == ["on its device", "pin"]
+
+
+@needs_cuda
+def test_values_of_a_real_device() -> None:
+    """On a real device the values are those at the point of the program where the copy was started."""
+    tensor = torch.ones((), device="cuda")
+    copy = HostCopy([tensor], PinnedPool())
+    tensor.add_(1)
+
+    assert copy.values() == [1.0]
+
+
+@needs_cuda
+def test_a_snapshot_of_a_real_device() -> None:
+    """On a real device a snapshot is a copy of the state at that point of the program."""
+    tensor, snapshot = torch.ones(3, device="cuda"), Snapshot()
+    packed = snapshot.pack({"state_dict": {"w": tensor}})
+    tensor.add_(1)
+    rest_of(packed).wait()
+
+    assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
