@@ -275,6 +275,13 @@ class Background(Closing):
         if self._ending:
             self._end_if_empty()
 
+    def last_posted(self) -> Latch | None:
+        """Return a latch that is set once the last deferred posted so far is made, None without any."""
+        try:
+            return self._posted[-1].made
+        except IndexError:  # the keeper has made them all
+            return None
+
     def _make_posted(self) -> None:
         """Create the events of deferreds whose values are ready, in the order of the posts."""
         while self._posted:

@@ -44,8 +44,9 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._pending: list[Flush] | None = None  # one for each subscriber, asked for at `stop`
-        self._deadline = 0.0
+        self._last_posted: Latch | None = None  # set once the deferred events posted before `stop` are made
+        self._pending: list[Flush] | None = None  # then asked for, one for each subscriber
+        self._deadline = 0.0  # 0.0 until `stop`
 
     @property
     def stopped(self) -> bool:
@@ -107,15 +108,19 @@ class Recording:
         """Record the depths of all queues on the background loop, and finish if no event is pending."""
         for lane in self._background.lanes:
             self.recorder.depth(lane.name, lane.queued)
-        if self._pending is None:
+        if not self._deadline:
             return
-        self._pending = [flush for flush in self._pending if not flush.made.is_set()]
-        if not self._pending or monotonic() >= self._deadline:
+        if self._pending is None and (self._last_posted is None or self._last_posted.is_set()):
+            self._pending = [lane.flush_soon(calls=False) for lane in self._background.lanes if not lane.done]
+        if self._pending is not None:
+            self._pending = [flush for flush in self._pending if not flush.made.is_set()]
+        if self._pending == [] or monotonic() >= self._deadline:
             self.finish()
 
     def _note_pending(self) -> None:
+        self._last_posted = self._background.last_posted()
         self._deadline = monotonic() + LINGER_SECONDS
-        self._pending = [lane.flush_soon(calls=False) for lane in self._background.lanes if not lane.done]
+        self._background.wake()
 
     def __enter__(self) -> Self:
         return self
