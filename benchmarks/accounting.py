@@ -41,7 +41,7 @@ from eventloop.bus.handler import Handler
 from eventloop.events import AfterTrainIter
 
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
-GOAL = 1.02
+GOAL, GOAL_AT_1_MS = 1.02, 1.01
 CLOCKED = """        if count >= due:
             before += count
             count = 0
@@ -137,6 +137,11 @@ def step_cases(label: str, width: int, number: int, directory: str, ending: Exit
     return [Case(f"{name}, on", block(on), number), Case(f"{name}, off", block_off, number)]
 
 
+def goal_of(name: str) -> float:
+    """Return the largest ratio that is wanted: of an iteration of 1 ms, or of anything shorter."""
+    return GOAL_AT_1_MS if name == STEP.format("about 1 ms") else GOAL
+
+
 def rows(taken: dict[str, Taken]) -> list[list[str]]:
     """On beside off."""
     found = []
@@ -144,14 +149,16 @@ def rows(taken: dict[str, Taken]) -> list[list[str]]:
         on, off = taken[f"{name}, on"], taken[f"{name}, off"]
         ratio = on.ratio_to(off)
         added = (on.median - off.median) * 1e9
-        found.append([name, f"{off.ns / 1e3:.2f}", f"{added:+.0f}", f"{ratio:.3f}x", yes_no(ratio <= GOAL)])
+        found.append(
+            [name, f"{off.ns / 1e3:.2f}", f"{added:+.0f}", f"{ratio:.3f}x", yes_no(ratio <= goal_of(name))]
+        )
     return found
 
 
 def goals(taken: dict[str, Taken]) -> list[dict[str, str]]:
     """The goal for each dispatch beside what was measured."""
     return [
-        {"goal": name, "wanted": f"<= {GOAL}x", "measured": ratio, "met": met}
+        {"goal": name, "wanted": f"<= {goal_of(name)}x", "measured": ratio, "met": met}
         for name, _, _, ratio, met in rows(taken)
     ]
 
@@ -191,7 +198,7 @@ def main() -> None:
     about = environment("torch", "msgspec")
     about["pinned"] = "no" if cpu is None else "to one CPU"
     about["rounds"] = f"{options.rounds}, medians of ratios within a round"
-    table = markdown_table(["dispatch", "off, µs", "added, ns", "on / off", f"at most {GOAL}x"], rows(taken))
+    table = markdown_table(["dispatch", "off, µs", "added, ns", "on / off", "as wanted"], rows(taken))
     facts = "\n".join(f"- {name}: {value}" for name, value in about.items())
     report = f"# {(__doc__ or '').splitlines()[0]}\n\n    {command_line('benchmarks.accounting')}\n\n{facts}\n\n{table}"
     figures = {t.name: t.record() for t in taken.values()}

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from eventloop.checkpoint.store import SUFFIXES
+from eventloop.checkpoint.directory import SUFFIXES
 from eventloop.util.checks import check_bools
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name

@@ -209,13 +209,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 if self._postpones_reduction(trainer)
                 else "a checkpoint saved now holds them, and a run resumed from it uses them"
             )
-            logger.warning(
-                "training ended (%s) with the gradients of %d iterations accumulated and not yet in a "
-                "step; %s",
-                event.reason,
-                self._count,
-                keeper,
-            )
+            left = f"the gradients of {self._count} iterations accumulated and not yet in a step"
+            logger.warning("training ended (%s) with %s; %s", event.reason, left, keeper)
 
     # --- stepping ------------------------------------------------------------------------------------------
 

@@ -22,7 +22,6 @@ STILL_LONGER = {
     "eventloop/bus/subscription.py": 432,
     "eventloop/training/trainer.py": 532,
     "hooks/checkpoint.py": 480,
-    "hooks/gradient_cumulative.py": 402,
 }
 """Modules that exceed the limit today: these numbers may fall, and nothing may be added."""
 

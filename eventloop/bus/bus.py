@@ -451,7 +451,10 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft) -> None:
-        """Call `keep(name, events)` at each close for each subscriber with events left. Errors are logged."""
+        """Set the function that receives a close's undelivered events, as `keep(subscriber, events)`.
+
+        An error that it raises is logged.
+        """
         self._background.keep_left = keep
 
     def never_wait(self) -> None:

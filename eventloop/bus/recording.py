@@ -44,8 +44,8 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._last_posted: Latch | None = None  # set once the deferred events posted before `stop` are made
-        self._pending: list[Flush] | None = None  # then asked for, one for each subscriber
+        self._last_posted: Latch | None = None  # of the last deferred before `stop`: its events are made
+        self._pending: list[Flush] | None = None  # one for each subscriber, asked for after that
         self._deadline = 0.0  # 0.0 until `stop`
 
     @property
@@ -105,7 +105,10 @@ class Recording:
         return in_time
 
     def _sample_depths(self) -> None:
-        """Record the depths of all queues on the background loop, and finish if no event is pending."""
+        """Record how many events wait for each subscriber, and end once those before `stop` are delivered.
+
+        The keeper calls this at each look, after it has made the events of deferreds.
+        """
         for lane in self._background.lanes:
             self.recorder.depth(lane.name, lane.queued)
         if not self._deadline:

@@ -80,7 +80,7 @@ class Save(NamedTuple):
     spares: int = 0
 
     def with_own_bytes(self) -> Save:
-        """Return it with copies of the bytes, so that the memory of the tensors may be used again."""
+        """Return a save that has copies of the tensors' bytes, so that the tensors may change."""
         own = ((name, data if isinstance(data, Mapped) else bytes(data)) for name, data in self.records)
         return self._replace(records=tuple(own))
 
@@ -141,7 +141,7 @@ def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
 
 
 class _Staged:
-    """One checkpoint on its way to the disk."""
+    """The steps that make one checkpoint durable, and what they have made so far."""
 
     def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
         self.path, self._save, self._disk, self._given_up = save.path, save, disk, given_up
@@ -194,7 +194,7 @@ class _Staged:
         self._disk.sync_directory(self._work)
 
     def take_name(self) -> None:
-        """Rename the directory: to its final name, or next to a former checkpoint of that name."""
+        """Give the directory the checkpoint's name, or a numbered one while that name is taken."""
         assert self._work is not None
         numbered = (self.path.with_name(f"{self.path.name}-{n}") for n in itertools.count(1))
         names = itertools.chain([self.path], numbered)
@@ -202,7 +202,7 @@ class _Staged:
         self._disk.rename(self._work, self._name)
 
     def settle(self) -> None:
-        """Take the place of a former checkpoint of the same name, now that this one is durable."""
+        """Replace a former checkpoint of the same name, now that the new one is durable."""
         if self._name != self.path:
             self._replace_former()
         self._at = perf_counter()
@@ -231,7 +231,7 @@ class _Staged:
         self._warnings += remove_replaced(self._save.replaces, self._save.spares, self._disk)
 
     def end(self) -> None:
-        """Remove the new files unless they are durable under the final name."""
+        """Close the files, and remove them unless the checkpoint is durable."""
         for file in self._files:
             file.close()
         if self._work is None:

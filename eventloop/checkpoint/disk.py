@@ -204,9 +204,7 @@ def start_writing_back(file: FileIO, start: int, size: int) -> None:
             os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
-def write_file(
-    path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK, given_up: threading.Event | None = None
-) -> FileHash:
+def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK) -> FileHash:
     """Write a new file durably, and return its size and hash.
 
     The name of the file is durable only after `sync_directory`.
@@ -214,10 +212,9 @@ def write_file(
     Raises:
         FileExistsError: the path exists.
         OSError: the disk is full, or another error of the file system.
-        SaveGivenUp: `given_up` was set.
     """
     with disk.create(path) as file:
-        sink = Sink(disk, file, given_up)
+        sink = Sink(disk, file)
         try:
             write(sink)
         finally:

@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from eventloop.checkpoint.commit import MANIFEST, seal
-from eventloop.checkpoint.disk import FileHash
+from eventloop.checkpoint.commit import MANIFEST
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
@@ -120,16 +119,6 @@ class _Versioned(msgspec.Struct):
     """The part of a manifest that every version has."""
 
     schema: Any = None
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    """Return the bytes of `manifest.json`.
-
-    Raises:
-        CheckpointError: a value in it has a type that could not be decoded again.
-    """
-    files = {name: FileHash(entry.bytes, entry.sha256) for name, entry in manifest.files.items()}
-    return seal(encode_body(msgspec.structs.replace(manifest, files={})), files)
 
 
 def encode_body(manifest: Manifest) -> bytes:

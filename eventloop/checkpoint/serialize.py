@@ -62,21 +62,21 @@ def serialize(
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that leaves out the storages of tensors, as `torch.save` does."""
+    """Pickle a state with references in place of the bytes of its tensors, as `torch.save` does."""
 
     def __init__(self, stream: io.BytesIO, rebuilt: Rebuilt) -> None:
         super().__init__(stream, protocol=_PROTOCOL)
         self.storages: dict[str, UntypedStorage] = {}
-        """The storages by the keys that the pickle has in their place."""
+        """The storages, by the number of the record that has their bytes."""
         self._keys: dict[int, str] = {}
         self._rebuilt = rebuilt
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the known way to rebuild a tensor."""
+        """Return the known result of a tensor's `__reduce_ex__`, so that pickle need not ask for it."""
         return self._rebuilt.get(id(value), NotImplemented)
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
-        """Return the key and the description of a storage; None for everything else, which is pickled."""
+        """Return the reference to be pickled in place of a tensor's storage, None for any other value."""
         if type(value) not in _STORAGES:
             return None
         if isinstance(value, TypedStorage):

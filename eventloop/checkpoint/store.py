@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from eventloop.checkpoint.commit import PAYLOAD, commit, leftovers, remove_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD, commit
 from eventloop.checkpoint.directory import LOOKS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
@@ -29,22 +29,6 @@ from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import SAFETENSORS, open_verified
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import suggest
-
-__all__ = [
-    "PAYLOAD",
-    "SUFFIXES",
-    "CheckpointError",
-    "Found",
-    "find_checkpoints",
-    "latest_checkpoint",
-    "leftovers",
-    "load_best",
-    "load_checkpoint",
-    "load_newest",
-    "remove_checkpoint",
-    "save_checkpoint",
-    "scan",
-]
 
 logger = logging.getLogger("eventloop")
 

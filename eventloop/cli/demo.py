@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.checkpoint import find_checkpoints
-from eventloop.checkpoint.store import scan
+from eventloop.checkpoint.directory import scan
 from eventloop.eventlog.jsonl import FILE_NAME
 from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook

@@ -53,7 +53,10 @@ def read_value(group: Group, name: str) -> Value:
 
 
 def write_value(group: Group, name: str, value: Value) -> None:
-    """Set a hyperparameter of a param group; a tensor is filled in place, as a captured step holds it."""
+    """Set a hyperparameter of a param group.
+
+    A tensor is filled in place, because a compiled or captured step keeps a reference to it.
+    """
     old = read_value(group, name)
     if isinstance(old, torch.Tensor):
         old.fill_(value)

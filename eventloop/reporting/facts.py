@@ -14,11 +14,11 @@ from eventloop.util.formatting import duration, share, three_digits
 OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
 """The row of the time in the hooks phase that no handler took."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events whose handlers fill the hooks phase."""
+"""The events of an iteration whose handlers do not run within another handler."""
 NEGLIGIBLE = 0.02
-"""Share of the hooks phase, or of a run, below which what is left of it is not told."""
+"""The smallest share that is shown of time outside of handlers, or outside of iterations."""
 ESTIMATED = "~"
-"""Precedes a time in a table if some of its calls were not clocked, but estimated."""
+"""The mark before a time in a table if only some of its calls were clocked."""
 
 
 class Fact(NamedTuple):

@@ -15,9 +15,8 @@ import torch
 
 from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
-from eventloop.checkpoint.directory import LOOKS
+from eventloop.checkpoint.directory import LOOKS, scan
 from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.store import scan
 from eventloop.util.errors import CheckpointError
 
 

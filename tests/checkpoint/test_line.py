@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import go_back
+from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
 from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.store import scan
 from eventloop.util.errors import CheckpointError
 
 

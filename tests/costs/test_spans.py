@@ -211,6 +211,33 @@ def test_afterwards_nothing_is_left_of_it(bus: Bus, recorder: SpanRecorder) -> N
     assert gone() is None
 
 
+class OnADevice:
+    """The tea of a deferred, whose values leave the device when `ready_now` is set."""
+
+    def __init__(self) -> None:
+        self.asked, self.ready_now = 0, False
+
+    def ready(self) -> bool:
+        self.asked += 1
+        return self.ready_now
+
+    def events(self) -> list[Event]:
+        return [TeaPoured()]
+
+
+def test_deferred_events_of_before_its_end_are_recorded(bus: Bus, recorder: SpanRecorder) -> None:
+    """Also if their values leave the device only after the end."""
+    tea = OnADevice()
+    bus.subscribe(nothing, TeaPoured, offload="thread", name="guest")
+    with bus.record(recorder) as recording:
+        bus.post(tea, TeaPoured)
+    until(lambda: tea.asked > 3)
+    tea.ready_now = True
+
+    assert recording.wait(DEADLINE)
+    assert [span.name for span in of(recorder, "delivery")] == ["tea_poured"]
+
+
 def test_stopping_again_does_nothing(bus: Bus, recorder: SpanRecorder) -> None:
     """Not even to the recorder that is on the bus by then, which has to be stopped before another one. Without background
     subscribers a recording is finished at once."""

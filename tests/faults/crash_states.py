@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import leftovers, remove_replaced
+from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.prune import remove_dead
-from eventloop.checkpoint.store import scan
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 

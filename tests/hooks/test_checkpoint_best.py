@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label, read_manifest
-from eventloop.checkpoint.store import scan
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from eventloop.util.errors import CheckpointError

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from eventloop.checkpoint.retention.best import BestMetrics
 from eventloop.checkpoint.retention.retention import Replaced, Retention
 
@@ -36,39 +38,26 @@ def test_a_running_save_may_be_replaced_by_the_next_one() -> None:
     assert record.begin("4", 4) == Replaced(("1", "2", "3"), 1)
 
 
-def test_two_that_become_durable() -> None:
-    """The newest two are left."""
+@pytest.mark.parametrize(
+    ("ends", "durable", "saved_at"),
+    [
+        (("done", "done"), ["3", "4"], 4),
+        (("done", "failed"), ["2", "3"], 3),
+        (("failed", "done"), ["2", "4"], 4),
+        (("failed", "failed"), ["1", "2"], -1),
+    ],
+)
+def test_two_running_saves(ends: tuple[str, str], durable: list[str], saved_at: int) -> None:
+    """The newest two durable checkpoints are left, whichever of the saves fails."""
     record = kept(2, "1", "2")
     record.begin("3", 3)
     record.begin("4", 4)
+    assert (record.names, record.saved_at) == (["1", "2", "3", "4"], 4)
 
-    record.done("3")
-    assert (record.durable, record.names) == (["2", "3"], ["2", "3", "4"])
-    record.done("4")
-    assert record.durable == ["3", "4"]
+    for name, end in zip("34", ends, strict=True):
+        getattr(record, end)(name)
 
-
-def test_one_that_fails_is_not_counted() -> None:
-    """The one behind it leaves the newest that is there."""
-    record = kept(2, "1", "2")
-    record.begin("3", 3)
-    record.begin("4", 4)
-
-    record.failed("3")
-    record.done("4")
-    assert record.durable == ["2", "4"]
-
-
-def test_both_fail() -> None:
-    """All is as before, and the iteration is not one that was saved."""
-    record = kept(2, "1", "2")
-    record.begin("3", 3)
-    record.begin("4", 4)
-    assert record.saved_at == 4
-
-    record.failed("3")
-    record.failed("4")
-    assert (record.durable, record.names, record.saved_at) == (["1", "2"], ["1", "2"], -1)
+    assert (record.durable, record.names, record.saved_at) == (durable, durable, saved_at)
 
 
 def test_one_of_a_name_that_is_there() -> None:

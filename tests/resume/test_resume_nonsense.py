@@ -15,8 +15,9 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
-from eventloop.checkpoint.manifest import FileEntry, encode_manifest, read_manifest
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, seal
+from eventloop.checkpoint.disk import FileHash
+from eventloop.checkpoint.manifest import encode_body, read_manifest
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
 from tests.support.interrupted import assert_same, seed, stop_after
 from tests.support.trainers import build_trainer, samples, shuffled, tiny_model
@@ -147,9 +148,8 @@ def hashed(path: Path, key: str, value: object) -> None:
     """Put something else into a checkpoint, and its hash into the manifest."""
     torch.save({**load_checkpoint(path), key: value}, path / PAYLOAD)
     raw = (path / PAYLOAD).read_bytes()
-    files = {PAYLOAD: FileEntry(len(raw), hashlib.sha256(raw).hexdigest())}
-    manifest = msgspec.structs.replace(read_manifest(path), files=files)
-    (path / MANIFEST).write_bytes(encode_manifest(manifest))
+    body = encode_body(msgspec.structs.replace(read_manifest(path), files={}))
+    (path / MANIFEST).write_bytes(seal(body, {PAYLOAD: FileHash(len(raw), hashlib.sha256(raw).hexdigest())}))
 
 
 @pytest.mark.parametrize(("key", "value"), [("meta", None), ("rng", "x"), ("param_schedulers", 3)])

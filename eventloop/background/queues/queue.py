@@ -305,14 +305,16 @@ class SubscriberQueue(SubscriberAccount):
             return self._note(self._take_queued(most))
 
     def _has_caught_up(self) -> bool:
-        """Return whether the next event is the first of `incoming`. Called with the lock.
+        """Return whether the oldest waiting event is in `incoming`, so that it may be taken from there.
 
-        It is not while another thread moves events: that thread may hold one that is to be spilled.
+        Called with the lock. While another thread moves events, it may hold an older one that is to be
+        spilled.
         """
-        moved = self._filter is not None or self._feeding.locked()
-        return self._spills and not (moved or self.buffer or self._spill.count or self.ended_by)
+        others_move = self._filter is not None or self._feeding.locked()
+        return self._spills and not (others_move or self.buffer or self._spill.count or self.ended_by)
 
     def _note(self, events: list[Event]) -> list[Event]:
+        """Count events as under way, and return them."""
         self._in_flight += len(events)
         self._last_taken = events
         return events

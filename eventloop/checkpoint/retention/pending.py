@@ -71,7 +71,7 @@ class Saves:
 
     @property
     def full(self) -> bool:
-        """Return whether the running saves leave no room for another one."""
+        """Return whether another save would exceed the queue's limit of bytes."""
         return self.saver is not None and self.saver.full
 
     def begin(

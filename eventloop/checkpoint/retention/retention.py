@@ -17,7 +17,7 @@ from eventloop.checkpoint.retention.best import Best, BestMetrics
 
 Values = tuple[float | None, str, str]
 """The fields of a `Best`, as a checkpoint stores them."""
-Record = dict[str, Best]
+Bests = dict[str, Best]
 """The best checkpoints by name; of each metric the best first, of equal scores the newest first."""
 
 
@@ -55,9 +55,9 @@ class Retention:
         """The names of the durable regular checkpoints, oldest first."""
         self._durable_at = -1
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
-        self.bests: Record = {}
-        """It is replaced, never changed in place."""
-        self._former: tuple[str, Record] | None = None  # the best save that runs, and the record before it
+        self.bests: Bests = {}
+        """Changed by making a new dict, so that a failed save can restore the former one."""
+        self._former: tuple[str, Bests] | None = None  # the best save that runs, and the record before it
         self.sequence = -1
         """The sequence of the last label in the directory; -1 before the directory was scanned."""
         self._metrics: dict[str, float] = {}
@@ -83,14 +83,14 @@ class Retention:
         return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
 
     def resumed_from(self, iteration: int) -> None:
-        """Set the iteration of the newest existing checkpoint."""
+        """Note the iteration of the newest checkpoint, from which the run was resumed."""
         self._durable_at = iteration
 
     # --- best checkpoints ----------------------------------------------------------------------------------
 
-    def first(self) -> Record:
+    def first(self) -> Bests:
         """Return the best checkpoint of each metric, by the metric."""
-        found: Record = {}
+        found: Bests = {}
         for best in self.bests.values():
             found.setdefault(best.metric, best)
         return found
@@ -102,7 +102,7 @@ class Retention:
         return next(watched, next(iter(first.values()), Best()))
 
     def due(self, metrics: Mapping[str, float], names: Mapping[str, str]) -> list[str]:
-        """Return the metrics whose score deserves a best checkpoint.
+        """Return the metrics whose score is among the best, so that a checkpoint is due.
 
         The score must beat the last of the `keep_best` best ones, and the checkpoint that has the same name
         already.

@@ -58,7 +58,7 @@ EXIT_SECONDS = 10.0
 """Seconds that the interpreter's exit waits for the saves of an open saver, as long as for a bus."""
 TIMEOUT_SECONDS = 30.0
 SLOWEST = 10e6
-"""The time limit for the process: so many seconds, and one more for each `SLOWEST` bytes."""
+"""Seconds that the process may take for the saves it is given, and one more for each `SLOWEST` bytes."""
 
 
 class SaveReplacedError(RuntimeError):
