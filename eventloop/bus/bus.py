@@ -451,10 +451,7 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft) -> None:
-        """Set the function that receives a close's undelivered events, as `keep(subscriber, events)`.
-
-        An error that it raises is logged.
-        """
+        """Set the function that receives a close's undelivered events. An error that it raises is logged."""
         self._background.keep_left = keep
 
     def never_wait(self) -> None:
