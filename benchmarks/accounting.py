@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import repeat
 from pathlib import Path
@@ -39,6 +39,7 @@ from eventloop.bus import Bus
 from eventloop.bus import dispatch as plan
 from eventloop.bus.handler import Handler
 from eventloop.events import AfterTrainIter
+from eventloop.hooks import CostsHook
 
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
 GOAL, GOAL_AT_1_MS = 1.02, 1.01
@@ -94,7 +95,7 @@ def iterations(trainer: Trainer, batch: torch.Tensor) -> Generator[None]:
             yield
 
 
-def trainer_of(width: int, directory: str, default_hooks: dict[str, Any]) -> Trainer:
+def trainer_of(width: int, directory: str) -> Trainer:
     """A perceptron and the default hooks; checkpoints would be noise here."""
     torch.manual_seed(0)
     layers = [
@@ -107,34 +108,32 @@ def trainer_of(width: int, directory: str, default_hooks: dict[str, Any]) -> Tra
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
     return Trainer(
         model, optimizer=optimizer, max_iters=10**9, writers=[], work_dir=directory,
-        default_hooks={"checkpoint": None, **default_hooks},
+        default_hooks={"checkpoint": None},
     )  # fmt: skip
 
 
 def step_cases(label: str, width: int, number: int, directory: str, ending: ExitStack) -> list[Case]:
-    """The same training with and without; both end with `ending`."""
-    batch = torch.randn(64, 64)
-    on = iterations(trainer_of(width, f"{directory}/{width}on", {}), batch)
-    with no_accounting():
-        off = iterations(trainer_of(width, f"{directory}/{width}off", {"costs": None}), batch)
-        next(off)
-    ending.callback(on.close)
-    ending.callback(off.close)
+    """Train one model, with and without the accounting in turns, so that both have the same memory."""
+    steps = iterations(trainer := trainer_of(width, f"{directory}/{width}"), torch.randn(64, 64))
+    next(steps)
+    ending.callback(steps.close)
+    costs = next(hook for hook in trainer.hooks if isinstance(hook, CostsHook)).after_train_iter
 
-    def block(steps: Iterator[None]) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(number):
-                next(steps)
+    def run() -> None:
+        for _ in range(number):
+            next(steps)
 
-        return run
+    def on() -> None:
+        with trainer.bus.subscribe(costs, AfterTrainIter, priority=CostsHook.priority):
+            run()
 
-    def block_off() -> None:
-        with no_accounting():  # should a plan be compiled anew
-            run_off()
+    def off() -> None:
+        with no_accounting():  # a change of the subscribers compiles the plan anew
+            run()
 
-    run_off = block(off)
+    trainer.bus.off(costs)
     name = STEP.format(label)
-    return [Case(f"{name}, on", block(on), number), Case(f"{name}, off", block_off, number)]
+    return [Case(f"{name}, on", on, number), Case(f"{name}, off", off, number)]
 
 
 def goal_of(name: str) -> float:

@@ -29,7 +29,7 @@ and `clocked`, which differs in that it clocks each handler:
             i = 0
             began = now()
             f0(trainer, event)  # 30 OptimizerHook.after_train_iter
-            took0(now() - began, sampled)
+            took0(now() - began)
 
 In a training loop each event is clocked. The bare lines are for tight loops, in which the clock would take
 longer than the handlers; `count` restarts at each clocked event, because Python makes no new object for
@@ -47,6 +47,7 @@ from typing import Any, cast
 from eventloop.bus.handler import Handler
 from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
+from eventloop.costs.timing import BATCH, Timing
 from eventloop.events import Event
 
 Dispatch = Callable[[Event, Any], object]
@@ -85,6 +86,8 @@ class Plan:
         self._sampling = sampling
         self._records = recorder is not None
         sampling.handlers = len(self.handlers) + len(self.hand_overs)
+        self._added = 0  # clocked events whose durations are not summed up
+        self._sum_up()
         namespace: dict[str, Any] = {"failed": self._failed}
         for i, handler in enumerate(self.handlers):
             namespace |= _bindings(i, handler)
@@ -108,7 +111,7 @@ class Plan:
     def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
         namespace = namespace | {
             "hand_over": self._hand_over, "sampling": self._sampling, "now": perf_counter,
-            **{f"took{i}": h.timing.add for i, h in enumerate(self.handlers) if not h.filtered},
+            **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
         }  # fmt: skip
         source = _clocked_source(function, self.handlers)
         return cast(
@@ -118,8 +121,18 @@ class Plan:
     def _period(self, count: int) -> int:
         """Return how many events after the one with this number the next one is clocked."""
         self._housekeeping()
+        sampled = self._sampling.sampled
         period = self._sampling.period(count, perf_counter())
+        self._added += 1
+        if self._added >= BATCH or self._sampling.sampled is not sampled:
+            self._sum_up()
         return 1 if self._records else period
+
+    def _sum_up(self) -> None:
+        """Sum up the durations that the handlers have added, and note whether later ones are sampled."""
+        self._added = 0
+        for handler in self.handlers:
+            handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
 
     def _hand_over(self, event: Event) -> None:
         for hand_over in self._stamped_hand_overs if self._sampling.stamps else self.hand_overs:
@@ -155,6 +168,11 @@ class Plan:
         for handler in self.handlers[index + 1 :]:
             if not handler.filtered:  # counted once per run of the plan, but not reached
                 handler.calls -= 1
+
+
+def _adder(timing: Timing) -> Callable[[float], None]:
+    """Return the fastest function that adds a duration; a budget is checked at each call."""
+    return timing.recent.append if timing.budget is None else timing.add
 
 
 def _bindings(i: int, handler: Handler) -> dict[str, Any]:
@@ -206,10 +224,9 @@ def _clocked_source(name: str, handlers: Sequence[Handler]) -> str:
     lines = ["hand_over(event)"]
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", "began = now()", _call(i, handler)]
-        lines += [] if handler.filtered else [f"took{i}(now() - began, sampled)"]
+        lines += [] if handler.filtered else [f"took{i}(now() - began)"]
     return f"""
     def {name}(event, trainer):
-        sampled = sampling.sampled  # now: a handler may emit the same event
         i = -1
         first = began = now()
         try:

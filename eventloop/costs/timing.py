@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from math import log2
 
 from eventloop.costs.records import Times
 
+BATCH = 256
+"""Durations that are summed up together, which takes half as long as one by one (`benchmarks.accounting`)."""
 _STEPS = 1 / log2(1.05)
 """Durations are counted in steps of 5 %, the accuracy of a percentile: some hundred counters at most."""
 _LEAST_SECONDS = 1e-9
@@ -15,30 +19,33 @@ _LEAST_SECONDS = 1e-9
 class Timing:
     """The durations in seconds of one kind of call.
 
-    `seconds` and `longest` are exact for the `clocked` calls. The `sampled` ones among them stand for calls
-    that were not clocked (see `eventloop.costs.sampling`), which have the mean of these.
+    One thread adds them, and any thread may read the results, which have all durations added so far.
+
+    Attributes:
+        recent: the durations that are not summed up yet. The adding thread may append to it directly if it
+            calls `sum_up` at least once in `BATCH` calls and `budget` is None.
+        budget: a limit that is checked at each `add`.
     """
 
-    __slots__ = ("_counts", "_sampled_seconds", "budget", "clocked", "longest", "sampled", "seconds")
+    __slots__ = (
+        "_clocked", "_counts", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling", "_seconds",
+        "budget", "recent",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        self.clocked = self.sampled = 0
-        self.seconds = self.longest = self._sampled_seconds = 0.0
+        self.recent: list[float] = []
         self.budget: Budget | None = None
-        self._counts: dict[float, int] = {}
+        self._clocked = self._sampled = 0
+        self._seconds = self._longest = self._sampled_seconds = 0.0
+        self._sampling = False  # whether the recent durations stand for calls that were not clocked, too
+        self._counts: Counter[float] = Counter()
+        self._lock = threading.RLock()
 
-    def add(self, seconds: float, sampled: bool = False) -> None:
-        """Add one clocked call; a `sampled` one stands for calls that were not clocked, too."""
-        self.clocked += 1
-        self.seconds += seconds
-        if seconds > self.longest:  # noqa: PLR1730 - `max` takes three times as long
-            self.longest = seconds
-        if sampled:
-            self.sampled += 1
-            self._sampled_seconds += seconds
-        # `_step`, whose call would cost a third more (`benchmarks.accounting`)
-        step = log2(seconds if seconds > _LEAST_SECONDS else _LEAST_SECONDS) * _STEPS // 1  # noqa: FURB136
-        self._counts[step] = self._counts.get(step, 0) + 1
+    def add(self, seconds: float) -> None:
+        """Add the duration of one call."""
+        self.recent.append(seconds)
+        if len(self.recent) >= BATCH:
+            self.sum_up()
         if self.budget is not None and seconds > self.budget.seconds:
             self.budget.overrun(self)
 
@@ -48,40 +55,87 @@ class Timing:
         Args:
             seconds: of all of them.
         """
-        self.clocked += calls
-        self.seconds += seconds
-        self.longest = max(self.longest, longest)
-        step = _step(seconds / calls)
-        self._counts[step] = self._counts.get(step, 0) + calls
+        with self._lock:
+            self._clocked += calls
+            self._seconds += seconds
+            self._longest = max(self._longest, longest)
+            self._counts[_step(seconds / calls)] += calls
+
+    def begin_sampling(self, sampling: bool) -> None:
+        """Set whether later calls stand for calls that are not clocked (see `eventloop.costs.sampling`)."""
+        self.sum_up()
+        self._sampling = sampling
+
+    def sum_up(self) -> None:
+        """Add the recent durations to the sums; the adding thread calls it, and never waits for a reader."""
+        if self._lock.acquire(blocking=False):  # else a reader sums up at this moment
+            try:
+                self._sum_up()
+            finally:
+                self._lock.release()
+
+    def _sum_up(self) -> None:
+        added = self.recent[:]
+        if not added:
+            return
+        del self.recent[: len(added)]  # the adding thread may have appended meanwhile
+        seconds = sum(added)
+        self._clocked += len(added)
+        self._seconds += seconds
+        self._longest = max(self._longest, *added)
+        if self._sampling:
+            self._sampled += len(added)
+            self._sampled_seconds += seconds
+        # `_step`, whose calls would take twice as long (`benchmarks.accounting`)
+        self._counts.update([log2(s) * _STEPS // 1 if s > _LEAST_SECONDS else _LEAST_STEP for s in added])
+
+    @property
+    def clocked(self) -> int:
+        """Return the number of clocked calls."""
+        with self._lock:
+            self._sum_up()
+            return self._clocked
 
     def estimate(self, calls: int) -> float:
-        """Return the seconds of `calls` calls: exact if all were clocked, else estimated for the others."""
-        mean = self._sampled_seconds / self.sampled if self.sampled else self.seconds / max(1, self.clocked)
-        return self.seconds + mean * max(0, calls - self.clocked)
+        """Return the seconds of `calls` calls: exact if all were clocked, else estimated for the others.
+
+        The others are taken to last as long as the mean of the calls that stand for them.
+        """
+        with self._lock:
+            self._sum_up()
+            mean = self._seconds / max(1, self._clocked)
+            if self._sampled:
+                mean = self._sampled_seconds / self._sampled
+            return self._seconds + mean * max(0, calls - self._clocked)
 
     def percentile(self, share: float) -> float:
         """Return the duration in seconds that a `share` (0..1) of the clocked calls do not exceed.
 
         It is accurate within 5 %, and 0.0 without calls.
         """
-        counts = dict(self._counts)  # another thread may be adding
-        left = share * sum(counts.values())
-        for step in sorted(counts):
-            left -= counts[step]
-            if left <= 0:
-                return min(self.longest, 2 ** ((step + 0.5) / _STEPS))
-        return self.longest
+        with self._lock:
+            self._sum_up()
+            left = share * self._clocked
+            for step in sorted(self._counts):
+                left -= self._counts[step]
+                if left <= 0:
+                    return min(self._longest, 2 ** ((step + 0.5) / _STEPS))
+            return self._longest
 
     def times(self, calls: int | None = None) -> Times:
         """Return the distribution over `calls` calls, by default those that were clocked."""
-        calls = calls or self.clocked
-        mean = self.estimate(calls) / calls if calls else 0.0
-        p50, p90, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.99))
-        return Times(samples=self.clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self.longest)
+        with self._lock:
+            calls = calls or self.clocked
+            mean = self.estimate(calls) / calls if calls else 0.0
+            p50, p90, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.99))
+            return Times(samples=self._clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self._longest)
 
 
 def _step(seconds: float) -> float:
     return log2(max(seconds, _LEAST_SECONDS)) * _STEPS // 1
+
+
+_LEAST_STEP = _step(_LEAST_SECONDS)
 
 
 class Budget:
