@@ -23,7 +23,7 @@ class Timing:
 
     Attributes:
         recent: the durations that are not summed up yet. The adding thread may append to it directly if it
-            calls `sum_up` at least once in `BATCH` calls and `budget` is None.
+            calls `sum_up` at least once in `BATCH` calls and there is no budget.
         budget: a limit that is checked at each `add`.
     """
 

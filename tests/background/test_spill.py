@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from time import monotonic
 
 import pytest
 
@@ -106,6 +107,19 @@ def test_order_is_kept_while_the_keeper_moves_events(kind: str) -> None:
             emit(bus, 5000)
 
         assert seen == list(range(5000))
+
+
+@pytest.mark.slow
+def test_an_endless_flood_keeps_no_event_back(bus: Bus, held: Held) -> None:
+    """The subscriber receives events while another thread still moves later ones to the file."""
+    subscription = bus.subscribe(held, "after_train_iter", offload="thread", queue=10)
+    deadline = monotonic() + DEADLINE
+    while len(held.seen) < 100 and monotonic() < deadline:
+        emit(bus, 1000)
+        if subscription.stats.spilled:
+            held.let_go()
+
+    assert len(held.seen) >= 100
 
 
 def test_types_keep_their_order(bus: Bus, held: Held, small_files: Path) -> None:

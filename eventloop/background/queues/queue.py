@@ -171,8 +171,8 @@ class SubscriberQueue(SubscriberAccount):
         if self._filter is not None:
             self._filter.wake()
             return
-        with self._feeding:
-            while self.incoming:
+        while self.incoming:
+            with self._feeding:
                 with self._lock:
                     event = self._move(own=own)
                 if event is None:
