@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from eventloop.checkpoint.commit import leftovers
 from tests.cli.conftest import Start, wait_until
 
 HINT = "Ctrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once.\n"
+FULL = Path("/dev/full")
 
 
 def press(process: subprocess.Popen[str]) -> str:
@@ -117,3 +119,22 @@ def test_sigterm_is_a_clean_end(start: Start, tmp_path: Path) -> None:
     assert errors == ""
     assert re.search(r"stopped +preempted by SIGTERM; continue with: eventloop demo --resume", output)
     assert load_checkpoint(find_checkpoints(tmp_path / "run")[-1])["meta"]["iter"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL.exists(), reason="needs Linux's /dev/full")
+def test_an_output_that_takes_nothing_ends_no_training(start: Start, tmp_path: Path) -> None:
+    """The demo trains and saves all the same, and says at its end that nothing could be shown; a scheduler sees the
+    exit code of its signal, by which it requeues."""
+    told = "eventloop: standard output cannot be written: [Errno 28] No space left on device"
+    for epochs, code in (("1", 2), ("1000", 143)):
+        run = tmp_path / epochs
+        with FULL.open("w") as full:
+            process = start("--epochs", epochs, "--work-dir", epochs, stdout=full.fileno())
+        if code == 143:
+            wait_until(partial(find_checkpoints, run), process)
+            process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+
+        assert (process.returncode, errors.splitlines()[-1]) == (code, told)
+        assert find_checkpoints(run)
