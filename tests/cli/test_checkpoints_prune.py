@@ -236,3 +236,49 @@ def test_what_cannot_be_removed_is_named(
 
     assert names(run) == {"epoch_1", "best_acc_epoch_2", "epoch_4"}
     assert capsys.readouterr().err == f"eventloop: {run / 'epoch_1'} was not removed: read-only\n"
+
+
+# --- the best few of a metric ------------------------------------------------------------------------------
+
+
+def save_losses(run: Path, numbers: list[int]) -> None:
+    """Save four checkpoints, each as one of the best of another metric, by how many its run keeps."""
+    state, newest = load_checkpoint(run / "epoch_1"), read_manifest(run / "epoch_4")
+    for at, (loss, keep_best) in enumerate(zip((0.25, 0.75, 0.5, 0.75), numbers, strict=True), 50):
+        said: dict[str, Any] = {"best": {"loss": "less"}, "metrics": {"loss": loss}, "keep_best": keep_best}
+        save_checkpoint(state, run / f"loss_{at}", label_of(newest, sequence=at, **said))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ([3, 3, 3, 3], {"loss_50", "loss_52", "loss_53"}),
+        ([3, 3, 3, 1], {"loss_50", "loss_53"}),
+        ([1, 1, 3, 4], {"loss_50", "loss_51", "loss_52", "loss_53"}),
+        ([-1, -1, -1, -1], {"loss_50", "loss_51", "loss_52", "loss_53"}),
+    ],
+    ids=["three", "fewer", "more", "all"],
+)
+def test_prune_keeps_as_many_as_the_run(run: Path, numbers: list[int], kept: set[str]) -> None:
+    """As the newest of them says, which is kept as the newest of all in any case; of equal ones the newest first."""
+    save_losses(run, numbers)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 0
+
+    assert names(run) == {"best_acc_epoch_2", *kept}
+
+
+def test_the_best_few_are_told_from_what_was_outdone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best, those that stay beside it, and what no longer is one of them."""
+    save_losses(run, [3, 3, 3, 3])
+    checkpoints(run)
+    notes = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "  best loss 0.25" in notes["loss_50"]
+    assert "one of the best loss 0.5" in notes["loss_52"]
+    assert "was best loss 0.75" in notes["loss_51"]
+
+    checkpoints(run, "--json")
+    items = {item["name"]: item for item in json.loads(capsys.readouterr().out)["checkpoints"]}
+    assert [name for name, item in items.items() if item["best_now"] == ["loss"]] == ["loss_50"]
+    kept = {name for name, item in items.items() if "loss" in item["best_kept"]}
+    assert kept == {"loss_50", "loss_52", "loss_53"}

@@ -125,6 +125,23 @@ def test_a_resume_changes_nothing_on_the_disk(capfd: pytest.CaptureFixture[str])
     assert files() == before
 
 
+@pytest.mark.slow
+def test_code_on_the_way_out_is_no_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    """A run on another thread ends that thread silently, and an error in the clean-up does not hide the plan."""
+    script = write(
+        f"{TRAINER}\ntrainer = build()\nthread = threading.Thread(target=trainer.train)\n"
+        "try:\n    thread.start(); thread.join()\nfinally:\n    print('closing'); result_of_training\n"
+    )
+
+    assert cli.main(["plan", script]) == 0
+
+    output, errors = capfd.readouterr()
+    assert output.startswith("closing\n")
+    assert "would begin a run of 2 epochs" in output
+    assert errors.startswith("Traceback")
+    assert errors.count("Error") == 1
+
+
 def test_a_bus_without_a_trainer_begins_with_its_first_event(capfd: pytest.CaptureFixture[str]) -> None:
     """No handler is called, and every bus with a subscriber is shown."""
     script = write(f"{BUSES}    from eventloop.events import BeforeRun; first.emit(BeforeRun()); 1 / 0")
