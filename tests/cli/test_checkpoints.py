@@ -118,16 +118,6 @@ def test_what_was_left_behind_says_so(run: Path, capsys: pytest.CaptureFixture[s
     assert [each["abandoned"] for each in items] == [True, True, True, False, False]
 
 
-def test_a_single_file_is_listed_and_never_pruned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Another program's: there is nothing to compare it with."""
-    torch.save({"state_dict": {}}, run / "epoch_4.pth")
-
-    assert checkpoints(run, "--verify", "--prune", "1", "--yes") == 0
-
-    assert capsys.readouterr().out.splitlines()[1].endswith("a single file, without a manifest")
-    assert (run / "epoch_4.pth").is_file()
-
-
 # --- damage ------------------------------------------------------------------------------------------------
 
 

@@ -37,16 +37,6 @@ def test_a_full_disk_is_one_line_and_exit_code_2(
     assert names(run) == ALL
 
 
-def test_without_standard_error_the_exit_code_tells(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after `2>&- <&-`: there is nobody who could be asked, nor told why nothing was removed."""
-    with monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", None)
-        patched.setattr(sys, "stdin", None)
-        assert checkpoints(run, "--prune", "1") == 2
-
-    assert names(run) == ALL
-
-
 def test_characters_that_an_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are written as they are."""
     memory = io.BytesIO()
@@ -139,17 +129,3 @@ def test_what_is_no_file_is_named_and_not_waited_for(
     damaged = capsys.readouterr().out.splitlines()[-1]
     assert damaged.startswith(f"damaged: {run}/{file.partition('/')[0]} {reason}")
     assert "it is not a regular file" in damaged
-
-
-def test_a_single_file_that_goes_meanwhile(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An error of the system is one line too, wherever it is met."""
-
-    def gone(stock: object) -> None:
-        raise FileNotFoundError("epoch_4.pth is gone")
-
-    monkeypatch.setattr("eventloop.checkpoint.listing.Stock.inventory", gone)
-
-    assert checkpoints(run) == 2
-    assert capsys.readouterr().err == "eventloop: epoch_4.pth is gone (--traceback shows where)\n"

@@ -70,13 +70,17 @@ def test_leftovers_of_killed_saves_are_removed(run: Path) -> None:
 
 
 def test_a_damaged_one_does_not_count(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one that would stay is damaged the next newest stays instead; the damaged one is named and left."""
+    """Where one that would stay is damaged the next newest stays instead; damaged ones are named, and left for somebody to
+    look at."""
     flip(run / "epoch_4" / PAYLOAD)
+    os.truncate(run / "epoch_1" / PAYLOAD, 100)
 
     assert checkpoints(run, "--prune", "1", "--yes") == 1
 
-    assert names(run) == {"best_acc_epoch_2", "epoch_3", "epoch_4"}
-    assert f"damaged: {run / 'epoch_4' / PAYLOAD} is damaged" in capsys.readouterr().out
+    assert names(run) == {"epoch_1", "best_acc_epoch_2", "epoch_3", "epoch_4"}
+    told = capsys.readouterr().out
+    assert f"damaged: {run / 'epoch_4' / PAYLOAD} is damaged" in told
+    assert "Verified, and kept: best_acc_epoch_2, epoch_3\n" in told
 
 
 def test_the_next_best_takes_the_place_of_a_damaged_one(run: Path) -> None:
@@ -114,20 +118,21 @@ def test_one_to_resume_from_is_kept(run: Path) -> None:
     assert names(run) == {"best_acc_epoch_2", "epoch_4", "weights_5", "weights_6"}
 
 
+@pytest.mark.parametrize("stdin", [io.StringIO("y\n"), None])
 def test_without_a_terminal_it_needs_yes(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what would go, and removes nothing."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-
-    assert checkpoints(run, "--prune", "1") == 2
+    """It says what would go, and removes nothing; after `2>&- <&-` the exit code alone tells."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdin", stdin)
+        if stdin is None:
+            patched.setattr(sys, "stderr", None)
+        assert checkpoints(run, "--prune", "1") == 2
 
     said = capsys.readouterr()
     assert ": epoch_1, epoch_2, epoch_3\n" in said.out
-    assert (
-        said.err
-        == "eventloop: nothing was removed, because there is no terminal to ask on: --yes removes without asking\n"
-    )
+    told = "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
+    assert said.err == (f"eventloop: {told}\n" if stdin is not None else "")
     assert names(run) == ALL
 
 

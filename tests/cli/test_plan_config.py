@@ -113,10 +113,6 @@ def test_bases_are_read_by_mmengine(capsys: pytest.CaptureFixture[str]) -> None:
 
 BAD_PYTHON = [
     ("hooks = [dict(type='EMAHok')]", "unknown type 'EMAHok': did you mean 'EMAHook'?"),
-    ("hooks = [dict(type='EarlyStoppingHook', monitr='acc')]", "EarlyStoppingHook has no argument 'monitr': did you mean 'monitor'?"),
-    ("hooks = [dict(interval=1)]", "expected an object or a config dict(type=...), got {'interval': 1}"),
-    ("default_hooks = dict(chekpoint=None)", "default_hooks has no 'chekpoint': did you mean 'checkpoint'?"),
-    ("default_hooks = dict(checkpoint=dict(interval=0))", "interval must be -1 or a positive int, got 0"),
     ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?"),
     ("train_cfg = dict(max_epoch=3)", "train_cfg has no key 'max_epoch': did you mean 'max_epochs'?"),
     ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg has by_epoch=True and max_iters: leave by_epoch out"),
@@ -125,8 +121,6 @@ BAD_PYTHON = [
     ("hooks = dict(type='EMAHook')", "config.py: hooks must be a list of configs dict(type=...), got {'type': 'EMAHook'}"),
     ("x = 3", "config.py is not a config: expected one of the names default_hooks, custom_hooks, hooks, writers, train_cfg"),
     ("writers = [dict(type='EMAHook')]", "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]"),
-    ("writers = [dict(type='JSONLWriter', budget_us=-1)]", "JSONLWriter: budget_us must be above 0 microseconds and finite, got -1"),
-    ("hooks = [dict(type='CheckpointHook', by_epoch=True)]\ntrain_cfg = dict(by_epoch=False)", "in a run measured in iterations would never save"),
     (HOOK.format("raise RuntimeError('no way')"), "config.py: RuntimeError: no way"),
     (HOOK.format("assert self is None"), "config.py: AssertionError"),
     (HOOK.format("raise ValueError('two\\nlines')"), "config.py: two lines"),

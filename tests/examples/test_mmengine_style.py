@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from eventloop import HOOKS, Trainer
-from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.writers import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -109,32 +108,3 @@ def test_resumed_run_ends_bitwise_as_the_uninterrupted_one(runs: Runs) -> None:
     assert whole.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
     assert tables[0] == tables[1]
     assert [epoch for epoch, _ in tables[0]] == [*range(1, whole.epoch + 1)]
-
-
-def test_best_checkpoint_has_the_averaged_weights(runs: Runs) -> None:
-    """A bare model that loads its `state_dict` has the score in the file's name, without any hook."""
-    trainer = runs.resumed
-    best = runs.hook(trainer, CheckpointHook).best
-    state = load_checkpoint(trainer.work_dir / best.name)["state_dict"]
-    model, accuracy = trainer.model, runs.example.Accuracy()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(state)
-    model.eval()
-    with torch.no_grad():
-        for inputs, target in trainer.val_loader or ():
-            accuracy.update(model(inputs), target)
-    model.load_state_dict(before)
-
-    assert best.score == max(score for _, score in runs.hook(trainer, runs.example.ScoreTableHook).rows)
-    assert float(accuracy.compute()["accuracy"]) == best.score
-    assert not all(torch.equal(value, state[name]) for name, value in before.items())
-
-
-def test_rates_follow_the_configs(runs: Runs) -> None:
-    """An epoch of linear warm-up by iteration, then the cosine by epoch."""
-    rows = read_jsonl(runs.whole.work_dir / "metrics.jsonl")
-    rates = {row["step"]: row["lr"] for row in rows if row.get("mode") == "train" and "lr" in row}
-
-    assert rates[11] == pytest.approx(2e-3 * (0.1 + 0.9 * 10 / 21))
-    assert rates[22] == rates[33] == pytest.approx(2e-3)
-    assert rates[22] > rates[55] > rates[77]
