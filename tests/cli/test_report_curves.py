@@ -167,24 +167,6 @@ def test_what_is_no_number_is_left_out(value: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b'{"epoch":1,"mode":"train","step":"one"}', r'b\'\{"epoch":1,"mode":"train","step":"one"\}\''),
-        (b"\x00\xff\x00", r"b'\\x00\\xff\\x00'"),
-        (b"hello\n", r"b'hello\\n'"),
-    ],
-)
-def test_a_file_of_something_else(content: bytes, line: str, tmp_path: Path) -> None:
-    """A file without any line of scalars or events is an error that shows its first line."""
-    path = write_lines(tmp_path, torn=content)
-
-    with pytest.raises(
-        ValueError, match=rf"metrics\.jsonl .*expected JSON objects .*, got the first line {line}"
-    ):
-        read_curves(path)
-
-
-@pytest.mark.parametrize(
     "line",
     [
         b'{"mode":"train","step":2,"loss":"\xff"}', b'{"event":"before_run","iter":2,"x":"\xff"}',
