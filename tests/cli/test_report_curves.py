@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
+from eventloop.events import AfterRun, BeforeRun, Event, RunInfo, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.reporting import curves as curves_reader
 from eventloop.reporting.curves import POINTS, Curve, RunLog, read_curves
@@ -31,7 +31,7 @@ def points(curve: Curve) -> list[tuple[int, float]]:
 def test_what_the_writer_wrote(tmp_path: Path) -> None:
     """Scalars by name and mode, in the order they first came; NaN and the infinities, names that are reserved, the facts
     of the run and how it ended."""
-    events = [
+    events: list[Event] = [
         BeforeRun(),
         RunInfo(info={"model": "Net", "value": "NaN"}),
         ScalarsLogged(step=1, scalars={"loss": 0.5, "step": 3.0, "scalars/x": 4.0}),

@@ -150,11 +150,17 @@ def test_headings_facts_and_tables(tmp_path: Path) -> None:
 
 
 def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
-    """The tables have a column for each run, and ratios to the first."""
-    page = write(tmp_path, run, other)
+    """The tables have a column for each run, and ratios to the first. A run with costs alone, and one with curves alone,
+    say what is not there, also on a page of their own."""
+    write_lines(tmp_path / "curves", *TRAINED)
+    (tmp_path / "costs").mkdir()
+    write_costs(tmp_path / "costs", costs(handlers=[], trend=[], subscribers=[]))
 
-    assert "\nsecond / first\n" in page.text
-    assert "\n3.00×\n" in page.text
+    page = write(tmp_path, run, other, tmp_path / "curves", tmp_path / "costs")
+
+    for text in ("\nsecond / first\n", "\n3.00×\n", "There are no costs", "There are no curves"):
+        assert text in page.text
+    assert "There are no costs" in write(tmp_path, tmp_path / "curves").text
 
 
 # --- the charts --------------------------------------------------------------------------------------------
@@ -254,18 +260,6 @@ def test_a_curve_has_its_unit_its_spikes_and_its_end(tmp_path: Path) -> None:
 
 
 # --- what a run may have -----------------------------------------------------------------------------------
-
-
-def test_costs_only_and_curves_only(tmp_path: Path) -> None:
-    """A page of a run of either kind, and of both, says what is not there."""
-    write_lines(tmp_path / "curves", *TRAINED)
-    (tmp_path / "costs").mkdir()
-    write_costs(tmp_path / "costs", costs(handlers=[], trend=[], subscribers=[]))
-
-    both = write(tmp_path, tmp_path / "curves", tmp_path / "costs").text
-    assert "There are no costs" in both
-    assert "There are no curves" in both
-    assert "There are no costs" in write(tmp_path, tmp_path / "curves").text
 
 
 def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +15,12 @@ from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, MARK, EventLogError
 from eventloop.eventlog.reader import read_events
 from eventloop.eventlog.replay import replay
-from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, Event, ImageLogged, ScalarsLogged
+from eventloop.events import AfterValEpoch, Event, ImageLogged, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
 from tests.conftest import DEADLINE, Held
-
-EVENTS: list[Event] = [
-    BeforeTrain(max_epochs=2),
-    AfterTrainIter(iter=0),
-    ScalarsLogged(step=1, scalars={"loss": float("inf")}),
-    AfterTrainIter(iter=1),
-    ScalarsLogged(step=2, scalars={"loss": 0.5}),
-    AfterValEpoch(metrics={"accuracy": 0.5}),
-]
-Record = Callable[..., Path]
-
-
-@pytest.fixture
-def record(tmp_path: Path) -> Record:
-    """Write the log of a run with these events."""
-
-    def record(events: Sequence[Event] = EVENTS, **facts: Any) -> Path:
-        with Bus() as bus:
-            run = Run(work_dir=str(tmp_path), **facts)
-            EventLogWriter().attach(bus, lambda: run)
-            for event in events:
-                bus.emit(event)
-        return tmp_path
-
-    return record
+from tests.eventlog.conftest import EVENTS, Record
 
 
 class Kept(Writer):
@@ -72,7 +48,7 @@ class Everything(Kept):
     """Takes every event, several at once."""
 
     events = ("*",)
-    batch = True
+    batch: bool | int = True
 
     def write_batch(self, events: list[Event]) -> None:
         self.calls.append(events)
