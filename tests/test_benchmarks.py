@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.helpers.in_short import HEADING, MOST_LINES, distance, goal_lines, insert, section, short_of
+from benchmarks.helpers.in_short import HEADING, MOST_LINES, distance, goal_lines, section, short_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 RECORDS = sorted((BENCHMARKS / "results").glob("*.json"))
@@ -29,14 +29,6 @@ def test_a_script_asks_one_question_and_has_results(script: Path) -> None:
     question = (ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or "").splitlines()[0]
     assert question.endswith("?")
     assert script.stem in {path.stem for path in RECORDS}
-
-
-def test_a_section_is_replaced_and_not_repeated() -> None:
-    page = insert("# Title?\n\ntable\n", f"{HEADING}\n\n- one")
-    assert (
-        insert(page, f"{HEADING}\n\n- two")
-        == f"# Title?\n\n{HEADING}\n\n- two\n\n## How it was measured\n\ntable\n"
-    )
 
 
 def test_goals_that_are_not_met_are_named_with_their_distance() -> None:

@@ -22,11 +22,6 @@ def program_of(page: Path) -> str:
     return "\n".join(code for not_run, code in BLOCK.findall(page.read_text(encoding="utf-8")) if not not_run)
 
 
-def run_page(page: Path, where: Path) -> subprocess.CompletedProcess[str]:
-    """Run a page's program in a directory, and require that it succeeds."""
-    return run(program_of(page), where)
-
-
 def run(program: str, where: Path) -> subprocess.CompletedProcess[str]:
     """Run a program in a process of its own, and require that it succeeds."""
     ran = forked.run(["-c", program], cwd=where, env={**os.environ, "PYTHONPATH": forked.ROOT})
@@ -35,7 +30,6 @@ def run(program: str, where: Path) -> subprocess.CompletedProcess[str]:
 
 
 CHECKPOINTS, ORDER = DOCS / "checkpoints.md", DOCS / "concepts" / "bus.md"
-TEXT = CHECKPOINTS.read_text(encoding="utf-8")
 PAGES = [
     page
     for page in sorted(DOCS.rglob("*.md"))
@@ -68,7 +62,7 @@ def test_blocks_run(folder: Path, tmp_path: Path) -> None:
 def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
     """docs/concepts/bus.md shows the rows that its own program prints for an iteration."""
     (block,) = re.findall(r"```text\n(event .*?)```", ORDER.read_text(encoding="utf-8"), re.DOTALL)
-    ran = run_page(ORDER, tmp_path)
+    ran = run(program_of(ORDER), tmp_path)
     printed = re.search(r"^after_train_iter .*?(?=^\w)", ran.stdout, re.DOTALL | re.MULTILINE)
 
     assert printed is not None, ran.stdout
@@ -77,34 +71,22 @@ def test_the_printed_order_is_the_program_s(tmp_path: Path) -> None:
     ]
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Run docs/checkpoints.md; return the run's directory and what was printed."""
-    where = tmp_path_factory.mktemp("docs")
-    return where / "runs" / "kept", run_page(CHECKPOINTS, where).stdout
-
-
 @pytest.mark.slow
-def test_what_is_printed(ran: tuple[Path, str]) -> None:
-    """The change of the rate with both values, and the epochs of the longer run."""
-    assert re.search(r"^  lr: 0\.1 in the checkpoint, 0\.05 in this trainer$", ran[1], re.MULTILINE)
-    assert ran[1].splitlines()[-1] == "6"
+def test_what_the_page_of_checkpoints_says(tmp_path: Path) -> None:
+    """It prints the change of the rate with both values, and the epochs of the longer run; the newest three and the best
+    are kept; its table has each key of a file, and that of an average."""
+    import torch
 
+    lines = run(program_of(CHECKPOINTS), tmp_path).stdout.splitlines()
+    assert "  lr: 0.1 in the checkpoint, 0.05 in this trainer" in lines
+    assert lines[-1] == "6"
 
-@pytest.mark.slow
-def test_what_is_kept(ran: tuple[Path, str]) -> None:
-    """The newest three and the best, of the longer run."""
-    names = [saved.name for saved in Stock(ran[0]).inventory().checkpoints if not saved.abandoned]
-
+    directory = tmp_path / "runs" / "kept"
+    names = [saved.name for saved in Stock(directory).inventory().checkpoints if not saved.abandoned]
     assert {"epoch_4", "epoch_5", "epoch_6"} <= set(names)
     assert [name for name in names if name.startswith("best_accuracy_epoch_")]
 
-
-def test_the_keys_are_those_of_the_file(ran: tuple[Path, str]) -> None:
-    """The table has each of a checkpoint; the one beside them is of an average."""
-    import torch
-
-    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)[:4])))
-    state = torch.load(ran[0] / "epoch_6" / "state.pth", weights_only=True)
-
+    text = CHECKPOINTS.read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)[:4])))
+    state = torch.load(directory / "epoch_6" / "state.pth", weights_only=True)
     assert named == {*state, "ema_state_dict"}

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,7 @@ import pytest
 from tests import forked
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
-
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 HOME = {"PATH": "", "PYTHONPATH": forked.ROOT}
-
-
-def started(arguments: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-    """The same by an interpreter of its own."""
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, check=False, **options
-    )
 
 
 FACTS = """
@@ -50,7 +39,9 @@ def test_it_finds_what_a_started_one_finds(how: str, tmp_path: Path) -> None:
         "stdin": subprocess.DEVNULL,
     }
 
-    here = started([*arguments, "a", "b"], **options)
+    here = subprocess.run(
+        [sys.executable, *arguments, "a", "b"], capture_output=True, text=True, check=False, **options
+    )
     with forked.Forked(
         [*arguments, "a", "b"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
     ) as process:
@@ -80,7 +71,10 @@ def test_it_ends_as_a_started_one_ends(how: str, tmp_path: Path) -> None:
         f"{ENDINGS[how]}\n"
     )
 
-    here, there = started(["-c", program], cwd=tmp_path), forked.run(["-c", program], cwd=tmp_path)
+    here = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    there = forked.run(["-c", program], cwd=tmp_path)
 
     assert (there.returncode, there.stdout) == (here.returncode, here.stdout)
     assert there.stderr.splitlines()[-1:] == here.stderr.splitlines()[-1:]
@@ -100,41 +94,3 @@ def test_it_is_a_process_that_signals_reach(tmp_path: Path) -> None:
 
     assert process.wait(60) == -signal.SIGTERM
     process.communicate()
-
-
-@pytest.mark.slow
-def test_torch_is_there_and_eventloop_is_not(tmp_path: Path) -> None:
-    """What is tested is imported by the script."""
-    program = "import sys; print([name in sys.modules for name in ('torch._dynamo', 'eventloop', 'pytest')])"
-
-    assert forked.run(["-c", program], cwd=tmp_path).stdout == "[True, False, False]\n"
-
-
-@pytest.mark.slow
-def test_a_server_that_is_gone_is_named(tmp_path: Path) -> None:
-    """Nobody waits for it."""
-    process = forked.Forked(["-c", "input()"], cwd=tmp_path, stdin=subprocess.PIPE)
-    status, (process._status, its_end) = process._status, socket.socketpair()
-    its_end.close()
-
-    with (
-        process._status,
-        pytest.raises(RuntimeError, match="the server that forks the tests' scripts is gone"),
-    ):
-        process.wait(60)
-
-    process._status = status
-    process.communicate("\n")
-    assert process.returncode == 0
-
-
-def test_the_server_ends_whoever_else_has_its_socket(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a loader that outlives its test have all that pytest had."""
-    monkeypatch.setattr(forked, "_servers", [])
-    server = forked._server()
-    inherited = os.dup(server.control.fileno())
-
-    forked.end()
-
-    os.close(inherited)
-    assert server.process.returncode == 0

@@ -22,7 +22,7 @@ from eventloop.cli import plan as plan_command
 from eventloop.cli import replay as replay_command
 from eventloop.cli import report as report_command
 from eventloop.cli import trace as trace_command
-from eventloop.util.formatting import on_a_line
+from eventloop.cli.output_file import failed
 from eventloop.util.terminal import OutputError, at_least_one
 
 MESSAGE_SECONDS = 0.2
@@ -50,10 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _COMMANDS[options.command](options)
     except OutputError as error:
-        if options.traceback:
-            raise
-        print(f"eventloop: {error} (--traceback shows where)", file=sys.stderr)
-        return 2
+        return failed(options, error, 2)
     except KeyboardInterrupt:
         _end_at_once(130)
         return 130
@@ -71,10 +68,7 @@ def _demo(options: argparse.Namespace) -> int:
             resume=options.resume,
         )
     except (ImportError, OSError, ValueError, RuntimeError) as error:
-        if options.traceback:
-            raise
-        print(f"eventloop: {on_a_line(str(error))} (--traceback shows where)", file=sys.stderr)
-        return 2
+        return failed(options, error, 2)
     return demo.run(trainer)
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.util.formatting import on_a_line
+from eventloop.cli.output_file import failed, tell
 from eventloop.util.terminal import at_least_one, say
 
 if TYPE_CHECKING:  # not for --help
@@ -48,10 +48,7 @@ def run(options: argparse.Namespace) -> int:
             stock.verify()
         return _list(options, stock) if options.prune is None else _prune(options, stock)
     except (OSError, ValueError) as error:
-        if options.traceback:
-            raise
-        _print_error(f"{error} (--traceback shows where)")
-        return 2
+        return failed(options, error, 2)
 
 
 def _stock(options: argparse.Namespace) -> Stock:
@@ -96,7 +93,7 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
     inventory = stock.inventory()
     say(as_json(inventory) if options.json else as_lines(inventory))
     if not inventory.checkpoints and not inventory.damaged:
-        _print_error(f"{stock.directory} holds no checkpoint")
+        tell(f"{stock.directory} holds no checkpoint")
         return 2
     return 1 if inventory.damaged else 0
 
@@ -115,7 +112,7 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
     agreed, code = _ask(options, shown) if going else (False, 0)
     failed = carry_out(stock, plan) if agreed else []
     for reason in failed:
-        _print_error(reason)
+        tell(reason)
     if options.json:
         say(as_json(inventory, plan, removed=agreed, failed=failed))
     return code or (1 if inventory.damaged or failed or not plan.keep else 0)
@@ -126,19 +123,11 @@ def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
     if options.yes:
         return True, 0
     if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():
-        _print_error(
-            "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
-        )
+        tell("nothing was removed, because there is no terminal to ask on: --yes removes without asking")
         return False, 2
     sys.stderr.write(f"{shown}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True, 0
-    _print_error("nothing was removed")
+    tell("nothing was removed")
     return False, 0
-
-
-def _print_error(text: str) -> None:
-    """Print an error on one line, whatever paths contain, if there is a standard error."""
-    if sys.stderr is not None:
-        sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

@@ -7,7 +7,6 @@ console, JSONL and TensorBoard.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.checkpoint import find_checkpoints
 from eventloop.checkpoint.directory import scan
+from eventloop.cli.output_file import tell
 from eventloop.eventlog.jsonl import FILE_NAME
 from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook
@@ -187,7 +187,7 @@ def run(trainer: Trainer) -> int:
     try:
         read = say(f"\n{closing_lines(trainer)}")
     except OutputError as error:  # a scheduler expects the code of its signal all the same
-        print(f"eventloop: {error}", file=sys.stderr)
+        tell(str(error))
         return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
     return code or (0 if read else BROKEN_PIPE)

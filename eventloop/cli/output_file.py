@@ -60,5 +60,11 @@ def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
     """Report an error on one line and return the exit code; with --traceback, raise the error."""
     if options.traceback:
         raise error
-    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
+    tell(f"{error} (--traceback shows where)")
     return code
+
+
+def tell(text: str) -> None:
+    """Write a line to standard error, whatever paths the text contains; write nothing if it is closed."""
+    if sys.stderr is not None:
+        sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

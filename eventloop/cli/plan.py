@@ -14,6 +14,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.cli.output_file import failed
 from eventloop.processes.dry_run import PLAN_FILE
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import say
@@ -86,10 +87,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             return _plan(options, plan_file)
         except (ImportError, OSError, TypeError, ValueError) as error:
-            if options.traceback:
-                raise
-            sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
-            return 2
+            return failed(options, error, 2)
 
 
 def _plan(options: argparse.Namespace, plan_file: Path) -> int:

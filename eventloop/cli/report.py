@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, write_output
-from eventloop.util.formatting import on_a_line
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, tell, write_output
 from eventloop.util.terminal import OutputError, output_encoding, say
 
 if TYPE_CHECKING:  # not for --help
@@ -65,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
             return failed(options, error, 1)
         if options.html != STANDARD_OUTPUT:
             summary = f"{options.html} is written, {size_text(Path(options.html).stat().st_size)}"
-            sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
+            tell(summary)
     if options.json:
         say(_as_json(reports))
     elif options.html is None:

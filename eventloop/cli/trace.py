@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, write_output
-from eventloop.util.formatting import on_a_line
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, tell, write_output
 from eventloop.util.terminal import at_least_one, say
 
 if TYPE_CHECKING:  # not for --help
@@ -63,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         return failed(options, error, 1)
     names = ", ".join(f"{trace.first}..{trace.last}" for trace in chosen)
     where = "" if options.out == STANDARD_OUTPUT else f" into {options.out}; {OPEN}"
-    sys.stderr.write(f"eventloop: {on_a_line(f'iterations {names}{where}')}\n")
+    tell(f"iterations {names}{where}")
     return 0
 
 

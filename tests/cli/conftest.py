@@ -55,14 +55,13 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a demo in `run`, after a prelude in Python; whatever is left of it at the end is killed."""
+    """Start a demo in `run`; whatever is left of it at the end is killed."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(*arguments: str, stdout: int = subprocess.PIPE, prelude: str = "") -> subprocess.Popen[str]:
-        program = ["-c", f"{prelude}\nfrom eventloop.cli import main\nraise SystemExit(main())", "demo"]
+    def start(*arguments: str, stdout: int = subprocess.PIPE) -> subprocess.Popen[str]:
         started.append(
             Forked(
-                [*(program if prelude else COMMAND), "--work-dir", "run", *arguments],
+                [*COMMAND, "--work-dir", "run", *arguments],
                 cwd=tmp_path, env=ENVIRONMENT, stdout=stdout, stderr=subprocess.PIPE,
             )
         )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from eventloop import cli
-from eventloop.checkpoint.commit import leftovers
+from eventloop.checkpoint.commit import PAYLOAD, leftovers, temporary_path
 from eventloop.checkpoint.disk import Disk
 from eventloop.checkpoint.manifest import Label
 from tests.cli.conftest import ENVIRONMENT
@@ -61,6 +63,17 @@ def kill_a_save(directory: Path) -> str:
     killed = Forked(["-c", KILLED, str(directory)], env=ENVIRONMENT)
     assert killed.wait(60) == -9
     (left,) = leftovers(directory, killed.pid)
+    return left.name
+
+
+def leave_half_a_save(directory: Path) -> str:
+    """Leave what a killed save leaves, in the name of a process that has ended; return the name."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    name = temporary_path(directory / "epoch_5", "tmp").name
+    left = directory / name.replace(f".{os.getpid()}-", f".{ended.pid}-")
+    left.mkdir()
+    (left / PAYLOAD).write_bytes(b"half")
     return left.name
 
 

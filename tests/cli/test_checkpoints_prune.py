@@ -16,11 +16,29 @@ import pytest
 from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.manifest import read_manifest
-from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, names
+from tests.cli.saved_runs import (
+    ALL,
+    During,
+    checkpoints,
+    flip,
+    kill_a_save,
+    label_of,
+    leave_half_a_save,
+    names,
+)
 
 
 def test_prune_keeps_the_newest_and_the_best(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others go, after they were named; what stays can be resumed from."""
+    """The others go, after they were named; what stays can be resumed from. A link is neither counted nor removed; of
+    more than there are all stay, and nothing is asked."""
+    (run / "latest").symlink_to("epoch_4")
+    (run / "first").symlink_to("epoch_2")
+    for many in ("9", "9" * 23):
+        assert checkpoints(run, "--prune", many) == 0
+        said = capsys.readouterr()
+        assert said.out.endswith("There is nothing to remove.\n")
+        assert (said.err, names(run)) == ("", ALL)
+
     assert checkpoints(run, "--prune", "2", "--yes") == 0
 
     assert names(run) == {"best_acc_epoch_2", "epoch_3", "epoch_4"}
@@ -28,19 +46,9 @@ def test_prune_keeps_the_newest_and_the_best(run: Path, capsys: pytest.CaptureFi
     assert keeps == "Verified, and kept: best_acc_epoch_2, epoch_3, epoch_4"
     assert goes.startswith("To be removed, ")
     assert goes.endswith(": epoch_1, epoch_2")
-    assert load_newest(run)[0] == run / "epoch_4"
-
-
-def test_best_of_each_metric_is_kept(run: Path) -> None:
-    """Also of a metric where less is better, and also of equals only the newest."""
-    state, newest = load_checkpoint(run / "epoch_1"), read_manifest(run / "epoch_4")
-    for number, loss in enumerate([0.5, 0.25, 0.25, 0.75], 50):
-        label = label_of(newest, sequence=number, best={"loss": "less"}, metrics={"loss": loss})
-        save_checkpoint(state, run / f"loss_{number}", label)
-
-    checkpoints(run, "--prune", "1", "--yes")
-
-    assert names(run) == {"best_acc_epoch_2", "loss_52", "loss_53"}
+    assert load_newest(run)[0].resolve() == run / "epoch_4"
+    assert (run / "latest" / PAYLOAD).is_file()
+    assert (run / "first").is_symlink()
 
 
 @pytest.mark.slow
@@ -62,13 +70,17 @@ def test_leftovers_of_killed_saves_are_removed(run: Path) -> None:
 
 
 def test_a_damaged_one_does_not_count(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where one that would stay is damaged the next newest stays instead; the damaged one is named and left."""
+    """Where one that would stay is damaged the next newest stays instead; damaged ones are named, and left for somebody to
+    look at."""
     flip(run / "epoch_4" / PAYLOAD)
+    os.truncate(run / "epoch_1" / PAYLOAD, 100)
 
     assert checkpoints(run, "--prune", "1", "--yes") == 1
 
-    assert names(run) == {"best_acc_epoch_2", "epoch_3", "epoch_4"}
-    assert f"damaged: {run / 'epoch_4' / PAYLOAD} is damaged" in capsys.readouterr().out
+    assert names(run) == {"epoch_1", "best_acc_epoch_2", "epoch_3", "epoch_4"}
+    told = capsys.readouterr().out
+    assert f"damaged: {run / 'epoch_4' / PAYLOAD} is damaged" in told
+    assert "Verified, and kept: best_acc_epoch_2, epoch_3\n" in told
 
 
 def test_the_next_best_takes_the_place_of_a_damaged_one(run: Path) -> None:
@@ -84,7 +96,7 @@ def test_the_next_best_takes_the_place_of_a_damaged_one(run: Path) -> None:
 
 def test_nothing_is_removed_where_none_is_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even leftovers: one of them may be all there is."""
-    dead = kill_a_save(run)
+    dead = leave_half_a_save(run)
     for path in run.glob(f"*/{PAYLOAD}"):
         flip(path)
 
@@ -98,53 +110,29 @@ def test_one_to_resume_from_is_kept(run: Path) -> None:
     """Where the newest are weights alone, of another hook in the same directory."""
     state: dict[str, Any] = {"meta": {}, "state_dict": {}}
     for number in (5, 6):
-        save_checkpoint(
-            state,
-            run / f"weights_{number}",
-            label_of(read_manifest(run / "epoch_4"), sequence=90 + number, best={}),
-        )
+        label = label_of(read_manifest(run / "epoch_4"), sequence=90 + number, best={})
+        save_checkpoint(state, run / f"weights_{number}", label)
 
     checkpoints(run, "--prune", "2", "--yes")
 
     assert names(run) == {"best_acc_epoch_2", "epoch_4", "weights_5", "weights_6"}
 
 
-def test_a_link_is_neither_counted_nor_removed(run: Path) -> None:
-    """What it leads to is what stays."""
-    (run / "latest").symlink_to("epoch_4")
-    (run / "first").symlink_to("epoch_2")
-
-    checkpoints(run, "--prune", "1", "--yes")
-
-    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
-    assert (run / "latest" / PAYLOAD).is_file()
-    assert (run / "first").is_symlink()
-
-
-def test_nothing_to_remove(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks nothing then."""
-    assert checkpoints(run, "--prune", "9") == 0
-
-    said = capsys.readouterr()
-    assert said.out.endswith("There is nothing to remove.\n")
-    assert said.err == ""
-    assert names(run) == ALL
-
-
+@pytest.mark.parametrize("stdin", [io.StringIO("y\n"), None])
 def test_without_a_terminal_it_needs_yes(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, stdin: io.StringIO | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says what would go, and removes nothing."""
-    monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
-
-    assert checkpoints(run, "--prune", "1") == 2
+    """It says what would go, and removes nothing; after `2>&- <&-` the exit code alone tells."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdin", stdin)
+        if stdin is None:
+            patched.setattr(sys, "stderr", None)
+        assert checkpoints(run, "--prune", "1") == 2
 
     said = capsys.readouterr()
     assert ": epoch_1, epoch_2, epoch_3\n" in said.out
-    assert (
-        said.err
-        == "eventloop: nothing was removed, because there is no terminal to ask on: --yes removes without asking\n"
-    )
+    told = "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
+    assert said.err == (f"eventloop: {told}\n" if stdin is not None else "")
     assert names(run) == ALL
 
 
@@ -177,7 +165,7 @@ def test_json_of_a_prune(
     run: Path, terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Standard output is one object, what was there and what became of it; the question goes elsewhere."""
-    dead = kill_a_save(run)
+    dead = leave_half_a_save(run)
     terminal("y\n")
 
     assert checkpoints(run, "--prune", "1", "--json") == 0
@@ -206,70 +194,45 @@ class Answer(io.StringIO):
         return "y\n"
 
 
-def again(run: Path, name: str) -> None:
+def save_again(run: Path) -> None:
     """Save another checkpoint under a name that is taken."""
-    save_checkpoint(
-        load_checkpoint(run / "epoch_1"), run / name, label_of(read_manifest(run / name), sequence=77)
-    )
+    label = label_of(read_manifest(run / "epoch_2"), sequence=77)
+    save_checkpoint(load_checkpoint(run / "epoch_1"), run / "epoch_2", label)
 
 
-def test_what_was_saved_meanwhile_is_not_removed(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A run that goes on may write the name anew while the question waits."""
-    monkeypatch.setattr(sys, "stdin", Answer(lambda: again(run, "epoch_2")))
+@pytest.mark.parametrize(
+    ("meanwhile", "code", "left", "message"),
+    [
+        (save_again, 1, {"epoch_2", "best_acc_epoch_2", "epoch_4"}, "epoch_2 was not removed: it changed meanwhile"),
+        (lambda run: shutil.rmtree(run / "epoch_4"), 1, ALL - {"epoch_4"}, "nothing was removed: epoch_4 changed meanwhile; run the command again"),
+        (lambda run: shutil.rmtree(run / "epoch_1"), 0, {"best_acc_epoch_2", "epoch_4"}, ""),
+    ],
+    ids=["saved again", "what stays is gone", "gone already"],
+)  # fmt: skip
+def test_a_run_goes_on_while_the_question_waits(
+    run: Path, meanwhile: Callable[[Path], object], code: int, left: set[str], message: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """What was saved meanwhile is not removed; nothing is where what would stay is gone; what is gone is no failure."""
+    monkeypatch.setattr(sys, "stdin", Answer(lambda: meanwhile(run)))
 
-    assert checkpoints(run, "--prune", "1") == 1
+    assert checkpoints(run, "--prune", "1") == code
 
-    assert names(run) == {"epoch_2", "best_acc_epoch_2", "epoch_4"}
-    assert f"{run / 'epoch_2'} was not removed: it changed meanwhile" in capsys.readouterr().err
-
-
-def test_nothing_is_removed_once_what_stays_is_gone(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The others may then be all there is."""
-    monkeypatch.setattr(sys, "stdin", Answer(lambda: shutil.rmtree(run / "epoch_4")))
-
-    assert checkpoints(run, "--prune", "1") == 1
-
-    assert names(run) == ALL - {"epoch_4"}
-    assert "nothing was removed: epoch_4 changed meanwhile; run the command again" in capsys.readouterr().err
-
-
-def test_what_is_gone_already_is_no_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run itself may have removed it."""
-    monkeypatch.setattr(sys, "stdin", Answer(lambda: shutil.rmtree(run / "epoch_1")))
-
-    assert checkpoints(run, "--prune", "1") == 0
-
-    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
-
-
-def test_what_goes_at_that_moment_is_no_failure(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run itself may remove it between the last look and the removal."""
-    rename = os.rename
-
-    def too_late(source: Any, target: Any) -> None:
-        shutil.rmtree(source)
-        rename(source, target)
-
-    monkeypatch.setattr(os, "rename", too_late)
-
-    assert checkpoints(run, "--prune", "1", "--yes") == 0
-
-    assert names(run) == {"best_acc_epoch_2", "epoch_4"}
+    assert names(run) == left
+    assert message in capsys.readouterr().err
 
 
 def test_what_cannot_be_removed_is_named(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The others go nevertheless."""
+    """The others go nevertheless; one that the run itself removes at that moment is no failure."""
     rename = os.rename
 
     def refuse(source: Any, target: Any) -> None:
         if Path(source).name == "epoch_1":
             raise PermissionError("read-only")
+        if Path(source).name == "epoch_2":
+            shutil.rmtree(source)
         rename(source, target)
 
     monkeypatch.setattr(os, "rename", refuse)
@@ -277,4 +240,50 @@ def test_what_cannot_be_removed_is_named(
     assert checkpoints(run, "--prune", "1", "--yes") == 1
 
     assert names(run) == {"epoch_1", "best_acc_epoch_2", "epoch_4"}
-    assert f"eventloop: {run / 'epoch_1'} was not removed: read-only\n" in capsys.readouterr().err
+    assert capsys.readouterr().err == f"eventloop: {run / 'epoch_1'} was not removed: read-only\n"
+
+
+# --- the best few of a metric ------------------------------------------------------------------------------
+
+
+def save_losses(run: Path, numbers: list[int]) -> None:
+    """Save four checkpoints, each as one of the best of another metric, by how many its run keeps."""
+    state, newest = load_checkpoint(run / "epoch_1"), read_manifest(run / "epoch_4")
+    for at, (loss, keep_best) in enumerate(zip((0.25, 0.75, 0.5, 0.75), numbers, strict=True), 50):
+        said: dict[str, Any] = {"best": {"loss": "less"}, "metrics": {"loss": loss}, "keep_best": keep_best}
+        save_checkpoint(state, run / f"loss_{at}", label_of(newest, sequence=at, **said))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kept"),
+    [
+        ([3, 3, 3, 3], {"loss_50", "loss_52", "loss_53"}),
+        ([3, 3, 3, 1], {"loss_50", "loss_53"}),
+        ([1, 1, 3, 4], {"loss_50", "loss_51", "loss_52", "loss_53"}),
+        ([-1, -1, -1, -1], {"loss_50", "loss_51", "loss_52", "loss_53"}),
+    ],
+    ids=["three", "fewer", "more", "all"],
+)
+def test_prune_keeps_as_many_as_the_run(run: Path, numbers: list[int], kept: set[str]) -> None:
+    """As the newest of them says, which is kept as the newest of all in any case; of equal ones the newest first."""
+    save_losses(run, numbers)
+
+    assert checkpoints(run, "--prune", "1", "--yes") == 0
+
+    assert names(run) == {"best_acc_epoch_2", *kept}
+
+
+def test_the_best_few_are_told_from_what_was_outdone(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The best, those that stay beside it, and what no longer is one of them."""
+    save_losses(run, [3, 3, 3, 3])
+    checkpoints(run)
+    notes = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "  best loss 0.25" in notes["loss_50"]
+    assert "one of the best loss 0.5" in notes["loss_52"]
+    assert "was best loss 0.75" in notes["loss_51"]
+
+    checkpoints(run, "--json")
+    items = {item["name"]: item for item in json.loads(capsys.readouterr().out)["checkpoints"]}
+    assert [name for name, item in items.items() if item["best_now"] == ["loss"]] == ["loss_50"]
+    kept = {name for name, item in items.items() if "loss" in item["best_kept"]}
+    assert kept == {"loss_50", "loss_52", "loss_53"}

@@ -96,14 +96,12 @@ def test_the_table_is_in_the_order_of_a_run(capfd: pytest.CaptureFixture[str]) -
     rows = [row for row in handlers["after_train_iter"] if row["order"]]
     assert [row["order"] for row in rows] == [*range(1, len(rows) + 1)]
     assert [row["priority"] for row in rows] == sorted(row["priority"] for row in rows)
-    assert {
-        "order": 4, "priority": 55, "name": "show", "filter": "every=20", "runs_on": "sync", "queue": 0, "overflow": "",
-        "budget_us": None,
-    } in handlers["after_train_iter"]  # fmt: skip
-    assert {
-        "order": 0, "priority": 50, "name": "tell", "filter": "", "runs_on": "loop", "queue": 7,
-        "overflow": "drop_oldest", "budget_us": None,
-    } in handlers["after_val_epoch"]  # fmt: skip
+    shown, told = (
+        {each["name"]: each for each in handlers[event]}[name]
+        for event, name in (("after_train_iter", "show"), ("after_val_epoch", "tell"))
+    )
+    assert shown.items() >= {"order": 4, "priority": 55, "filter": "every=20", "runs_on": "sync"}.items()
+    assert told.items() >= {"order": 0, "runs_on": "loop", "queue": 7, "overflow": "drop_oldest"}.items()
     assert (found["file"], found["max_epochs"], found["max_iters"]) == (script, 2, 6)
 
 
@@ -164,32 +162,24 @@ def test_a_bus_without_a_trainer_begins_with_its_first_event(capfd: pytest.Captu
     )
 
 
-@pytest.mark.parametrize(
-    ("script", "begin"),
-    [
-        (BUSES, "train.py ends without a run\n\nbus 1 of 2\n"),
-        (
-            "from eventloop import Bus\nbus = Bus()",
-            "train.py ends without a run\n\na bus nobody listens to\n",
-        ),
-    ],
-)
-def test_a_script_that_ends_without_a_run_shows_its_buses(
-    script: str, begin: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """As they are at its end."""
-    assert cli.main(["plan", write(script)]) == 0
+def test_a_script_that_ends_without_a_run_shows_its_buses(capfd: pytest.CaptureFixture[str]) -> None:
+    """As they are at its end, also where nobody listens."""
+    for script, begin in (
+        (BUSES, "bus 1 of 2"),
+        ("from eventloop import Bus\nbus = Bus()", "a bus nobody listens to"),
+    ):
+        assert cli.main(["plan", write(script)]) == 0
 
-    assert capfd.readouterr().out.startswith(begin)
+        assert capfd.readouterr().out.startswith(f"train.py ends without a run\n\n{begin}\n")
 
 
 @pytest.mark.parametrize(
     ("script", "code", "errors"),
     [
         ("import sys; sys.exit(3)", 3, ""),
-        ("import sys; sys.exit('usage: ...')", 1, "usage: ...\n"),
+        pytest.param("import sys; sys.exit('usage: ...')", 1, "usage: ...\n", marks=pytest.mark.slow),
         ("x = (", 1, "SyntaxError: '(' was never closed\n"),
-        (BUSES + "    1 / 0", 1, "ZeroDivisionError: division by zero\n"),
+        pytest.param(BUSES + "    1 / 0", 1, "ZeroDivisionError: division by zero\n", marks=pytest.mark.slow),
     ],
 )
 def test_a_script_that_fails(script: str, code: int, errors: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,21 +12,6 @@ import pytest
 from eventloop import cli
 from tests.cli.conftest import ENVIRONMENT
 
-PYTHON = """
-\"\"\"Of MMEngine's shape.\"\"\"
-max_epochs = 12
-default_hooks = dict(
-    timer=dict(type="IterTimerHook"),
-    logger=dict(type="LoggerHook", interval=50),
-    checkpoint=dict(type="CheckpointHook", interval=1, save_best="accuracy"),
-    sampler_seed=None,
-)
-custom_hooks = [dict(type="EMAHook", priority="ABOVE_NORMAL")]
-writers = [dict(type="JSONLWriter")]
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs=max_epochs, val_interval=2)
-model = dict(type="ResNet", depth=50)
-optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.1))
-"""
 DOCUMENT: dict[str, Any] = {
     "default_hooks": {
         "timer": {"type": "IterTimerHook"},
@@ -36,8 +21,13 @@ DOCUMENT: dict[str, Any] = {
     },
     "custom_hooks": [{"type": "EMAHook", "priority": "ABOVE_NORMAL"}],
     "writers": [{"type": "JSONLWriter"}],
-    "train_cfg": {"max_epochs": 12, "val_interval": 2},
+    "train_cfg": {"type": "EpochBasedTrainLoop", "max_epochs": 12, "val_interval": 2},
 }
+PYTHON = "\n".join(
+    [f"{name} = {value!r}" for name, value in DOCUMENT.items()]
+    + ["model = dict(type='ResNet', depth=50)", "optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1))"]
+)
+"""A config of MMEngine's shape; the last two names are ignored."""
 TOML = """
 [default_hooks]
 timer = {type = 'IterTimerHook'}
@@ -67,9 +57,9 @@ def write(text: str, name: str = "config.py") -> str:
     return name
 
 
-def refused(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def refused(name: str, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """The one line with which a config is refused."""
-    assert cli.main(["plan", name]) == 2
+    assert cli.main(["plan", name, *arguments]) == 2
     output, errors = capsys.readouterr()
     assert output == ""
     assert (errors.count("\n"), errors.endswith(" (--traceback shows where)\n")) == (1, True)
@@ -123,10 +113,6 @@ def test_bases_are_read_by_mmengine(capsys: pytest.CaptureFixture[str]) -> None:
 
 BAD_PYTHON = [
     ("hooks = [dict(type='EMAHok')]", "unknown type 'EMAHok': did you mean 'EMAHook'?"),
-    ("hooks = [dict(type='EarlyStoppingHook', monitr='acc')]", "EarlyStoppingHook has no argument 'monitr': did you mean 'monitor'?"),
-    ("hooks = [dict(interval=1)]", "expected an object or a config dict(type=...), got {'interval': 1}"),
-    ("default_hooks = dict(chekpoint=None)", "default_hooks has no 'chekpoint': did you mean 'checkpoint'?"),
-    ("default_hooks = dict(checkpoint=dict(interval=0))", "interval must be -1 or a positive int, got 0"),
     ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?"),
     ("train_cfg = dict(max_epoch=3)", "train_cfg has no key 'max_epoch': did you mean 'max_epochs'?"),
     ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg has by_epoch=True and max_iters: leave by_epoch out"),
@@ -135,13 +121,12 @@ BAD_PYTHON = [
     ("hooks = dict(type='EMAHook')", "config.py: hooks must be a list of configs dict(type=...), got {'type': 'EMAHook'}"),
     ("x = 3", "config.py is not a config: expected one of the names default_hooks, custom_hooks, hooks, writers, train_cfg"),
     ("writers = [dict(type='EMAHook')]", "expected a writer, got EMAHook, which is a hook: it goes to hooks=[...]"),
-    ("writers = [dict(type='JSONLWriter', budget_us=-1)]", "JSONLWriter: budget_us must be above 0 microseconds and finite, got -1"),
-    ("hooks = [dict(type='CheckpointHook', by_epoch=True)]\ntrain_cfg = dict(by_epoch=False)", "in a run measured in iterations would never save"),
     (HOOK.format("raise RuntimeError('no way')"), "config.py: RuntimeError: no way"),
     (HOOK.format("assert self is None"), "config.py: AssertionError"),
     (HOOK.format("raise ValueError('two\\nlines')"), "config.py: two lines"),
     (HOOK.format("raise SystemExit(3)"), "config.py ends the program or begins a run, so it is not a config"),
 ]  # fmt: skip
+YAML = pytest.mark.skipif(importlib.util.find_spec("yaml") is None, reason="needs PyYAML")
 BAD_DOCUMENTS = [
     ("c.json", "[1]", "c.json must be a mapping of names to values, got list"),
     ("c.json", "{", "c.json: Expecting property name enclosed in double quotes"),
@@ -150,6 +135,7 @@ BAD_DOCUMENTS = [
     ("c.toml", "hooks = []\ncustom_imports = ['os']", "c.toml: expected no custom_imports in a .toml file, which is data and runs no code, got ['os']"),
     ("c.json", '{"hooks": [{"type": "os.system"}]}', "unknown type 'os.system'"),
     ("c.json", r'{"hooks": [{"type": "\u001b[2J"}]}', r"unknown type '\x1b[2J'"),
+    pytest.param("c.yaml", "hooks: !!python/object/apply:os.getcwd []", "c.yaml: ConstructorError: could not determine a constructor", marks=YAML),
     ("c.sh", "python", "c.sh is neither a Python file nor a config (.json, .toml, .yaml, .yml)"),
 ]  # fmt: skip
 
@@ -161,35 +147,19 @@ BAD_DOCUMENTS = [
 def test_bad_input_is_one_line(
     name: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The file, what was expected and what came; exit code 2."""
+    """The file, what was expected and what came; exit code 2. An error of a hook is the cause of that of its config."""
     assert message in refused(write(text, name), capsys)
-
-
-def test_objects_in_yaml_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    """A tag for a Python object is not data."""
-    pytest.importorskip("yaml")
-
-    name = write("hooks: !!python/object/apply:os.getcwd []", "c.yaml")
-
-    assert "c.yaml: ConstructorError: could not determine a constructor" in refused(name, capsys)
+    if "no way" in message:
+        with pytest.raises(ValueError, match=r"config\.py: RuntimeError: no way") as raised:
+            cli.main(["plan", "--traceback", name])
+        assert isinstance(raised.value.__cause__, RuntimeError)
 
 
 def test_arguments_are_for_scripts(capsys: pytest.CaptureFixture[str]) -> None:
     """A config takes none."""
-    assert cli.main(["plan", write("{}", "c.json"), "--", "--lr", "1"]) == 2
+    told = refused(write("{}", "c.json"), capsys, "--", "--lr", "1")
 
-    assert "c.json is a config, which takes no arguments, got --lr 1" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_traceback_shows_where_a_hook_failed() -> None:
-    """The error is raised, with that of the hook as its cause."""
-    write(HOOK.format("raise RuntimeError('no way')"))
-
-    with pytest.raises(ValueError, match=r"config\.py: RuntimeError: no way") as raised:
-        cli.main(["plan", "--traceback", "config.py"])
-
-    assert isinstance(raised.value.__cause__, RuntimeError)
+    assert told == "c.json is a config, which takes no arguments, got --lr 1"
 
 
 def test_names_and_paths_stay_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,14 +21,11 @@ from tests.cli.reported_runs import (
     subscriber,
     write_lines,
 )
+from tests.conftest import DEADLINE
 
 pytestmark = pytest.mark.slow
 
 pytest_plugins = ["tests.cli.browsers"]
-
-DEADLINE = 60.0
-"""Seconds; no test waits as long while all is well."""
-
 
 ALL_DRAWN = (
     "() => [...document.querySelectorAll('.plotly-graph-div')].every(c => c.querySelector('.main-svg'))"
@@ -93,88 +90,53 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [first, second]
 
 
-@pytest.fixture(scope="module")
-def one(opened: Open, runs: list[Path]) -> Opened:
-    """The page of the first, all of it drawn."""
-    return opened(runs[0])
+@pytest.mark.parametrize("number", [1, 2])
+def test_every_chart_is_drawn_and_nothing_is_loaded(number: int, opened: Open, runs: list[Path]) -> None:
+    """Of one run and of two: there is no error, and no request but the one for the page itself. No chart is wider
+    than a screen or a telephone; a button gives it a logarithmic axis, and none sends the data away, as plotly's do."""
+    shown = opened(*runs[:number])
 
-
-@pytest.fixture(scope="module")
-def two(opened: Open, runs: list[Path]) -> Opened:
-    """The page of both."""
-    return opened(*runs)
-
-
-@pytest.mark.parametrize("number", ["one", "two"])
-def test_every_chart_is_drawn_and_nothing_is_loaded(number: str, request: pytest.FixtureRequest) -> None:
-    """Of one run and of two: there is no error, and no request but the one for the page itself."""
-    shown: Opened = request.getfixturevalue(number)
-
+    for width in (420, 1280):
+        shown.page.set_viewport_size({"width": width, "height": 900})
+        shown.wait(f"() => document.documentElement.scrollWidth <= {width}")
+    titles = shown.page.evaluate(
+        "() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
+    )
+    assert titles
+    shown.page.locator("figure[aria-label=grad_norm] .updatemenu-button", has_text="log").click(force=True)
+    chart = "document.querySelector('[aria-label=grad_norm] .plotly-graph-div')"
+    shown.wait(f"() => {chart}.layout.yaxis.type === 'log'")
+    assert not [title for title in titles if "cloud" in title.lower() or "edit" in title.lower()]
     assert shown.errors == []
     assert [url for url in shown.requests if not url.startswith("data:")] == [shown.page.url]
     assert shown.page.url.startswith("file://")
 
 
-def test_no_chart_is_wider_than_the_window(two: Opened) -> None:
-    """Neither on a screen nor on a telephone; wide tables scroll by themselves."""
-    for width in (420, 1280):
-        two.page.set_viewport_size({"width": width, "height": 900})
-        two.wait(f"() => document.documentElement.scrollWidth <= {width}")
-
-
-def test_a_curve_has_a_logarithmic_axis(one: Opened) -> None:
-    """A button above each chart switches it."""
-    chart = one.page.locator("figure[aria-label=grad_norm]")
-
-    chart.locator(".updatemenu-button", has_text="log").click(force=True)
-
-    one.wait(
-        "() => document.querySelector('[aria-label=grad_norm] .plotly-graph-div').layout.yaxis.type === 'log'"
-    )
-
-
-def test_the_hover_says_p50_and_p99(opened: Open, tmp_path: Path) -> None:
-    """Of a handler; its own text is shown as it is, whatever it looks like."""
-    run = make_run(tmp_path / "run", handlers=[handler("<b>&amp;</b>%{x}", event="<i>")])
-    shown = opened(run)
-
-    bar = shown.page.locator("figure", has_text="What each handler adds").locator(".point path").first
-    bar.hover(force=True)
-
-    hover = shown.page.locator(".hoverlayer .hovertext").first
-    hover.wait_for()
-    said = hover.text_content() or ""
-    assert "25.00 µs an iteration" in said
-    assert "p50 10.0 µs, p99 100 µs, max 1.00 ms" in said
-    assert "<b>&amp;</b>%{x}, <i>" in said
-
-
 def test_nothing_of_a_run_becomes_a_part_of_the_page(opened: Open, tmp_path: Path) -> None:
-    """No script of it runs, and no tag of it is made."""
+    """No script of it runs, and no tag of it is made; the hover over a handler shows its name as it is."""
     nasty = "<img src=http://127.0.0.1/x onerror=document.title='bad'><a href='javascript:1'>y</a>"
     values: dict[str, Any] = {nasty: 1.0}
     run = make_run(
-        tmp_path / "run", handlers=[handler(nasty, event=nasty)], subscribers=[subscriber(nasty, error=nasty, failed=1)]
-    )  # fmt: skip
+        tmp_path / "run",
+        handlers=[handler("<b>&amp;</b>%{x}", event="<i>"), handler(nasty, event=nasty, seconds=1e-4)],
+        subscribers=[subscriber(nasty, error=nasty, failed=1)],
+    )
     write_lines(run, scalars(1, nasty, **values), scalars(1, "val", **values))
 
     shown = opened(run)
 
+    bars = shown.page.locator("figure", has_text="What each handler adds").locator(".point path")
+    bars.first.hover(force=True)
+    hover = shown.page.locator(".hoverlayer .hovertext").first
+    hover.wait_for()
+    said = hover.text_content() or ""
+    for part in ("25.00 µs an iteration", "p50 10.0 µs, p99 100 µs, max 1.00 ms", "<b>&amp;</b>%{x}, <i>"):
+        assert part in said
     assert shown.page.title() == "run · eventloop report"
     assert shown.page.locator("img").count() == 0
     assert shown.page.locator("body a:not(.modebar-btn), .main-svg a").count() == 0
     assert shown.errors == []
     assert [url for url in shown.requests if not url.startswith("data:")] == [shown.page.url]
-
-
-def test_no_button_sends_the_data_away(one: Opened) -> None:
-    """plotly.js has one that does."""
-    titles = one.page.evaluate(
-        "() => [...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title)"
-    )
-
-    assert titles
-    assert not [title for title in titles if "cloud" in title.lower() or "edit" in title.lower()]
 
 
 def test_a_browser_that_runs_no_scripts(browser: Browser, runs: list[Path], tmp_path: Path) -> None:

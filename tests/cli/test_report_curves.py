@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from eventloop.events import AfterRun, BeforeRun, RunInfo, ScalarsLogged
+from eventloop.events import AfterRun, BeforeRun, Event, RunInfo, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.reporting import curves as curves_reader
 from eventloop.reporting.curves import POINTS, Curve, RunLog, read_curves
@@ -30,106 +31,88 @@ def points(curve: Curve) -> list[tuple[int, float]]:
 def test_what_the_writer_wrote(tmp_path: Path) -> None:
     """Scalars by name and mode, in the order they first came; NaN and the infinities, names that are reserved, the facts
     of the run and how it ended."""
+    events: list[Event] = [
+        BeforeRun(),
+        RunInfo(info={"model": "Net", "value": "NaN"}),
+        ScalarsLogged(step=1, scalars={"loss": 0.5, "step": 3.0, "scalars/x": 4.0}),
+        ScalarsLogged(step=2, scalars={"loss": math.nan, "lr": 1.0}),
+        ScalarsLogged(step=2, mode="val", scalars={"loss": math.inf}),
+        AfterRun(reason="error", error="ValueError: no"),
+    ]
     writer = JSONLWriter()
     writer.open(Run(work_dir=str(tmp_path)))
-    writer.write_batch(
-        [
-            BeforeRun(),
-            RunInfo(info={"model": "Net", "value": "NaN"}),
-            ScalarsLogged(step=1, scalars={"loss": 0.5, "step": 3.0, "scalars/x": 4.0}),
-            ScalarsLogged(step=2, scalars={"loss": math.nan, "lr": 1.0}),
-            ScalarsLogged(step=2, mode="val", scalars={"loss": math.inf}),
-            AfterRun(reason="error", error="ValueError: no"),
-        ]
-    )
+    writer.write_batch(events)
     writer.close()
 
     log = read_curves(tmp_path / "metrics.jsonl")
 
-    assert [(curve.mode, curve.name) for curve in log.curves] == [
-        ("train", "loss"), ("train", "step"), ("train", "scalars/x"), ("train", "lr"), ("val", "loss"),
-    ]  # fmt: skip
+    named = [f"{curve.mode}/{curve.name}" for curve in log.curves]
+    assert named == ["train/loss", "train/step", "train/scalars/x", "train/lr", "val/loss"]
     assert one(log).steps == [1, 2]
     assert (one(log).not_finite, one(log, mode="val").not_finite) == (1, 1)
     assert (log.info, log.ended, log.whole) == ({"model": "Net", "value": "NaN"}, "error: ValueError: no", 6)
     assert (log.resumed_at, log.superseded, log.cut_short) == ([], 0, 0)
 
 
-@pytest.mark.parametrize("torn", [b'{"mode":"train","step":3', b'{"mode', b'{"event":"before_run","it'])
-def test_a_torn_end(torn: bytes, tmp_path: Path) -> None:
-    """What is whole is read; the line that is not is counted."""
+@pytest.mark.parametrize(
+    ("torn", "last", "cut_short"),
+    [
+        (b'{"mode":"train","step":3', 2, 1),
+        (b'{"mode', 2, 1),
+        (b'{"event":"before_run","it', 2, 1),
+        (b'{"mode":"train","step":3,"loss":3.0}', 3, 0),
+    ],
+)
+def test_a_torn_end(torn: bytes, last: int, cut_short: int, tmp_path: Path) -> None:
+    """What is whole is read, also without its line end; the line that is not is counted."""
     path = write_lines(tmp_path, begins(0), scalars(1, loss=1.0), scalars(2, loss=2.0), torn=torn)
 
     log = read_curves(path)
 
-    assert points(one(log)) == [(1, 1.0), (2, 2.0)]
-    assert (log.cut_short, log.ended) == (1, None)
+    assert points(one(log)) == [(step, float(step)) for step in range(1, last + 1)]
+    assert (log.cut_short, log.ended) == (cut_short, None)
 
 
-def test_a_line_without_its_end_may_be_whole(tmp_path: Path) -> None:
-    """A writer that was killed before the line end has lost nothing."""
-    path = write_lines(tmp_path, scalars(1, loss=1.0), torn=b'{"mode":"train","step":2,"loss":2.0}')
-
-    assert points(one(read_curves(path))) == [(1, 1.0), (2, 2.0)]
+def logged(mode: str, *steps: int, value: float) -> list[dict[str, Any]]:
+    """Lines of scalars with the same value."""
+    return [scalars(step, mode, loss=value) for step in steps]
 
 
-def test_iterations_that_were_run_again(tmp_path: Path) -> None:
-    """The later records stay, of steps after the one where it went on, and of a validation at that very step."""
-    path = write_lines(
-        tmp_path,
-        begins(0),
-        *(scalars(step, loss=1.0, lr=float(step)) for step in (10, 20, 30)),
-        scalars(20, "val", acc=0.1),
-        begins(20),
-        scalars(20, "val", acc=0.2),
-        scalars(30, loss=2.0),
-        scalars(40, loss=2.0),
-        begins(30),
-        scalars(40, loss=3.0),
-        ends(40),
-    )
+@pytest.mark.parametrize(
+    ("rows", "curves", "resumed_at", "superseded"),
+    [
+        (
+            [begins(0), *logged("train", 10, 20, 30, value=1.0), *logged("val", 20, value=0.1), begins(20),
+             *logged("val", 20, value=0.2), *logged("train", 30, 40, value=2.0), begins(30), *logged("train", 40, value=3.0), ends(40)],
+            {"train": [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)], "val": [(20, 0.2)]}, [20, 30], 3,
+        ),
+        (
+            [begins(0), *logged("train", 10, value=1.0), *logged("val", 10, value=1.0), begins(0), *logged("train", 5, value=2.0)],
+            {"train": [(5, 2.0)]}, [0], 2,
+        ),
+        (
+            [begins(0), *logged("train", 10, value=1.0), ends(10), begins(10), *logged("test", 10, value=1.0), ends(10)],
+            {"train": [(10, 1.0)], "test": [(10, 1.0)]}, [], 0,
+        ),
+        (
+            [*logged("train", 10, 20, 30, value=1.0), *logged("val", 30, value=1.0), *logged("train", 20, 30, value=2.0)],
+            {"train": [(10, 1.0), (20, 2.0), (30, 2.0)]}, [19], 3,
+        ),
+        ([begins(0), scalars(1, loss=1.0, lr=1.0), scalars(1, loss=2.0)], {"train": [(1, 1.0), (1, 2.0)]}, [], 0),
+        ([], {}, [], 0),
+    ],
+    ids=["resumed twice", "begun anew", "a test after it", "only scalars", "put twice", "just begun"],
+)  # fmt: skip
+def test_iterations_that_were_run_again(
+    rows: list[dict[str, Any]], curves: dict[str, list[tuple[int, float]]], resumed_at: list[int],
+    superseded: int, tmp_path: Path,
+) -> None:  # fmt: skip
+    """The later records stay, of steps after the one where it went on, and of a validation at that very step. Where only
+    scalars were written, a step of training that goes back says that they were run again."""
+    log = read_curves(write_lines(tmp_path, *rows))
 
-    log = read_curves(path)
-
-    assert points(one(log)) == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 3.0)]
-    assert points(one(log, "lr")) == [(10, 10.0), (20, 20.0)]
-    assert points(one(log, "acc", "val")) == [(20, 0.2)]
-    assert (log.resumed_at, log.superseded) == ([20, 30], 4)
-
-
-def test_a_run_that_begins_anew_in_the_same_directory(tmp_path: Path) -> None:
-    """Nothing of the earlier one is left in the curves."""
-    path = write_lines(
-        tmp_path,
-        begins(0),
-        scalars(10, loss=1.0),
-        scalars(10, "val", acc=1.0),
-        begins(0),
-        scalars(5, loss=2.0),
-    )
-
-    log = read_curves(path)
-
-    assert [points(curve) for curve in log.curves] == [[(5, 2.0)]]
-    assert log.resumed_at == [0]
-
-
-def test_a_validation_after_the_training_is_no_resume(tmp_path: Path) -> None:
-    """It begins where the training ended, and both are told."""
-    path = write_lines(
-        tmp_path,
-        begins(0),
-        scalars(10, loss=1.0),
-        ends(10),
-        begins(10),
-        scalars(10, "test", acc=1.0),
-        ends(10),
-    )
-
-    log = read_curves(path)
-
-    assert [points(curve) for curve in log.curves] == [[(10, 1.0)], [(10, 1.0)]]
-    assert (log.resumed_at, log.superseded) == ([], 0)
+    assert {curve.mode: points(curve) for curve in log.curves if curve.name == "loss"} == curves
+    assert (log.resumed_at, log.superseded) == (resumed_at, superseded)
 
 
 def test_whether_a_run_was_begun_again(tmp_path: Path) -> None:
@@ -146,28 +129,6 @@ def test_whether_a_run_was_begun_again(tmp_path: Path) -> None:
     logs = [read_curves(write_lines(tmp_path, *rows)) for rows in cases]
 
     assert [log.begun_again for log in logs] == [False, False, False, True, True, False]
-
-
-def test_a_file_without_the_lines_of_the_runs(tmp_path: Path) -> None:
-    """Where only scalars were written, a step of training that goes back says that they were run again."""
-    path = write_lines(
-        tmp_path,
-        *(scalars(step, loss=1.0) for step in (10, 20, 30)),
-        scalars(30, "val", acc=1.0),
-        *(scalars(step, loss=2.0) for step in (20, 30)),
-    )
-
-    log = read_curves(path)
-
-    assert points(one(log)) == [(10, 1.0), (20, 2.0), (30, 2.0)]
-    assert (log.resumed_at, log.superseded) == ([19], 3)
-
-
-def test_two_values_of_one_step_are_both_kept(tmp_path: Path) -> None:
-    """A metric that was put twice in an iteration has two records."""
-    path = write_lines(tmp_path, begins(0), scalars(1, loss=1.0, lr=1.0), scalars(1, loss=2.0))
-
-    assert points(one(read_curves(path))) == [(1, 1.0), (1, 2.0)]
 
 
 @pytest.mark.parametrize("block", [64, 1000, 1 << 20])
@@ -193,38 +154,16 @@ def test_a_long_file_in_blocks(block: int, tmp_path: Path, monkeypatch: pytest.M
     assert log.superseded == 2000
 
 
-@pytest.mark.parametrize("value", ["text", "~NaN", None, [1], {"a": 1}])
-def test_what_is_no_number_is_left_out(value: object, tmp_path: Path) -> None:
-    """Another program may have added it; the others are read."""
-    row = scalars(1, loss=1.0) | {"note": value}
+@pytest.mark.parametrize("value", [b'"text"', b'"~NaN"', b"null", b"[1]", b'{"a":1}', b"9" * 400])
+def test_what_is_no_number_is_left_out(value: bytes, tmp_path: Path) -> None:
+    """Another program may have added it, as an integer beyond all floats; the others are read."""
+    rest = b'{"mode":"train","step":2,"note":3.0,"loss":2.0}'
+    path = write_lines(tmp_path, torn=b'{"mode":"train","step":1,"loss":1.0,"note":' + value + b"}\n" + rest)
 
-    log = read_curves(write_lines(tmp_path, row, scalars(2, loss=2.0) | {"note": 3.0}))
+    log = read_curves(path)
 
     assert points(one(log)) == [(1, 1.0), (2, 2.0)]
     assert points(one(log, "note")) == [(2, 3.0)]
-
-
-@pytest.mark.parametrize(
-    ("content", "line"),
-    [
-        (b'{"epoch":1,"mode":"train","step":"one"}', r'b\'\{"epoch":1,"mode":"train","step":"one"\}\''),
-        (b"\x00\xff\x00", r"b'\\x00\\xff\\x00'"),
-        (b"hello\n", r"b'hello\\n'"),
-    ],
-)
-def test_a_file_of_something_else(content: bytes, line: str, tmp_path: Path) -> None:
-    """A file without any line of scalars or events is an error that shows its first line."""
-    path = write_lines(tmp_path, torn=content)
-
-    with pytest.raises(
-        ValueError, match=rf"metrics\.jsonl .*expected JSON objects .*, got the first line {line}"
-    ):
-        read_curves(path)
-
-
-def test_an_empty_file_has_no_curves(tmp_path: Path) -> None:
-    """A run that has just begun is no error."""
-    assert read_curves(write_lines(tmp_path)).curves == []
 
 
 @pytest.mark.parametrize(
@@ -257,15 +196,6 @@ def test_an_impossible_step_is_left_out(step: object, tmp_path: Path) -> None:
     assert points(one(read_curves(write_lines(tmp_path, *rows)))) == [(1, 1.0), (3, 3.0)]
     path = write_lines(tmp_path, begins(0), *rows, begins(2) | {"iter": step})
     assert points(one(read_curves(path))) == [(1, 1.0), (3, 3.0)]
-
-
-def test_an_integer_beyond_all_floats_is_no_number(tmp_path: Path) -> None:
-    """The other values are read."""
-    path = write_lines(
-        tmp_path, scalars(1, loss=1.0), torn=b'{"mode":"train","step":2,"loss":' + b"9" * 400 + b"}"
-    )
-
-    assert points(one(read_curves(path))) == [(1, 1.0)]
 
 
 def test_the_greatest_floats(tmp_path: Path) -> None:

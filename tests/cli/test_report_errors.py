@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,134 +10,82 @@ import pytest
 from tests.cli.reported_runs import make_run, report, write_lines
 
 
-def spoil(tmp_path: Path, how: str) -> Path:
-    """A directory that cannot be reported on."""
-    run = tmp_path / "run"
-    if how not in ("missing", "file"):
+def files(*names: str) -> Callable[[Path], None]:
+    """A directory with empty files, and empty folders where a name ends in a slash."""
+
+    def make(run: Path) -> None:
         run.mkdir()
-    match how:
-        case "file":
-            run.touch()
-        case "other":
-            (run / "notes.txt").touch()
-        case "parent":
-            make_run(run / "digits")
-        case "log":
-            (run / "events.evl").touch()
-        case "checkpoint":
-            (run / "manifest.json").touch()
-        case "torn costs":
-            make_run(run)
-            (run / "costs.json").write_bytes((run / "costs.json").read_bytes()[:200])
-        case "newer costs":
-            make_run(run)
-            (run / "costs.json").write_text('{"version": 7, "more": []}')
-        case "torn metrics":
-            write_lines(run, torn=b'{"mode":"tra')
-        case "other metrics":
-            write_lines(run, {"time": 1.0}, {"time": 2.0})
-        case "no metrics":
-            write_lines(run)
-        case "trace":
-            (run / "traces").mkdir()
-        case "checkpoints":
-            (run / "epoch_1").mkdir()
-            (run / "epoch_1" / "manifest.json").touch()
-        case "text":
-            write_lines(run, torn=b"hello\nworld\n")
-        case "arrays":
-            write_lines(run, torn=b"[1, 2]\n[3, 4]\n")
-        case "empty" | "missing":
-            pass
-        case _:
-            spoil_costs(make_run(run) / "costs.json", how)
-    return run
+        for name in names:
+            (run / name).parent.mkdir(exist_ok=True)
+            (run / name).mkdir() if name.endswith("/") else (run / name).touch()
+
+    return make
 
 
-def spoil_costs(path: Path, how: str) -> None:
-    """Change a whole record."""
-    whole = path.read_bytes()
-    before, after = {
-        "flipped costs": (b"JSONL", b"\xff"),
-        "deep costs": (b"{", b'{"more": ' + b"[" * 9999 + b"]" * 9999 + b","),
-        "negative costs": (b'"dropped": 0', b'"dropped": -3'),
-        "huge costs": (b'"calls": 100', b'"calls": 18446744073709551616'),
-        "endless costs": (b'"calls": 100', b'"calls": ' + b"9" * 9999),
-    }[how]
-    assert before in whole
-    path.write_bytes(whole.replace(before, after, 1))
+def lines(content: bytes) -> Callable[[Path], object]:
+    """A run whose `metrics.jsonl` is this."""
+    return lambda run: write_lines(run, torn=content)
+
+
+def costs(before: bytes, after: bytes) -> Callable[[Path], None]:
+    """A run with a changed record of costs."""
+
+    def make(run: Path) -> None:
+        path = make_run(run) / "costs.json"
+        whole = path.read_bytes()
+        assert before in whole
+        path.write_bytes(whole.replace(before, after, 1))
+
+    return make
 
 
 NOTHING = (
     "{{run}} has nothing to report: expected a run's directory with costs.json or lines in metrics.jsonl, got {}; a run "
     "writes its first costs after some seconds"
 )
+NO_LINE = "{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` and `step`, got the first line "
+NO_RECORD = "{run}/costs.json is truncated or not a cost record: "
 
 
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("make", "message"),
     [
-        ("missing", f"{NOTHING.format('no directory')} (--tr"),
-        ("file", f"{NOTHING.format('a file')}; is it {{up}}? (--tr"),
-        ("empty", f"{NOTHING.format('nothing')} (--tr"),
-        ("other", f"{NOTHING.format('notes.txt')} (--tr"),
-        ("parent", f"{NOTHING.format('digits')}; there are runs in digits (--tr"),
-        ("log", f"{NOTHING.format('events.evl')}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl"),
-        ("trace", f"{NOTHING.format('traces')}; `eventloop trace {{run}}` lists its traces (--traceback"),
-        ("checkpoints", f"{NOTHING.format('epoch_1')}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
-        ("checkpoint", f"{NOTHING.format('manifest.json')}; is it {{up}}? (--tr"),
-        ("no metrics", f"{NOTHING.format('metrics.jsonl')} (--tr"),
-        ("torn costs", "{run}/costs.json is truncated or not a cost record: "),
-        ("newer costs", "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
-        ("torn metrics", '{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` and `step`, got the first line b\'{{"mode":"tra\''),
-        ("other metrics", "{run}/metrics.jsonl has no line that JSONLWriter writes"),
-        ("text", "{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or"),
-        ("arrays", "{run}/metrics.jsonl has no line that JSONLWriter writes: expected JSON objects with `event`, or"),
-        ("flipped costs", "{run}/costs.json is truncated or not a cost record: 'utf-8' codec can't decode byte 0xff"),
-        ("deep costs", "{run}/costs.json is truncated or not a cost record: maximum recursion depth exceeded"),
-        ("negative costs", "{run}/costs.json is not a cost record: dropped -3 cannot be a count (--traceback"),
-        ("huge costs", "{run}/costs.json is not a cost record: calls 18446744073709551616 cannot be a count (--traceback"),
-        ("endless costs", "{run}/costs.json is truncated or not a cost record: "),
+        (lambda run: None, f"{NOTHING.format('no directory')} (--tr"),
+        (Path.touch, f"{NOTHING.format('a file')}; is it {{up}}? (--tr"),
+        (files(), f"{NOTHING.format('nothing')} (--tr"),
+        (files("notes.txt"), f"{NOTHING.format('notes.txt')} (--tr"),
+        (lambda run: make_run(run / "digits"), f"{NOTHING.format('digits')}; there are runs in digits (--tr"),
+        (files("events.evl"), f"{NOTHING.format('events.evl')}; `eventloop replay {{run}} --to jsonl --out {{run}}` makes metrics.jsonl"),
+        (files("traces/"), f"{NOTHING.format('traces')}; `eventloop trace {{run}}` lists its traces (--traceback"),
+        (files("epoch_1/manifest.json"), f"{NOTHING.format('epoch_1')}; `eventloop checkpoints {{run}}` lists its checkpoints (--traceback"),
+        (files("manifest.json"), f"{NOTHING.format('manifest.json')}; is it {{up}}? (--tr"),
+        (files("metrics.jsonl"), f"{NOTHING.format('metrics.jsonl')} (--tr"),
+        (lines(b'{"mode":"tra'), NO_LINE + "b'{{\"mode\":\"tra'"),
+        (lines(b'{"time":1.0}\n{"time":2.0}\n'), NO_LINE + "b'{{\"time\":1.0}}"),
+        (lines(b"[1, 2]\n[3, 4]\n"), NO_LINE + "b'[1, 2]"),
+        (costs(b"true\n}", b""), NO_RECORD),
+        (costs(b'"version": 1', b'"version": 7'), "{run}/costs.json has version 7, newer than this eventloop reads (1): update torch-eventloop"),
+        (costs(b"JSONL", b"\xff"), NO_RECORD + "'utf-8' codec can't decode byte 0xff"),
+        (costs(b"{", b'{"more": ' + b"[" * 9999 + b"]" * 9999 + b","), NO_RECORD + "maximum recursion depth exceeded"),
+        (costs(b'"dropped": 0', b'"dropped": -3'), "{run}/costs.json is not a cost record: dropped -3 cannot be a count (--traceback"),
+        (costs(b'"calls": 100', b'"calls": 18446744073709551616'), "{run}/costs.json is not a cost record: calls 18446744073709551616 cannot be a count"),
+        (costs(b'"calls": 100', b'"calls": ' + b"9" * 9999), NO_RECORD),
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
-    how: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    make: Callable[[Path], object], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It says which of them it is; nothing is printed, also beside a good run."""
-    good, run = make_run(tmp_path / "good"), spoil(tmp_path, how)
+    """It says which of them it is, whatever the path is; nothing is printed, also beside a good run."""
+    good, run = make_run(tmp_path / "good"), tmp_path / "a\nrun"
+    make(run)
 
     assert report(good, run) == 2
 
     said = capsys.readouterr()
     assert said.out == ""
-    assert said.err.startswith("eventloop: " + message.format(run=run, up=tmp_path))
+    shown = str(run).replace("\n", " ")
+    assert said.err.startswith("eventloop: " + message.format(run=shown, up=tmp_path))
     assert (said.err.count("\n"), said.err.endswith(" (--traceback shows where)\n")) == (1, True)
-
-
-def test_traceback_shows_where_bad_input_was_found(tmp_path: Path) -> None:
-    """Asked for, the error itself is raised."""
-    with pytest.raises(ValueError, match=r"expected a run's directory .*, got nothing"):
-        report(tmp_path, "--traceback")
-
-
-def test_help_says_what_the_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
-    """All of them."""
-    with pytest.raises(SystemExit, match="0"):
-        report("--help")
-
-    words = " ".join(capsys.readouterr().out.split())
-    assert "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130" in words
-
-
-def test_a_message_is_one_line_whatever_the_path_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A name may have a line end."""
-    assert report(tmp_path / "a\nb") == 2
-
-    said = capsys.readouterr().err
-    assert f"{tmp_path}/a b has nothing to report: expected a run's directory" in said
-    assert said.count("\n") == 1
 
 
 def test_a_name_that_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,9 @@ def drawn(figure: Any) -> dict[str, Any]:
 
 
 def test_one_file_that_needs_no_other(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """plotly.js is in it, once; no tag has an address; the policy forbids to load; what was written is said."""
+    """plotly.js is in it, once; no tag has an address; the policy forbids to load; an older page is replaced."""
+    (tmp_path / "page.html").write_text("<!doctype html>old")
+
     page = write(tmp_path, run)
 
     said = capsys.readouterr()
@@ -110,17 +112,24 @@ def test_one_file_that_needs_no_other(run: Path, tmp_path: Path, capsys: pytest.
     assert re.fullmatch(r"eventloop: \S+/page\.html is written, \d\.\d MB\n", said.err)
     assert page.addresses == ["data:,"]
     assert sum("plotly.js v" in script[:100] for script in page.scripts) == 1
-    policy = re.search(
-        r'Content-Security-Policy" content="([^"]*)"', (tmp_path / "page.html").read_text("utf-8")
-    )
+    source = (tmp_path / "page.html").read_text("utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', source)
     assert policy is not None
     assert policy[1].startswith("default-src 'none'; base-uri 'none'; form-action 'none'; ")
     assert "http" not in policy[1]
+    assert "old" not in source[:100]
     assert {path.name for path in tmp_path.iterdir()} == {"first", "page.html"}
 
 
-def test_headings_facts_and_tables(run: Path, tmp_path: Path) -> None:
-    """They are text, so that the page can be read and searched without its charts."""
+def test_headings_facts_and_tables(tmp_path: Path) -> None:
+    """They are text, so that the page can be read without its charts; rows over a budget, and rows that lost events,
+    are red, with the reason below the table."""
+    run = make_run(
+        tmp_path / "run",
+        handlers=[handler(budget=5e-5, over_budget=True), handler("fine", budget=5e-5)],
+        subscribers=[subscriber(budget=5e-5, over_budget=True), subscriber("lossy", dropped=3)],
+    )
+
     page = write(tmp_path, run)
 
     for heading in ("Step time", "Handlers", "Background subscribers", "Scalars"):
@@ -133,30 +142,25 @@ def test_headings_facts_and_tables(run: Path, tmp_path: Path) -> None:
         "JSONLWriter",
         "accuracy",
     ):
-        assert f"{cell}" in page.text
+        assert cell in page.text
     assert page.tags.count("table") == 4
     assert page.tags.count("figure") == sum("Plotly.newPlot(" in script[:500] for script in page.scripts) == 7
-    assert "The charts need JavaScript; the tables say the same." in page.text
-
-
-def test_what_needs_a_look_is_red(tmp_path: Path) -> None:
-    """Rows over a budget and rows that lost events are, with the reason below the table."""
-    slow = subscriber(budget=5e-5, over_budget=True)
-    hooks = [handler(budget=5e-5, over_budget=True), handler("fine", budget=5e-5)]
-    run = make_run(tmp_path / "run", handlers=hooks, subscribers=[slow, subscriber("lossy", dropped=3)])
-
-    page = write(tmp_path, run)
-
     assert (tmp_path / "page.html").read_text("utf-8").count("<tr class=bad>") == 3
     assert "Red: its p99 went over its budget, as slow_handler said." in page.text
 
 
 def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
-    """The tables have a column for each run, and ratios to the first."""
-    page = write(tmp_path, run, other)
+    """The tables have a column for each run, and ratios to the first. A run with costs alone, and one with curves alone,
+    say what is not there, also on a page of their own."""
+    write_lines(tmp_path / "curves", *TRAINED)
+    (tmp_path / "costs").mkdir()
+    write_costs(tmp_path / "costs", costs(handlers=[], trend=[], subscribers=[]))
 
-    assert "\nsecond / first\n" in page.text
-    assert "\n3.00×\n" in page.text
+    page = write(tmp_path, run, other, tmp_path / "curves", tmp_path / "costs")
+
+    for text in ("\nsecond / first\n", "\n3.00×\n", "There are no costs", "There are no curves"):
+        assert text in page.text
+    assert "There are no costs" in write(tmp_path, tmp_path / "curves").text
 
 
 # --- the charts --------------------------------------------------------------------------------------------
@@ -169,12 +173,8 @@ def test_phases_are_stacked(run: Path, other: Path) -> None:
     traces = drawn(bars.figure)
     assert [*traces] == ["data", "forward", "backward", "optimizer", "hooks", "unaccounted"]
     assert traces["hooks"].x == pytest.approx((0.1, 0.1, 0.3, 0.1))
-    assert bars.figure.layout.yaxis.ticktext == (
-        "first, mean",
-        "first, median",
-        "second, mean",
-        "second, median",
-    )
+    names = [f"{name}, {what}" for name in ("first", "second") for what in ("mean", "median")]
+    assert bars.figure.layout.yaxis.ticktext == tuple(names)
     assert bars.figure.layout.barmode == "stack"
     assert "A bar of medians may be shorter" in bars.note
     assert [chart.title.split(":")[0] for chart in over_time] == ["first", "second"]
@@ -197,27 +197,25 @@ def test_a_slow_run_beside_a_fast_one_is_not_cut_off(tmp_path: Path) -> None:
 
 
 def test_handlers_are_compared(run: Path, tmp_path: Path) -> None:
-    """A bar a run, red over its budget, with p50 and p99 in the hover; those that run phases are only named."""
-    over = make_run(tmp_path / "over", handlers=[handler(budget=5e-5, over_budget=True)])
-
-    (chart,) = handler_charts(named(run, over))
-
-    assert [trace.x for trace in chart.figure.data] == [pytest.approx((25.0,))] * 2
-    assert [trace.marker.color for trace in chart.figure.data] == [(RUN_COLOURS[0],), (BAD,)]
-    assert "p50 10.0 µs, p99 100 µs, max 1.00 ms" in chart.figure.data[0].hovertext[0]
-    assert chart.figure.data[1].hovertext[0].endswith("<br>its budget for p99: 50.0 µs")
-    assert "Not drawn: OptimizerHook.after_train_iter (backward, optimizer in it)." in chart.note
-
-
-def test_the_most_expensive_handlers_are_drawn(tmp_path: Path) -> None:
-    """The first bar is that of the handler that costs most; beyond 20 a note points to the table."""
+    """A bar a run, red over its budget, with p50 and p99 in the hover. The most expensive are first; a note points to
+    the table for those beyond 20, and names those that run phases, which have no bar."""
+    over = make_run(tmp_path / "over", handlers=[handler(seconds=1.0, budget=5e-5, over_budget=True)])
     many = [handler(f"hook {number}", seconds=number * 1e-3) for number in range(1, 26)]
 
-    (chart,) = handler_charts(named(make_run(tmp_path / "run", handlers=many)))
+    (chart,) = handler_charts(named(run, over, make_run(tmp_path / "many", handlers=many)))
 
-    assert chart.figure.data[0].x[0] == pytest.approx(250.0)
-    assert len(chart.figure.data[0].x) == 20
-    assert chart.note.startswith("The 20 most expensive of 25")
+    one, other, third = chart.figure.data
+    assert [one.x, other.x, third.x[0]] == [
+        pytest.approx((25.0,)),
+        pytest.approx((1e4,)),
+        pytest.approx(250.0),
+    ]
+    assert [one.marker.color, other.marker.color] == [(RUN_COLOURS[0],), (BAD,)]
+    assert "p50 10.0 µs, p99 100 µs, max 1.00 ms" in one.hovertext[0]
+    assert other.hovertext[0].endswith("<br>its budget for p99: 50.0 µs")
+    assert [len(each.x) for each in (one, other, third)] == [1, 1, 19]
+    assert chart.note.startswith("The 20 most expensive of 26")
+    assert "Not drawn: OptimizerHook.after_train_iter (backward, optimizer in it)." in chart.note
 
 
 def test_subscribers_are_drawn(tmp_path: Path) -> None:
@@ -246,49 +244,22 @@ def test_a_chart_for_each_scalar(run: Path, other: Path) -> None:
     assert drawn(accuracy.figure)["first val"].y == (0.9,)
 
 
-def test_a_long_curve_has_a_band(tmp_path: Path) -> None:
-    """The spikes that a point stands for are in the band around the means."""
-    write_lines(tmp_path / "run", *(scalars(i, loss=9.0 if i == 77 else 0.5) for i in range(1, 5001)))
+def test_a_curve_has_its_unit_its_spikes_and_its_end(tmp_path: Path) -> None:
+    """Times are in seconds; a band holds the spikes that a point stands for; a red line marks the first NaN."""
+    rows = [scalars(i, time=9.0 if i == 77 else 0.5) for i in range(1, 5001)]
+    write_lines(tmp_path / "run", *rows, scalars(5001, loss="NaN"))
 
-    (loss,) = scalar_charts(named(tmp_path / "run"))
+    times, loss = scalar_charts(named(tmp_path / "run"))
 
-    low, high, mean = loss.figure.data
+    low, high, mean = times.figure.data
+    assert times.title == "time, s"
     assert (min(low.y), max(high.y)) == (0.5, 9.0)
     assert len(mean.x) <= 2000
-
-
-def test_where_values_ceased_to_be_finite(tmp_path: Path) -> None:
-    """A red line marks the step, with the number of values."""
-    write_lines(tmp_path / "run", *TRAINED, scalars(110, loss="NaN"))
-
-    loss, *_ = scalar_charts(named(tmp_path / "run"))
-
-    assert (loss.figure.layout.shapes[0].x0, loss.figure.layout.shapes[0].line.color) == (110, BAD)
+    assert (loss.figure.layout.shapes[0].x0, loss.figure.layout.shapes[0].line.color) == (5001, BAD)
     assert loss.figure.layout.annotations[0].text == "train: 1 NaN or inf"
 
 
-def test_times_have_their_unit(tmp_path: Path) -> None:
-    """The scalars of IterTimerHook are in seconds."""
-    write_lines(tmp_path / "run", scalars(1, time=0.2, loss=1.0))
-
-    assert [chart.title for chart in scalar_charts(named(tmp_path / "run"))] == ["time, s", "loss"]
-    assert "\ntime, s\n" in write(tmp_path, tmp_path / "run").text
-
-
 # --- what a run may have -----------------------------------------------------------------------------------
-
-
-def test_costs_only_and_curves_only(tmp_path: Path) -> None:
-    """Both have a page, which says what is not there; also one run of each kind."""
-    write_lines(tmp_path / "curves", *TRAINED)
-    (tmp_path / "costs").mkdir()
-    write_costs(tmp_path / "costs", costs(handlers=[], trend=[], subscribers=[]))
-
-    assert "There are no costs" in write(tmp_path, tmp_path / "curves").text
-    assert "There are no curves" in write(tmp_path, tmp_path / "costs").text
-    both = write(tmp_path, tmp_path / "curves", tmp_path / "costs").text
-    assert "There are no costs" in both
-    assert "There are no curves" in both
 
 
 def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
@@ -311,29 +282,10 @@ def test_what_comes_from_a_run_is_escaped(tmp_path: Path) -> None:
     assert any(r"\u0026lt;\u002fscript\u0026gt;" in s or r"&lt;\u002fscript&gt;" in s for s in charts)
 
 
-def test_a_page_is_replaced(run: Path, tmp_path: Path) -> None:
-    """A report is made again as often as one likes; of a directory that was given with --json, too."""
-    write(tmp_path, run)
-    page = tmp_path / "page.html"
-    page.write_text("<!doctype html>old", encoding="utf-8")
-
-    write(tmp_path, run)
-
-    assert "old" not in page.read_text("utf-8")[:100]
-
-
-def test_json_beside_the_page(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Both are written."""
-    assert report(run, "--json", "--html", tmp_path / "page.html") == 0
-
-    assert json.loads(capsys.readouterr().out)["run"] == str(run)
-    assert (tmp_path / "page.html").exists()
-
-
 def test_standard_output(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    """`--html -` writes the page there, and nothing else; a file of that name is `./-`."""
+    """`--html -` writes the page there, and nothing else; a file of that name is `./-`, and leaves it to JSON."""
     monkeypatch.chdir(tmp_path)
 
     assert report(run, "--html", "-") == 0
@@ -341,35 +293,19 @@ def test_standard_output(
     said = capfdbinary.readouterr()
     assert (said.out[:15], said.out.rstrip()[-7:], said.err) == (b"<!DOCTYPE html>", b"</html>", b"")
     assert not (tmp_path / "-").exists()
-    assert report(run, "--html", "./-") == 0
-    assert capfdbinary.readouterr().out == b""
+    assert report(run, "--json", "--html", "./-") == 0
+    assert json.loads(capfdbinary.readouterr().out)["run"] == str(run)
     assert (tmp_path / "-").is_file()
-
-
-def test_standard_output_is_for_one_of_both(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A page with JSON behind it is neither."""
-    assert report(run, "--html", "-", "--json") == 2
-
-    told = "--html - and --json would both go to standard output: give --html the name of a file"
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", f"eventloop: {told} (--traceback shows where)\n")
-
-
-def test_the_help_names_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
-    """As that of `eventloop trace` does."""
-    with pytest.raises(SystemExit, match="0"):
-        report("--help")
-
-    assert '"-" is standard output' in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
     ("name", "code", "message"),
     [
-        ("first", 2, "--html {path} is a directory, and is not replaced: give the name of a new file (--traceback"),
-        ("first/metrics.jsonl", 2, "--html {path} is not a page of HTML, and is not replaced: give the name of a new file"),
-        ("nowhere/page.html", 2, "--html {path} cannot be written: the folder {path.parent} does not exist (--traceback"),
-        (f"{'x' * 250}.html", 1, "--html {path} cannot be written: File name too long (--traceback"),
+        ("first", 2, "{path} is a directory, and is not replaced: give the name of a new file"),
+        ("first/metrics.jsonl", 2, "{path} is not a page of HTML, and is not replaced: give the name of a new file"),
+        ("nowhere/page.html", 2, "{path} cannot be written: the folder {path.parent} does not exist"),
+        (f"{'x' * 250}.html", 1, "{path} cannot be written: File name too long"),
+        ("-", 2, "- and --json would both go to standard output: give --html the name of a file"),
     ],
 )  # fmt: skip
 def test_a_page_that_cannot_be_written(
@@ -377,28 +313,26 @@ def test_a_page_that_cannot_be_written(
 ) -> None:
     """One line; what was there stays as it was."""
     before = (run / "metrics.jsonl").read_bytes()
+    path = tmp_path / name
 
-    assert report(run, "--html", tmp_path / name) == code
+    assert report(run, "--html", *(["-", "--json"] if name == "-" else [path])) == code
 
     said = capsys.readouterr()
-    assert said.err.startswith("eventloop: " + message.format(path=tmp_path / name))
-    assert (said.out, said.err.count("\n")) == ("", 1)
+    told = f"eventloop: --html {message.format(path=path)} (--traceback shows where)\n"
+    assert (said.out, said.err) == ("", told)
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_without_plotly(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The page needs it, and says how to get it; tables and JSON do not."""
+    """The page needs it, and says how to get it; tables do not."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "plotly" else find(name, *more)
     )
 
     assert report(run, "--html", tmp_path / "page.html") == 2
-    assert capsys.readouterr().err == (
-        "eventloop: a page with charts needs plotly, which the extras demo and report bring: "
-        "pip install 'torch-eventloop[report]' (--traceback shows where)\n"
-    )
+    assert "needs plotly, " in (said := capsys.readouterr().err)
+    assert "pip install 'torch-eventloop[report]'" in said
     assert report(run) == 0
-    assert report(run, "--json") == 0

@@ -46,6 +46,19 @@ def test_it_goes_on_from_the_best(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("given", "taken"), [("auto", "epoch_2"), ("", "epoch_2"), ("run/epoch_1", "epoch_1")]
+)
+def test_auto_takes_the_newest_and_a_path_is_taken(
+    given: str, taken: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Auto also where no value is given."""
+    assert resume("--resume", *filter(None, [given])) == 0
+
+    assert f"resuming from run/{taken}\n" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_without_a_best_it_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """In one line that says how to get one."""
     for path in find_checkpoints("run"):
@@ -54,37 +67,4 @@ def test_without_a_best_it_is_refused(capsys: pytest.CaptureFixture[str]) -> Non
 
     assert resume("--resume", "best") == 2
 
-    assert (
-        "run holds no best checkpoint at all: CheckpointHook(save_best=...) saves one"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [["auto"], []])
-def test_auto_takes_the_newest(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where nothing is given."""
-    newest = find_checkpoints("run")[-1]
-
-    assert resume("--resume", *given) == 0
-
-    assert f"resuming from {newest}\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_path_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
-    """It may be any."""
-    assert resume("--resume", "run/epoch_1") == 0
-
-    assert "resuming from run/epoch_1\n" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_help_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    """auto, best, or a path."""
-    with pytest.raises(SystemExit, match="0"):
-        resume("--help")
-
-    said = " ".join(capsys.readouterr().out.split())
-    assert "--resume [auto|best|PATH|NAME]" in said
-    assert "from its newest whole checkpoint (auto, also without a value), from its best one" in said
+    assert "run holds no best checkpoint at all: CheckpointHook(save_best" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -29,9 +29,9 @@ os.execv(sys.executable, [sys.executable, "-m", "eventloop", "demo", *sys.argv[1
 class Terminal:
     """A demo, and what the screen was sent so far."""
 
-    def __init__(self, cwd: Path, *arguments: str, columns: int = 100) -> None:
+    def __init__(self, cwd: Path, *arguments: str) -> None:
         self._keyboard, screen = os.openpty()
-        fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         hidden = ("NO_COLOR", "COLUMNS", "LINES", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
         environment = {name: value for name, value in ENVIRONMENT.items() if name not in hidden}
         environment["TERM"] = "xterm-256color"
@@ -73,33 +73,19 @@ class Terminal:
         os.close(self._keyboard)
 
 
-@pytest.fixture
-def terminal(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """Start demos on terminals of their own."""
-    started: list[Terminal] = []
-
-    def start(*arguments: str) -> Terminal:
-        started.append(Terminal(tmp_path, *arguments))
-        return started[-1]
-
-    yield start
-    for each in started:
-        each.close()
-
-
 def plain(text: str) -> str:
     """`text` without colours and cursor movements."""
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
 
 
 @pytest.mark.slow
-def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Terminal]) -> None:
+def test_the_bar_is_live_and_leaves_a_clean_screen(tmp_path: Path) -> None:
     """One line follows the run, with all a person wants to know; other lines appear above it, the summary below."""
-    demo = terminal("--epochs", "2")
-    seen = demo.read_to_end()
-    text = plain(seen)
+    with closing(Terminal(tmp_path, "--epochs", "2")) as demo:
+        seen = demo.read_to_end()
+        assert demo.process.wait(60) == 0
 
-    assert demo.process.wait(60) == 0
+    text = plain(seen)
     bar = r"epoch [12]/2 ━*─* +(\d+)/88  loss +[\d.e-]+ +[\d.]+ it/s  eta +\d:\d\d:\d\d  lr +[\d.e-]+"
     steps = [int(step) for step in re.findall(bar, text)]
     assert steps == sorted(steps)
@@ -107,25 +93,21 @@ def test_the_bar_is_live_and_leaves_a_clean_screen(terminal: Callable[..., Termi
     assert "Epoch(train)" not in text
     assert re.search(r"Epoch\(val\) \[2\]  accuracy: 0\.\d+", text)
     assert "Checkpoint saved: run/epoch_2" in text
-    assert (
-        text.index("Run ended at iteration 88: completed")
-        < text.index("handler  ")
-        < text.index("best accuracy")
-    )
+    told = ("Run ended at iteration 88: completed", "handler  ", "best accuracy")
+    assert sorted(told, key=text.index) == [*told]
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)
 
 
 @pytest.mark.slow
-def test_ctrl_c_twice_on_a_terminal(terminal: Callable[..., Terminal]) -> None:
+def test_ctrl_c_twice_on_a_terminal(tmp_path: Path) -> None:
     """The first says what happens, the second ends with code 130; the cursor is back, and there is no traceback."""
-    demo = terminal("--epochs", "1000")
-    demo.read_until(r"epoch +1/1000 ")
+    with closing(Terminal(tmp_path, "--epochs", "1000")) as demo:
+        demo.read_until(r"epoch +1/1000 ")
+        demo.type(b"\x03")
+        demo.read_until("Ctrl-C again ends at once")
+        demo.type(b"\x03")
+        seen = demo.read_to_end()
+        assert demo.process.wait(60) == 130
 
-    demo.type(b"\x03")
-    demo.read_until("Ctrl-C again ends at once")
-    demo.type(b"\x03")
-    seen = demo.read_to_end()
-
-    assert demo.process.wait(60) == 130
     assert "Traceback" not in seen
     assert seen.rindex(SHOW_CURSOR) > seen.rindex(HIDE_CURSOR)

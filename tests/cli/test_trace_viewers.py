@@ -115,49 +115,38 @@ def wait(page: Page, condition: str) -> None:
         page.wait_for_timeout(50)
 
 
-@pytest.fixture(scope="module")
-def perfetto(browser: Browser, site: str) -> Iterator[Page]:
-    """Perfetto, with the trace open, and nothing else in reach."""
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, service_workers="block")
-    context.route(lambda url: not url.startswith(site), lambda route: route.abort())
-    page = context.new_page()
-    page.goto(site)
-    wait(page, "() => Boolean(window.app && app.trace && window.waitForPerfettoIdle)")
-    page.evaluate("() => waitForPerfettoIdle()")
-    yield page
-    context.close()
-
-
 def counted(page: Page, query: str) -> dict[str, int]:
     return {name: int(count) for name, count in page.evaluate(ROWS, query)}
 
 
-def test_perfetto_imports_all_of_it(perfetto: Page, trace: Trace) -> None:
-    """Every span is on its track, every depth in its counter, and its import counts no error and no loss."""
+def test_perfetto_imports_all_of_it(browser: Browser, site: str, trace: Trace) -> None:
+    """Every span is on its track, every depth in its counter, and its import counts no error and no loss. It shows a row
+    for each track and counter, and no dialog of an error; nothing but the site is in reach."""
+    page = browser.new_page(viewport={"width": 1400, "height": 900}, service_workers="block")
+    page.route(lambda url: not url.startswith(site), lambda route: route.abort())
+    page.goto(site)
+    wait(page, "() => Boolean(window.app && app.trace && window.waitForPerfettoIdle)")
+    page.evaluate("() => waitForPerfettoIdle()")
+
     spans = counted(
-        perfetto,
+        page,
         "select thread.name, count(*) from slice join thread_track on slice.track_id = thread_track.id "
         "join thread using (utid) group by 1",
     )
     samples = counted(
-        perfetto,
+        page,
         "select counter_track.name, count(*) from counter join counter_track "
         "on counter.track_id = counter_track.id group by 1",
     )
-
-    assert counted(perfetto, "select name, value from stats where severity != 'info' and value > 0") == {}
+    assert counted(page, "select name, value from stats where severity != 'info' and value > 0") == {}
     assert spans == trace.spans
     assert samples == {f"{name} events": count for name, count in trace.samples.items()}
 
-
-def test_perfetto_shows_it(perfetto: Page, trace: Trace) -> None:
-    """A row for each track and counter, and no dialog of an error."""
-    wait(perfetto, "() => document.body.textContent.includes('training thread')")
-
-    text = perfetto.evaluate("() => document.body.textContent")
-
+    wait(page, "() => document.body.textContent.includes('training thread')")
+    text = page.evaluate("() => document.body.textContent")
     assert "something went wrong" not in text
     assert [name for name in (*trace.spans, *trace.samples) if name not in text] == []
+    page.close()
 
 
 def test_chromes_viewer_imports_all_of_it(browser: Browser, viewers: Path, trace: Trace) -> None:

@@ -4,65 +4,37 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import msgspec
-import pytest
 
 from eventloop.bus import Bus
 from eventloop.eventlog.format import pack
 from eventloop.eventlog.replay import Loss, replay
-from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, Event, ScalarsLogged
-from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.events import Event, ScalarsLogged
 from tests.conftest import DEADLINE, Held
+from tests.eventlog.conftest import EVENTS, Record
 from tests.support.process_support import until
 
-EVENTS: list[Event] = [
-    BeforeTrain(max_epochs=2),
-    AfterTrainIter(iter=0),
-    AfterTrainIter(iter=1),
-    ScalarsLogged(step=2, scalars={"loss": 0.5}),
-    AfterValEpoch(metrics={"accuracy": 0.5}),
-]
-Log = Callable[..., Path]
 
-
-@pytest.fixture
-def log(tmp_path: Path) -> Log:
-    """Write the log of a run with these events; where the run is."""
-
-    def write(events: Sequence[Event] = EVENTS) -> Path:
-        with Bus() as bus:
-            EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path)))
-            for event in events:
-                bus.emit(event)
-        return tmp_path
-
-    return write
-
-
-def test_a_subscriber_that_stalled_is_told(log: Log, bus: Bus, held: Held) -> None:
+def test_a_subscriber_that_stalled_is_told(record: Record, bus: Bus, held: Held) -> None:
     """Which one, how many events it lost, and why; that others had all of them."""
     heard: list[Event] = []
     bus.subscribe(held, "after_train_iter", offload="thread", name="held", stall_timeout=0.05)
     bus.subscribe(heard.append, "after_train_iter", "after_val_epoch", offload="thread")
 
-    report = replay(log(), bus)
+    report = replay(record(), bus)
 
     stalled = "[stalled] subscriber held spent more than stall_timeout=0.05 s on one delivery; it is no longer waited for"
     assert report.lost == {"held": Loss(failed=1, dropped=1, error=stalled)}
-    assert (
-        str(report) == f"5 events replayed, 0 left out; held lost 2 events: 1 failed, 1 dropped ({stalled})"
-    )
-    assert heard == [EVENTS[1], EVENTS[2], EVENTS[4]]
+    told = f"6 events replayed, 0 left out; held lost 2 events: 1 failed, 1 dropped ({stalled})"
+    assert str(report) == told
+    assert heard == [EVENTS[1], EVENTS[3], EVENTS[5]]
 
 
-def test_a_subscriber_without_room_is_told(log: Log, bus: Bus, held: Held) -> None:
+def test_a_subscriber_without_room_is_told(record: Record, bus: Bus, held: Held) -> None:
     """What a queue of less than 256 events had no room for is counted."""
     bus.subscribe(held, "scalars_logged", offload="thread", name="held", queue=1, overflow="drop_newest")
-    directory = log([ScalarsLogged(step=step) for step in range(256)])
+    directory = record([ScalarsLogged(step=step) for step in range(256)])
 
     def let_go() -> None:
         until(lambda: bus.stats()[0].dropped)
@@ -78,7 +50,7 @@ def test_a_subscriber_without_room_is_told(log: Log, bus: Bus, held: Held) -> No
     assert str(report).endswith(f"; held lost {dropped:,} events: {dropped:,} dropped")
 
 
-def test_what_a_subscriber_lost_before_is_not_told(log: Log, bus: Bus) -> None:
+def test_what_a_subscriber_lost_before_is_not_told(record: Record, bus: Bus) -> None:
     """The report is of this replay; a subscriber that had ended was given none of it."""
 
     def fail(event: Event) -> None:
@@ -86,7 +58,7 @@ def test_what_a_subscriber_lost_before_is_not_told(log: Log, bus: Bus) -> None:
 
     bus.subscribe(fail, "after_train_iter", offload="thread", name="fails", on_error="log")
     bus.subscribe(fail, "after_val_epoch", offload="thread", name="ended")
-    directory = log()
+    directory = record()
 
     first = replay(directory, bus)
     second = replay(directory, bus)
@@ -98,40 +70,32 @@ def test_what_a_subscriber_lost_before_is_not_told(log: Log, bus: Bus) -> None:
     assert third.lost == {}
 
 
-def test_a_subscriber_that_could_not_be_flushed_is_told(log: Log, bus: Bus) -> None:
-    """It has lost no event, and may have written none."""
+def test_a_subscriber_that_could_not_be_flushed_is_told(record: Record) -> None:
+    """It has lost no event, and may have written none. The replay waits no longer than the bus's `drain_timeout` for one
+    that takes too long."""
+    gate = threading.Event()
 
     def flush() -> None:
         raise OSError(28, "No space left on device")
 
-    bus.subscribe(lambda event: None, "*", offload="thread", name="full", on_flush=flush)
-
-    report = replay(log(), bus)
-
-    error = "OSError: [Errno 28] No space left on device (in on_flush)"
-    assert report.lost == {"full": Loss(error=error)}
-    assert str(report) == f"5 events replayed, 0 left out; full failed: {error}"
-
-
-def test_a_flush_that_takes_too_long_is_told(log: Log) -> None:
-    """The replay waits no longer than the bus's `drain_timeout`."""
-    gate = threading.Event()
     with Bus(drain_timeout=0.05) as bus:
+        bus.subscribe(lambda event: None, "*", offload="thread", name="full", on_flush=flush)
         bus.subscribe(
-            lambda event: None, "*", offload="thread", on_flush=lambda: gate.wait(DEADLINE) and None
-        )
-
-        report = replay(log(), bus)
+            lambda event: None, "*", offload="thread", name="hangs", on_flush=lambda: gate.wait(DEADLINE) and None
+        )  # fmt: skip
+        report = replay(record(), bus)
         gate.set()
         bus.close(DEADLINE)
 
-    assert not report.flushed
-    assert str(report).endswith("; the bus was not flushed within its drain_timeout")
+    error = "OSError: [Errno 28] No space left on device (in on_flush)"
+    assert (report.lost["full"], report.flushed) == (Loss(error=error), False)
+    told = f"6 events replayed, 0 left out; full failed: {error}; the bus was not flushed within its drain_timeout"
+    assert str(report) == told
 
 
-def test_unknown_events_are_told_with_what_to_do(log: Log, bus: Bus) -> None:
+def test_unknown_events_are_told_with_what_to_do(record: Record, bus: Bus) -> None:
     """The module that declares them has to be imported."""
-    directory = log()
+    directory = record()
     payload = msgspec.msgpack.encode(("of_nobody", 9, 0.0, 0, {}))
     with (directory / "events.evl").open("ab") as file:
         file.write(pack(payload) + payload)
@@ -140,12 +104,12 @@ def test_unknown_events_are_told_with_what_to_do(log: Log, bus: Bus) -> None:
 
     assert report.unknown == {"of_nobody": 1}
     expected = "1 of an unknown type: of_nobody (1); import the module that declares them first"
-    assert str(report) == f"5 events replayed, 0 left out; {expected}"
+    assert str(report) == f"6 events replayed, 0 left out; {expected}"
 
 
-def test_a_log_without_events_is_empty(log: Log, bus: Bus) -> None:
+def test_a_log_without_events_is_empty(record: Record, bus: Bus) -> None:
     """One whose events were left out, or are unknown, is not."""
-    directory = log()
+    directory = record()
 
     assert not replay(directory, bus, only="after_test").empty
     os.truncate(directory / "events.evl", 12)

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 from eventloop import HOOKS, Trainer
-from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.writers import read_jsonl
 
 pytestmark = pytest.mark.slow
 
@@ -89,16 +88,17 @@ def test_script_runs(tmp_path: Path) -> None:
     assert float(again.rstrip("%")) > 95
 
 
-def test_early_stop_ends_both_runs_alike(runs: Runs) -> None:
-    """The patience that was used up before the interruption counts, so both end with the same epoch."""
-    assert runs.whole.stop_reason == runs.resumed.stop_reason
-    assert str(runs.whole.stop_reason).startswith("early stopping: accuracy has not become better in 3")
-    assert runs.whole.epoch == runs.resumed.epoch < 40
-
-
 def test_resumed_run_ends_bitwise_as_the_uninterrupted_one(runs: Runs) -> None:
-    """Weights and their average, rates, and the table of the example's own hook."""
+    """Weights and their average, rates, and the table of the example's own hook. The patience that was used up before the
+    interruption counts, so both stop early with the same epoch; the two newest checkpoints and the best one are kept."""
     whole, resumed = runs.whole, runs.resumed
+    assert whole.stop_reason == resumed.stop_reason
+    assert str(whole.stop_reason).startswith("early stopping: accuracy has not become better in 3")
+    assert whole.epoch == resumed.epoch < 40
+    for trainer in (whole, resumed):
+        best = runs.hook(trainer, CheckpointHook).best.name
+        kept = {f"epoch_{trainer.epoch - 1}", f"epoch_{trainer.epoch}", best}
+        assert {path.name for path in find_checkpoints(trainer.work_dir)} == kept
     averages = [runs.hook(trainer, EMAHook).ema_model.state_dict() for trainer in (whole, resumed)]
     tables = [runs.hook(trainer, runs.example.ScoreTableHook).rows for trainer in (whole, resumed)]
 
@@ -108,54 +108,3 @@ def test_resumed_run_ends_bitwise_as_the_uninterrupted_one(runs: Runs) -> None:
     assert whole.optimizer.param_groups[0]["lr"] == resumed.optimizer.param_groups[0]["lr"]
     assert tables[0] == tables[1]
     assert [epoch for epoch, _ in tables[0]] == [*range(1, whole.epoch + 1)]
-
-
-def test_best_checkpoint_has_the_averaged_weights(runs: Runs) -> None:
-    """A bare model that loads its `state_dict` has the score in the file's name, without any hook."""
-    trainer = runs.resumed
-    best = runs.hook(trainer, CheckpointHook).best
-    state = load_checkpoint(trainer.work_dir / best.name)["state_dict"]
-    model, accuracy = trainer.model, runs.example.Accuracy()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.load_state_dict(state)
-    model.eval()
-    with torch.no_grad():
-        for inputs, target in trainer.val_loader or ():
-            accuracy.update(model(inputs), target)
-    model.load_state_dict(before)
-
-    assert best.score == max(score for _, score in runs.hook(trainer, runs.example.ScoreTableHook).rows)
-    assert float(accuracy.compute()["accuracy"]) == best.score
-    assert not all(torch.equal(value, state[name]) for name, value in before.items())
-
-
-def test_files_are_those_of_the_config(runs: Runs) -> None:
-    """The two newest checkpoints and the best one, and a log with a validation of every epoch."""
-    for trainer in (runs.whole, runs.resumed):
-        best = runs.hook(trainer, CheckpointHook).best.name
-        kept = {f"epoch_{trainer.epoch - 1}", f"epoch_{trainer.epoch}", best}
-        rows = [row for row in read_jsonl(trainer.work_dir / "metrics.jsonl") if "event" not in row]
-        assert {path.name for path in find_checkpoints(trainer.work_dir)} == kept
-        assert [row["epoch"] for row in rows if row["mode"] == "val"] == [*range(1, trainer.epoch + 1)]
-
-
-def test_rates_follow_the_configs(runs: Runs) -> None:
-    """An epoch of linear warm-up by iteration, then the cosine by epoch."""
-    rows = read_jsonl(runs.whole.work_dir / "metrics.jsonl")
-    rates = {row["step"]: row["lr"] for row in rows if row.get("mode") == "train" and "lr" in row}
-
-    assert rates[11] == pytest.approx(2e-3 * (0.1 + 0.9 * 10 / 21))
-    assert rates[22] == rates[33] == pytest.approx(2e-3)
-    assert rates[22] > rates[55] > rates[77]
-
-
-def test_only_changed_default_hooks_differ(example: Any, tmp_path: Path) -> None:
-    """A default hook is configured, removed or left as it is; the config can be built from again."""
-    trainer = example.build(str(tmp_path))
-
-    assert {hook.name for hook in trainer.hooks} == {
-        "runtime_info", "optimizer", "timer", "logger", "param_scheduler", "checkpoint",
-        "garbage_collection", "preemption", "costs", "trace",
-        "EMAHook", "EarlyStoppingHook", "ScoreTableHook",
-    }  # fmt: skip
-    trainer.close()

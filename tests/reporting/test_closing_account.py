@@ -56,30 +56,24 @@ def test_who_was_given_everything_is_not_named(
     assert line.startswith(f"not everything was delivered: Fails: {total} dropped, 1 failed")
 
 
+@pytest.mark.parametrize("late", [False, True])
 def test_what_the_run_told_its_close_does_not_repeat(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+    late: bool, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Only what is lost after it is told, in the line of every bus."""
+    """Nothing is said twice; what is lost after the run is told, in the line of every bus."""
     trainer = make_trainer(writers=[Fails()], default_hooks={"checkpoint": None})
     trainer.train()
     told = len(warnings_of(caplog))
-    trainer.bus.emit(StopRequested(reason="late"))
+    if late:
+        trainer.bus.emit(StopRequested(reason="late"))
     trainer.close()
 
+    assert told == 1
+    if not late:
+        assert len(warnings_of(caplog)) == told
+        return
     (line,) = warnings_of(caplog)[told:]
     assert line.startswith("the bus is closed, and not everything was delivered: Fails: ")
-
-
-def test_a_run_that_told_all_closes_without_a_word(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Nothing is said twice."""
-    trainer = make_trainer(writers=[Fails()], default_hooks={"checkpoint": None})
-    trainer.train()
-    told = len(warnings_of(caplog))
-    trainer.close()
-
-    assert (told, len(warnings_of(caplog))) == (1, 1)
 
 
 def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

@@ -55,7 +55,7 @@ def test_points_are_the_means_of_neighbours() -> None:
 
 
 def test_nan_and_infinities_are_counted_and_left_out() -> None:
-    """A point without a finite value is NaN; the others are of their finite values."""
+    """A point without a finite value is NaN, and a curve of none has no least value and no step of it."""
     count = POINTS + POINTS // 2
     values = [1.0] * count
     values[10] = values[11] = NAN
@@ -65,18 +65,11 @@ def test_nan_and_infinities_are_counted_and_left_out() -> None:
 
     assert (made.not_finite, made.first_not_finite) == (4, 10)
     assert (made.least, made.greatest) == (1.0, 1.0)
-    assert math.isnan(made.mean[5])
-    assert math.isnan(made.low[5])
+    assert [*map(math.isnan, (made.mean[5], made.low[5]))] == [True, True]
     assert (made.mean[10], made.high[10], made.mean[15], made.low[15]) == (1.0, 1.0, 1.0, 1.0)
-
-
-def test_nothing_finite_at_all() -> None:
-    """There is no least value, and no step of it."""
-    made = curve([1, 2], [NAN, INF])
-
-    assert math.isnan(made.least)
-    assert (made.least_step, made.greatest_step, made.not_finite) == (None, None, 2)
-    assert [*map(math.isnan, made.mean)] == [True, True]
+    none = curve([1, 2], [NAN, INF])
+    assert [*map(math.isnan, (none.least, *none.mean))] == [True, True, True]
+    assert (none.least_step, none.greatest_step, none.not_finite) == (None, None, 2)
 
 
 def test_huge_numbers_overflow_nothing() -> None:
