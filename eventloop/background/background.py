@@ -89,7 +89,7 @@ class Background(Closing):
         if plan_file() is None:
             lane.start()
         self.lanes.append(lane)
-        if self.closed:  # another thread has just done so, perhaps without this lane
+        if self.closed:  # another thread has just closed the others, perhaps without this one
             self.remove_lane(lane)
             raise closed
         return lane
@@ -122,11 +122,11 @@ class Background(Closing):
         """End the queue of a subscriber whose subscription was cancelled."""
         lane.give_up("cancelled")
         self.health.tell_drops([lane])  # the keeper looks at it no more
-        with suppress(ValueError):  # closed, it has let go of its lanes
+        with suppress(ValueError):  # a close has replaced the list
             self.lanes.remove(lane)
 
     def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
-        """Replace the interests of each subscriber, for the events that the background creates."""
+        """Set which of the events that the background creates each subscriber wants."""
         by_type: dict[type[Event], list[Lane]] = {}
         for lane, interests in routes.items():
             lane.set_routes(interests)
@@ -173,7 +173,7 @@ class Background(Closing):
         return feed, stamp
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Return `feed`, counting the events that background subscribers emit, for a flush."""
+        """Return `feed` with a count of the events that background subscribers emit, for `flush`."""
 
         def count(event: Event) -> None:
             feed(event)
@@ -210,13 +210,13 @@ class Background(Closing):
     # --- at the edges of a process --------------------------------------------------------------------------
 
     def become_inert(self) -> None:
-        """In a forked child, where the threads are missing, forget all events and subscribers."""
+        """Forget all events and subscribers; called in a forked child, which has none of the threads."""
         for lane in self.lanes:
             lane.forget()
         vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
 
     def end_soon(self) -> None:
-        """Deliver the rest, then end, without making a thread wait.
+        """Deliver the queued events and stop the threads later; the caller does not wait.
 
         Called when the last reference to the bus is gone.
         """
@@ -229,7 +229,7 @@ class Background(Closing):
     # --- the keeper's thread -------------------------------------------------------------------------------
 
     def go_on_from(self, former: Background) -> None:
-        """Take over what outlasts a close: the latest events, and what becomes of those that it leaves."""
+        """Take over a closed background's latest events and its function for undelivered events."""
         self.latest.update(former.latest)
         self.keep_left = former.keep_left
 
@@ -247,7 +247,7 @@ class Background(Closing):
             if self._thread is None and not self.finished:
                 thread = threading.Thread(target=self._keep, name="eventloop background", daemon=True)
                 self._thread = thread
-                try:  # known by then: a Ctrl-C may come when it runs already
+                try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
                     thread.start()
                 except RuntimeError:
                     self._thread = None  # so that a close has nothing to wait for
@@ -276,7 +276,7 @@ class Background(Closing):
             self._end_if_empty()
 
     def last_posted(self) -> Latch | None:
-        """Return a latch that is set once the last deferred posted so far is made, None without any."""
+        """Return a latch that is set when the events of the last posted deferred exist, None without one."""
         try:
             return self._posted[-1].made
         except IndexError:  # the keeper has made them all

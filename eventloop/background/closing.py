@@ -1,4 +1,4 @@
-"""Flush and close the background side: wait, on any thread except its own, for what was emitted.
+"""Flush and close the background subscribers: wait until the events emitted so far are delivered.
 
 `eventloop.background.background` builds on it. A wait ends at its deadline, whatever a subscriber does.
 """
@@ -27,11 +27,11 @@ logger = logging.getLogger("eventloop")
 SLICE_SECONDS = 0.2
 """The longest a thread waits at a time; then it checks whether the subscriber hangs."""
 GRACE_SECONDS = 0.5
-"""How long a close still waits for a delivery that a flush has waited for as long as the close would."""
+"""Seconds that a close waits for a delivery for which a flush has already waited in vain."""
 SPARE_SECONDS = 0.5
-"""Time that a close reserves for ending idle subscribers while another one still delivers.
+"""Seconds of its timeout that a close keeps for ending idle subscribers while another one still delivers.
 
-As much again is reserved for the subscribers to failures. It is at most a quarter of the timeout.
+It keeps as many again for subscribers to health events. Each of the two is at most a quarter of the timeout.
 """
 
 
@@ -45,7 +45,7 @@ class Posted:
 
 
 class Closing(ABC):
-    """The subscribers' queues, with flush and close; `Background` feeds them."""
+    """Flush and close the queues of all background subscribers of a bus; `Background` feeds them."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
@@ -268,7 +268,7 @@ class Closing(ABC):
             )
 
     def forget_losses(self) -> None:
-        """Do not log the losses so far again: the caller has logged them."""
+        """Mark the losses so far as logged, because the caller has logged them."""
         for lane in list(self.lanes):
             lane.new_losses()
 

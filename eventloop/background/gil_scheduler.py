@@ -1,4 +1,4 @@
-"""Spread the turns of background threads at the interpreter over time.
+"""Spread the work of background threads over time, as only one thread runs Python code at a moment.
 
 The loop and the subscribers' threads ask for a turn, so that a training step meets at most one of them.
 """
@@ -9,10 +9,9 @@ import threading
 from time import perf_counter
 
 HOLD_SECONDS = 0.0006
-"""How long a thread may hold the interpreter at a stretch: a part of a short step.
+"""Seconds that a background thread works before it lets the training run: a part of a short step.
 
-With less, the time is spent on waking up: after each sleep the caches hold nothing of its work, nor of the
-training's after each turn.
+In shorter turns most of the time goes into refilling the processor's caches after each switch of threads.
 """
 EVERY_SECONDS = 0.004
 """Seconds from the begin of one turn to the begin of the next, of any thread."""

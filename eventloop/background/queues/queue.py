@@ -98,7 +98,7 @@ class SubscriberQueue(SubscriberAccount):
             self.incoming.append(event)
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
-        """Keep a place for events that are created later."""
+        """Keep a place in the queue for events that are created later."""
         self._has_posts = True
         pending = Pending(types)
         self.incoming.append(pending)
@@ -295,7 +295,7 @@ class SubscriberQueue(SubscriberAccount):
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
     def _take(self, most: int = 1) -> list[Event]:
-        """Remove and return the next events, at most `most`; none if there are none."""
+        """Remove and return the next events, at most `most`; an empty list if no event waits."""
         most = min(most, self._capacity)
         with self._lock:
             if self._has_caught_up():
@@ -360,7 +360,7 @@ class SubscriberQueue(SubscriberAccount):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the delivering side look at the queue; safe from any thread."""
+        """Make the thread or task that delivers look at the queue; safe from any thread."""
 
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:

@@ -40,7 +40,7 @@ KeepLeft = Callable[[str, Iterable[Event]], None]
 
 
 class Flush:
-    """One flush of a subscriber: a point in its queue, and whether it was reached.
+    """A request to flush a subscriber once it has handled the events emitted before.
 
     Args:
         after: the number of events to be handled first.
@@ -87,7 +87,7 @@ class Lane(FailingQueue):
 
     @property
     def ended(self) -> bool:
-        """Return whether a close need not wait for it any more."""
+        """Return whether the subscriber has ended, so that a close need not wait for it."""
         return self.ended_by == "stalled" or self.closed.is_set()
 
     # --- flushing (any thread) -----------------------------------------------------------------------------
@@ -108,7 +108,7 @@ class Lane(FailingQueue):
         return flush
 
     def _flush_if_due(self) -> None:
-        """Make the flushes whose events are handled; called by the subscriber's own thread or task."""
+        """Call `on_flush` if a flush is due, on the subscriber's own thread or task."""
         while self._flushes:
             with self._lock:
                 handled = self.delivered + self._progress[0] + self.failed + self.dropped - self._turned_away
@@ -139,7 +139,7 @@ class Lane(FailingQueue):
         return self.ended or self.closed.wait(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
-        """Note that a caller waited so many seconds for the delivery under way, and gave up."""
+        """Note that a thread has waited for the delivery under way for so many seconds, and no longer does."""
         began, took = self._under_way()
         if began:
             self._in_vain = began, self.waited + min(took, seconds)

@@ -43,9 +43,9 @@ class Progress(msgspec.Struct, frozen=True):
     """The deliveries of a worker since its last acknowledgement."""
 
     took: list[float]
-    """Seconds of each."""
+    """Seconds of each delivery."""
     spans: list[tuple[float, float]] = []
-    """Begin and seconds of each, while they are recorded.
+    """Begin and seconds of each delivery, while spans are recorded.
 
     `perf_counter` is one clock for all processes of a POSIX system.
     """

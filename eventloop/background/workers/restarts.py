@@ -58,11 +58,11 @@ class SupervisedLane(Lane):
         super().__init__(name, fn, options, report)
         self.worker: WorkerProcess | None = None
         self.deaths = 0
-        self._together = most  # events, at most; 0 where they are sent one by one
+        self._together = most  # the largest batch; 0 if events are sent one by one
         self._calls_back = calls  # which of "on_flush" and "on_close" the worker has to call
         self._flights = Flights()
         self._close_sent = self._finished = False
-        self._since = 0.0  # when what this worker is at began
+        self._since = 0.0  # when the worker's delivery or callback under way began
         self._in_a_row = 0
         self._start_at = 0.0
         self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
@@ -81,7 +81,7 @@ class SupervisedLane(Lane):
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
     def _overdue(self) -> float:
-        """Return the seconds until the worker has spent too long on one thing."""
+        """Return the seconds until the worker's delivery, callback or start has lasted too long."""
         if self._ready and not self._busy:
             return float("inf")
         limit = self.options.stall_timeout + _ACK_SLACK if self._ready else START_SECONDS
