@@ -139,7 +139,7 @@ class Lane(FailingQueue):
         return self.ended or self.closed.wait(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
-        """Note that a thread has waited for the delivery under way for so many seconds, and no longer does."""
+        """Note that a thread waited so many seconds for the delivery under way, and no longer waits."""
         began, took = self._under_way()
         if began:
             self._in_vain = began, self.waited + min(took, seconds)
