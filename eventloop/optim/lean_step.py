@@ -2,7 +2,7 @@
 
 ParamSchedulerHook, the windows and the resume use it. `LRScheduler.step()` checks the order of calls, which
 can be wrong only in the first step, and copies tensors, which a rate seldom is; that costs more than the
-schedule itself.
+schedule itself (`benchmarks.hook_cost`).
 """
 
 from __future__ import annotations
