@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import threading
 
 import pytest
 
@@ -234,3 +235,26 @@ def test_a_budget_of_several_events_is_told_once(
 
     assert len([r for r in caplog.records if "slow exceeds its budget_us=500" in r.getMessage()]) == 1
     assert all(cost.over_budget for cost in bus.handler_costs())
+
+
+def test_no_call_is_lost_or_counted_twice_by_a_reader_on_another_thread(bus: Bus, clock: Clock) -> None:
+    """All calls and seconds are there at the end, however often the account was read meanwhile."""
+    bus.subscribe(lambda event: clock(1e-3), "after_train_iter")
+    over, reads = threading.Event(), 0
+
+    def read() -> None:
+        nonlocal reads
+        while not over.is_set():
+            bus.handler_costs()
+            reads += 1
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    emit(bus, 20_000, clock, 1e-3)
+    over.set()
+    reader.join()
+
+    (cost,) = bus.handler_costs()
+    assert reads > 10
+    assert (cost.calls, cost.times.samples) == (20_000, 20_000)
+    assert cost.seconds == pytest.approx(20.0)
