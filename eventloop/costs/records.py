@@ -146,6 +146,10 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases = Phases()
     device: Phases | None = None
     """Sampled times on the device: only forward, backward and optimizer."""
+    iteration: Times = Times()
+    """Times of single iterations, without evaluations."""
+    num_workers: int | None = None
+    """Worker processes of the train loader; None if it is not a `DataLoader`."""
     trend: list[TrendPoint] = []
     """At most 512 points of equally many iterations; the last point may have fewer."""
     handlers: list[HandlerCost] = []

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Protocol
 
 from eventloop.costs.records import Phases, TrendPoint
+from eventloop.costs.timing import Timing
 
 POINTS = 512
 """Points that the trend holds at most. When there are more, every second point is dropped."""
@@ -58,6 +59,8 @@ class StepClock:
         self.excluded = 0.0
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
+        self.times = Timing()
+        """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
         self._total_sum = 0.0
         self._last_end = self._asked = self._loaded = self._forward_began = self._forward_ended = 0.0
@@ -164,6 +167,7 @@ class StepClock:
         self._optimizer_sum += self.optimizer
         self._hooks_sum += self.hooks
         self._total_sum += total
+        self.times.add(total)
         self.iterations += 1
         if self.iterations == self._next_mark:
             self._mark()

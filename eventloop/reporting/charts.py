@@ -16,9 +16,9 @@ from plotly.subplots import make_subplots
 
 from eventloop.costs.records import PHASES, HandlerCost, RunCosts, SubscriberCost, Times
 from eventloop.reporting.curves import Curve
-from eventloop.reporting.facts import medians, trend
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import by_key, with_includes, with_unit
+from eventloop.reporting.trend import medians, trend
 from eventloop.util.formatting import duration, on_a_line, share, three_digits
 
 RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")

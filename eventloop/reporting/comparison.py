@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from eventloop.costs.records import PHASES, RunCosts
-from eventloop.reporting.facts import medians
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import (
     COUNTS,
@@ -18,6 +17,7 @@ from eventloop.reporting.tables import (
     with_includes,
     with_unit,
 )
+from eventloop.reporting.trend import medians
 from eventloop.util.formatting import ABSENT, count_or_time, duration, ratio, three_digits, value_text
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
-from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost
+from eventloop.costs.records import HandlerCost, Phases, RunCosts, SubscriberCost
 from eventloop.reporting.report import Report, outdated
+from eventloop.reporting.trend import medians
 from eventloop.util.formatting import duration, share, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
@@ -63,25 +63,6 @@ def state(report: Report) -> str:
     if report.costs is None or not report.costs.complete or outdated(report.costs, report.log):
         return "under way or killed"
     return report.costs.outcome or "ended"
-
-
-def trend(costs: RunCosts, phase: str) -> list[float]:
-    """Return the mean seconds of a phase an iteration, for each point of the trend."""
-    return [
-        getattr(point.phases, phase) / point.phases.iterations
-        for point in costs.trend
-        if point.phases.iterations
-    ]
-
-
-def medians(costs: RunCosts) -> dict[str, float]:
-    """Return the median seconds of each phase and of "wall" over the points of the trend; {} without one.
-
-    That of whole iterations need not be the sum of the others.
-    """
-    if not trend(costs, "wall"):
-        return {}
-    return {phase: median(trend(costs, phase)) for phase in (*PHASES, "wall")}
 
 
 def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:

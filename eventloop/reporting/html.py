@@ -44,6 +44,7 @@ th, td { padding: 5px 12px 5px 0; text-align: left; white-space: nowrap; border-
 td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 12em; }
 .number { text-align: right; }
 .bad { color: #c62f2f; }
+.advice { margin: 0 0 4px; font-weight: 600; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 470px), 1fr)); gap: 16px; }
 """
 
@@ -99,16 +100,16 @@ def as_page(reports: Sequence[Report]) -> str:
 
 
 def _head(run: NamedRun) -> str:
-    """Return the name, the facts and the notes of a run as HTML."""
+    """Return the name, the advice, the facts and the notes of a run as HTML."""
     report = run.report
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd{' class=bad' if bad else ''}>{escape(on_a_line(value))}</dd>"
         for name, value, bad in facts(report)
     )
     path = f"<p class=remark>{escape(report.run)}</p>" if report.run != run.name else ""
-    return (
-        f'<h1 style="color:{run.colour}">{escape(run.name)}</h1>{path}<dl>{rows}</dl>{_remarks(report.notes)}'
-    )
+    advice = "".join(f"<p class=advice>{escape(on_a_line(line))}</p>" for line in report.advice)
+    title = f'<h1 style="color:{run.colour}">{escape(run.name)}</h1>{path}'
+    return f"{title}{advice}<dl>{rows}</dl>{_remarks(report.notes)}"
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:

@@ -14,6 +14,7 @@ from eventloop.costs.records import FILE as COSTS
 from eventloop.costs.records import RunCosts, read_costs
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as METRICS
+from eventloop.reporting.advice import advice
 from eventloop.reporting.curves import RunLog, read_curves
 from eventloop.tracing.files import FOLDER as TRACES
 
@@ -38,6 +39,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     log: RunLog | None
     notes: list[str]
     """What is missing or incomplete, and why."""
+    advice: list[str] = []
+    """What takes the time of the run, and what to do about it: at most three lines."""
 
 
 def load_report(run: Path) -> Report:
@@ -53,7 +56,8 @@ def load_report(run: Path) -> Report:
     if costs is None and (log is None or not log.whole):
         raise ValueError(_nothing(run))
     name = str(run).encode(errors="replace").decode()  # a file name need not be UTF-8
-    return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)])
+    lines = advice(costs) if costs is not None else []
+    return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)], advice=lines)
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:

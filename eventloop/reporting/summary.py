@@ -10,6 +10,7 @@ from eventloop.bus.subscription import SubscriptionStats
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
+from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, outside_handlers
 from eventloop.util.formatting import ABSENT, on_a_line, table
 
@@ -30,6 +31,7 @@ class MeasuredTrainer(Protocol):
     clock: StepClock
     metrics: EventStorage
     hooks: list[Any]
+    train_loader: Any
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
@@ -113,15 +115,18 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
+        iteration=clock.times.times(), num_workers=getattr(trainer.train_loader, "num_workers", None),
         handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
     )  # fmt: skip
 
 
 def summarize(trainer: MeasuredTrainer) -> str:
     """Return the summary of `trainer.summary()` as text."""
-    stats, phases = trainer.bus.stats(), trainer.clock.phases
-    costs = trainer.bus.handler_costs(phases.wall)
-    blocks = [breakdown(trainer), cost_table(costs, phases, _ours(trainer))]
+    stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
+    blocks = (
+        ["\n".join(["what to do:", *(f"  {line}" for line in lines)])] if (lines := advice(costs)) else []
+    )
+    blocks += [breakdown(trainer), cost_table(costs.handlers, costs.phases, _ours(trainer))]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

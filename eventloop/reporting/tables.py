@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost, Times
 from eventloop.reporting.curves import Curve
-from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, medians, outside_handlers, trend
+from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, outside_handlers
 from eventloop.reporting.report import Report
+from eventloop.reporting.trend import medians, trend
 from eventloop.util.formatting import (
     ABSENT,
     duration,

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventloop.reporting.comparison import comparison_tables
-from eventloop.reporting.facts import facts, labels, trend
+from eventloop.reporting.facts import facts, labels
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import Table, run_tables
+from eventloop.reporting.trend import trend
 from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
 
 ALERT = "!"
@@ -49,10 +50,11 @@ def _has(encoding: str, text: str) -> bool:
 
 
 def _head(report: Report, name: str) -> str:
-    """Draw the name of a run, its facts and its notes."""
+    """Draw the name of a run, the advice, its facts and its notes."""
     where = "" if name == report.run else f"  ({report.run})"
     rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
-    lines = [f"Run {name}{where}", *(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
+    lines = [f"Run {name}{where}", *(f"  -> {line}" for line in report.advice)]
+    lines += [*(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
     return "\n".join(map(on_a_line, lines))
 
 

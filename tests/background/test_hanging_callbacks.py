@@ -199,5 +199,6 @@ def test_a_filter_that_stalls_is_given_up(bus: Bus, held: Held) -> None:
     emit(bus, 4, start=1)
 
     assert bus.flush(DEADLINE)
+    until(lambda: held.seen)  # the filter's own thread returns from its call
     assert (len(seen), len(held.seen)) == (5, 1)
     assert (bad.stats.failed, bad.stats.dropped, bad.stats.delivered) == (1, 4, 0)

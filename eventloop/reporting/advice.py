@@ -1,0 +1,141 @@
+"""Advise on the costs of a run: which part takes the time, why, and what to do about it.
+
+`trainer.summary()`, `eventloop report` and its page begin with these lines.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import NamedTuple
+
+from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
+from eventloop.reporting.trend import medians, trend
+from eventloop.util.formatting import duration, share
+
+MOST = 3
+"""The largest number of lines."""
+LOADER_SHARE = 0.3
+"""The share of a usual iteration above which the wait for data is worth a line."""
+HANDLER_SHARE = 0.1
+"""The share of all iterations above which one handler is worth a line."""
+TAIL = 4
+"""How many times the median iteration the 99th percentile must last to be worth a line."""
+TAIL_SAMPLES = 200
+"""Iterations below which there is no 99th percentile to speak of."""
+WARM_UP_SHARE = 0.1
+WARM_UP_SECONDS = 1.0
+"""The share of all iterations, and the seconds, above which slow first iterations are worth a line."""
+LEAST_POINTS = 4
+"""Points of the trend from which a usual iteration is known."""
+
+
+class Advice(NamedTuple):
+    """A line of advice, with the seconds of the run that it is about."""
+
+    seconds: float
+    text: str
+
+
+def advice(costs: RunCosts) -> list[str]:
+    """Return at most three lines, each a figure, its cause and what to do; the costliest first.
+
+    The list is empty for a run without iterations, and for one in which no part is worth a line.
+    """
+    if not costs.phases.iterations:
+        return []
+    dominant = _dominant(costs)
+    found = [*map(_behind, costs.subscribers if costs.complete else []), _loader(costs), _first(costs)]
+    found += [_handler(dominant, costs) if dominant is not None else _tail(costs)]
+    known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
+    return [each.text for each in known[:MOST]]
+
+
+def own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
+    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
+    phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
+    return cost.seconds - sum(phases)
+
+
+def _loader(costs: RunCosts) -> Advice | None:
+    usual = medians(costs)
+    if len(costs.trend) < LEAST_POINTS or usual["data"] < LOADER_SHARE * usual["wall"]:
+        return None
+    waits = share(usual["data"], usual["wall"])
+    what = (
+        f"the loader is the bottleneck: {waits} of an iteration of {duration(usual['wall'])} waits for data"
+    )
+    workers = costs.num_workers
+    if workers is None:
+        todo = "load ahead, as a DataLoader with num_workers does"
+    elif workers == 0:
+        todo = "num_workers=0 loads on the training thread: give the DataLoader worker processes"
+    else:
+        todo = f"num_workers={workers} do not keep up: use more of them, or prepare less in each sample"
+    return Advice(costs.phases.data, f"{what}; {todo}")
+
+
+def _dominant(costs: RunCosts) -> HandlerCost | None:
+    """Return the handler that takes the most of the iterations, if that is worth a line."""
+    inside = [cost for cost in costs.handlers if cost.in_iteration]
+    most = max(inside, key=lambda cost: own_seconds(cost, costs), default=None)
+    if most is None or own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
+        return None
+    return most
+
+
+def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
+    seconds = own_seconds(cost, costs)
+    calls = f"{duration(seconds / cost.calls)} in each call"
+    if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
+        busy = max(1, round(seconds / cost.times.max))
+        calls = f"{duration(cost.times.max)} in 1 of {round(cost.calls / busy)} calls"
+    return Advice(
+        seconds,
+        f"{cost.name} takes {share(seconds, costs.phases.wall)} of the iterations, {calls}; let it work less "
+        'often (every=, or its interval), or in the background (offload="process")',
+    )
+
+
+def _tail(costs: RunCosts) -> Advice | None:
+    times = costs.iteration
+    if times.samples < TAIL_SAMPLES or times.p99 < TAIL * times.p50:
+        return None
+    longer = times.p99 - times.p50
+    inside = [cost for cost in costs.handlers if cost.in_iteration and not cost.includes]
+    slowest = max(inside, key=lambda cost: cost.times.max, default=None)
+    what = f"1 of 100 iterations takes {duration(times.p99)}, the median one {duration(times.p50)}"
+    if slowest is not None and slowest.times.max > longer / 2:
+        cause = f"{slowest.name} takes up to {duration(slowest.times.max)}; let it work less often"
+    else:
+        cause = "no handler takes as long; record a window with TraceHook to see what does"
+    return Advice(longer * times.samples / 100, f"{what}; {cause}")
+
+
+def _first(costs: RunCosts) -> Advice | None:
+    walls = trend(costs, "wall")
+    if len(walls) < LEAST_POINTS:
+        return None
+    first = costs.trend[0].phases
+    longer = first.wall - first.iterations * medians(costs)["wall"]
+    if longer < max(WARM_UP_SECONDS, WARM_UP_SHARE * costs.phases.wall):
+        return None
+    number = "first iteration" if first.iterations == 1 else f"first {first.iterations:,} iterations"
+    return Advice(
+        longer,
+        f"the {number} took {duration(first.wall)}, {share(first.wall, costs.phases.wall)} of their time; "
+        "compilation, a search for algorithms or the start of loader workers comes there: measure later ones",
+    )
+
+
+def _behind(subscriber: SubscriberCost) -> Advice | None:
+    missed = {"dropped": subscriber.dropped, "left": subscriber.queued}
+    if subscriber.error or not any(missed.values()):
+        return None
+    counts = " and ".join(f"{count:,} {name}" for name, count in missed.items() if count)
+    total = subscriber.delivered + subscriber.failed + sum(missed.values())
+    return Advice(
+        inf,
+        f"{subscriber.name} does not keep up: of {total:,} events {counts}, each delivery takes "
+        f"{duration(subscriber.busy.mean)}; send it fewer events (every=), let it write many at once "
+        '(batch=True), or use offload="process"',
+    )
