@@ -338,7 +338,7 @@ class CheckpointHook(Hook):
             self._publisher.publish_all(self._paths([*names]), trainer.model)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """End the thread and the process that write checkpoints."""
+        """Wait for the running saves, and end the thread and the process that write checkpoints."""
         try:
             trainer.copying.end()
             if not ends_at_once(trainer):
@@ -400,7 +400,7 @@ class CheckpointHook(Hook):
         return self.saves.full and self._when_busy == "skip"
 
     def sequence(self) -> int:
-        """Return the last sequence in the hook's directory, which is scanned unless the hook has started."""
+        """Return the last sequence in the hook's directory, which is scanned if it was not scanned yet."""
         if self.retention.sequence < 0:
             self.retention.look_around(self.directory)
         return self.retention.sequence
@@ -416,7 +416,7 @@ class CheckpointHook(Hook):
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the files it keeps, the best ones, the last validation, and several metrics' names."""
+        """Return the names of the kept and the best checkpoints, and the scores of the last validation."""
         several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
         return {**several, **self.retention.state_dict()}
 

@@ -37,12 +37,12 @@ _numbers = itertools.count(1)
 
 
 class Mapped(NamedTuple):
-    """Bytes in memory that another process shares.
+    """The description of shared memory, with which the saver's process maps tensors of the training.
 
     Attributes:
-        path: where the memory can be opened while that process lives.
+        path: the path under `/proc`, which exists while the training process lives.
         size: the number of bytes.
-        number: the inode number, which no other memory has.
+        number: the inode number, which differs from that of any other shared memory.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Mapped(NamedTuple):
     number: int
 
     def open(self) -> memoryview:
-        """Map the memory; it stays mapped while the result is used."""
+        """Map the memory and return its bytes; it stays mapped while the returned view exists."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             return memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
@@ -70,7 +70,7 @@ class Save(NamedTuple):
         records: the records of the payload.
         manifest: the encoded manifest, whose last field, `files`, is empty.
         replaces: checkpoints to remove, oldest first; those that do not exist are ignored.
-        spares: how many of the existing ones of `replaces` stay, the last ones.
+        spares: the number of checkpoints of `replaces` that stay: the newest of those that exist.
     """
 
     path: Path
@@ -90,8 +90,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         bytes: the size of the payload.
-        at: the `perf_counter` when it was durable.
-        error: why it failed, or None.
+        at: the `perf_counter` when the checkpoint became durable.
+        error: the error of a failed save, or None.
         warnings: sentences about replaced checkpoints that could not be removed.
     """
 
@@ -106,13 +106,13 @@ def commit(
 ) -> list[Outcome]:
     """Make checkpoints of one folder durable, in order; return the outcome of each.
 
-    Each step is done for all of them before the next one, so that the file system syncs them together. Each
-    is complete by itself, and a failure does not affect the others.
+    Each step is done for all checkpoints before the next step begins, so that the file system syncs them
+    together. If one checkpoint fails, the others are still saved.
 
     Args:
         saves: the checkpoints, in the order of saving.
         disk: the file operations, which tests replace.
-        given_up: cancels the saves that are not complete when it is set.
+        given_up: an event that cancels the incomplete saves when another thread sets it.
     """
     staged = [_Staged(save, disk, given_up) for save in saves]
     try:
@@ -123,14 +123,14 @@ def commit(
         for step in (_Staged.settle, _Staged.remove_replaced):
             for each in staged:
                 each.attempt(step)
-    finally:  # of a KeyboardInterrupt too
+    finally:  # also after a KeyboardInterrupt
         for each in staged:
             each.end()
     return [each.outcome() for each in staged]
 
 
 def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
-    """Make the new names durable, with one sync of the folder; if that fails, all of them fail."""
+    """Make the new names durable with one sync of their folder; if it fails, all these saves fail."""
     named = [each for each in staged if each.error is None]
     if named:
         try:
@@ -141,7 +141,7 @@ def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
 
 
 class _Staged:
-    """The steps that make one checkpoint durable, and what they have made so far."""
+    """The steps that make one checkpoint durable, and the files and names made so far."""
 
     def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
         self.path, self._save, self._disk, self._given_up = save.path, save, disk, given_up
@@ -153,7 +153,7 @@ class _Staged:
         self._warnings: list[str] = []
 
     def attempt(self, step: Callable[[_Staged], None]) -> None:
-        """Do a step unless an earlier one failed."""
+        """Do a step unless an earlier step failed; an error of it fails the save."""
         if self.error is None:
             try:
                 step(self)
@@ -166,7 +166,7 @@ class _Staged:
         self.end()
 
     def write(self) -> None:
-        """Write all files into a new directory; the manifest is the last, as it has the others' hashes."""
+        """Write all files into a new directory; the manifest comes last, as it has the payload's hash."""
         make_directories(self.path.parent, self._disk)
         self._work = temporary_path(self.path, "tmp")
         under_way.add(self._work.name)
@@ -253,7 +253,7 @@ class _Staged:
 
 
 def _opened(save: Save, mapped: ExitStack) -> list[tuple[str, bytes | memoryview]]:
-    """Return the records of a save; memory of another process is mapped until `mapped` ends."""
+    """Return the records of a save as bytes; shared memory stays mapped until the context `mapped` ends."""
     records = []
     for name, data in save.records:
         if isinstance(data, Mapped):
@@ -263,7 +263,7 @@ def _opened(save: Save, mapped: ExitStack) -> list[tuple[str, bytes | memoryview
 
 
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
-    """Return the bytes of `manifest.json`: an encoded manifest with the files, and the SHA-256 of that.
+    """Return the bytes of `manifest.json`: a manifest with its files filled in, and its SHA-256.
 
     Args:
         manifest: the manifest as JSON, whose last field, `files`, is empty.
@@ -281,25 +281,28 @@ def temporary_path(path: Path, why: str) -> Path:
 
     In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
     it.
+
+    Args:
+        why: the suffix: "tmp" for new files and directories, "old" for those that are being removed.
     """
     names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
     return next(name for name in names if not name.exists())
 
 
 def leftovers(directory: Path, process: int | None = None) -> list[Path]:
-    """Return the hidden paths that killed or running saves have in a directory: of one process, or of all."""
+    """Return the temporary paths of killed or running saves in a directory: of one process, or of all."""
     found = [(p, writer_of(p)) for p in directory.glob(".*")]
     return [p for p, writer in found if writer is not None and process in (None, writer)]
 
 
 def writer_of(path: Path) -> int | None:
-    """Return the id of the process that a name of `temporary_path` contains; None for any other name."""
+    """Return the process id in a name that `temporary_path` made; None for any other name."""
     match = _ASIDE.match(path.name)
     return int(match["process"]) if match else None
 
 
 def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
-    """Remove a checkpoint; rename it durably first, so that a scan never finds a half of it.
+    """Remove a checkpoint; rename it durably first, so that a scan never finds a part of it.
 
     Raises:
         OSError: the checkpoint cannot be removed.
@@ -314,14 +317,14 @@ def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
 
 
 def remove_replaced(paths: Sequence[Path], spares: int = 0, disk: Disk = DISK) -> list[str]:
-    """Remove checkpoints that a newer one replaces; return a sentence for each that could not be removed.
+    """Remove checkpoints that a newer one replaces; return a sentence for each removal that failed.
 
     A path without a manifest stays: the names may come from the checkpoint that was resumed from, which
     another program may have written.
 
     Args:
         paths: the checkpoints, oldest first.
-        spares: how many of those that exist stay, the last ones.
+        spares: the number of checkpoints that stay: the newest of those that exist.
     """
     there = [path for path in paths if (path / MANIFEST).exists()]
     failed = []

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 PIECE = 8 << 20
 """Bytes written between two checks of the cancel event, and between two requests to write back."""
 BESIDE = 1 << 20
-"""Bytes from which on a piece is hashed on a second thread; below, the hand-over costs more."""
+"""Bytes from which on data are hashed on a second thread; for fewer bytes the hand-over costs more."""
 CACHED = 256 << 10
-"""Bytes that fit into a core's own cache."""
+"""Bytes that are hashed at a time; they fit into a core's own cache."""
 
 
 class SaveGivenUp(RuntimeError):
@@ -41,7 +41,7 @@ class FileHash(NamedTuple):
 
 
 class Disk:
-    """The file operations of a durable write, as calls of the system. Each may raise OSError."""
+    """The file operations of a durable write, as system calls. Each may raise OSError."""
 
     def make_directory(self, path: Path) -> None:
         """Make one directory, whose parent must exist."""
@@ -140,7 +140,7 @@ class Sink:
             hasher.shutdown(cancel_futures=True)  # work for which no thread could be started
 
     def _write_beside_the_hash(self, view: memoryview) -> None:
-        """Write and hash a piece at the same time, and wait for both at the end only."""
+        """Write data while the second thread hashes them; return when both are done."""
         failed = threading.Event()
         try:
             from concurrent.futures import ThreadPoolExecutor  # 10 ms, not needed for small files
@@ -161,10 +161,10 @@ class Sink:
             hashed.result()  # the hashing thread reads memory that the caller may reuse once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
-        """Hash a piece through a buffer in the core's own cache.
+        """Hash data through a buffer in the core's own cache; stop when `failed` is set.
 
-        Measured: SHA-256 takes 1.1 GB/s from memory and 1.8 GB/s from the cache; the copy into it runs at 10
-        GB/s.
+        Measured: SHA-256 takes 1.1 GB/s from memory and 1.8 GB/s from the cache; the copy into the cache runs
+        at 10 GB/s.
         """
         cached = memoryview(bytearray(CACHED))
         for start in range(0, len(view), CACHED):
@@ -194,10 +194,10 @@ class Sink:
 
 
 def start_writing_back(file: FileIO, start: int, size: int) -> None:
-    """Ask the system to write a part of a file back to the disk now, and to drop it from the page cache.
+    """Ask the system to write a part of a file to the disk now, and to drop it from the page cache.
 
-    The bytes are synced at the end anyway. A checkpoint is rarely read again, and its pages would evict the
-    data set's.
+    The final sync then has less to write. A checkpoint is rarely read again, and its pages would evict those
+    of the data set.
     """
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):  # it is only advice, which a file system or a sandbox may refuse
@@ -226,8 +226,8 @@ def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK
 def make_directories(path: Path, disk: Disk = DISK) -> None:
     """Make a directory and its missing parents, and make their names durable.
 
-    Also the names of existing parents are synced, up to the root of the file system: another program may have
-    made them a moment ago without a sync.
+    Also the names of existing parents are synced, up to the mount point: another program may have made them a
+    moment ago without a sync.
 
     Raises:
         OSError: a directory cannot be made, or its name cannot be made durable.
@@ -250,6 +250,7 @@ def make_directories(path: Path, disk: Disk = DISK) -> None:
 
 
 _durable: set[tuple[str, int, int]] = set()
+"""The directories whose names this process has synced, as `_identity` returns them."""
 
 
 def _identity(path: Path) -> tuple[str, int, int]:

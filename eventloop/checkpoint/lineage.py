@@ -46,20 +46,20 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 class _Versioned(msgspec.Struct):
-    """The part of a line file that every version has."""
+    """The field that `line.json` has in every version."""
 
     schema: Any = None
 
 
 class _Envelope(msgspec.Struct):
-    """A line and the SHA-256 of its bytes, as in a manifest."""
+    """The contents of `line.json`: the steps back, and the SHA-256 of their bytes."""
 
     sha256: str
     line: msgspec.Raw
 
 
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
-    """Read the steps back of a directory, oldest first; return () if no run went back.
+    """Read the record of a directory, oldest step first; return () if no run went back.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or has a later version.
@@ -87,7 +87,7 @@ def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
 
 
 def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, disk: Disk = DISK) -> None:
-    """Replace the steps back of a directory durably and atomically.
+    """Replace the record of a directory durably and atomically.
 
     Args:
         work: an unused name in the directory, for the temporary file.
@@ -110,8 +110,8 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
     """Return a function that decides, by its sequence, whether a checkpoint is on the current lineage.
 
-    The lineage is what was saved since the last step back, before that what led to the checkpoint it went
-    back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
+    On it are the checkpoints saved since the last step back, then those that led to the checkpoint which this
+    step went back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
     """
     spans: list[tuple[float, float]] = []
     last = math.inf

@@ -57,7 +57,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
         best: the metrics of which the checkpoint is one of the best so far, each with its rule: "greater" or
             "less".
         keep_best: how many best checkpoints of each of these metrics are kept; -1 keeps all.
-        metrics: the scores of the last validation before the save; scores that are not finite are the texts
+        metrics: the scores of the last validation before the save; scores that are not finite are the strings
             "nan", "inf" and "-inf".
         validated_at: the iteration of that validation; for a best checkpoint it is the checkpoint's own.
     """
@@ -116,7 +116,7 @@ class _Envelope(msgspec.Struct):
 
 
 class _Versioned(msgspec.Struct):
-    """The part of a manifest that every version has."""
+    """The field that a manifest has in every version."""
 
     schema: Any = None
 
@@ -125,8 +125,7 @@ def encode_body(manifest: Manifest) -> bytes:
     """Return a manifest without files as JSON, checked by decoding it; `commit.seal` adds the files.
 
     Raises:
-        CheckpointError: a value in it, which a handler may have put into the state, has a type that could not
-            be decoded again.
+        CheckpointError: a value, perhaps of a handler that changed the state, could not be decoded again.
     """
     try:
         body = msgspec.json.encode(manifest)
@@ -196,7 +195,7 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def score(value: float) -> float | str:
-    """Return a number as JSON can hold it: NaN and infinities become texts."""
+    """Return a number in a form that JSON can hold: NaN and infinities become strings."""
     return value if math.isfinite(value) else str(value)
 
 

@@ -34,7 +34,7 @@ logger = logging.getLogger("eventloop")
 
 _NO_LABEL = Label()
 _CHECKED_ANYWAY = "Validating sparse tensor invariants"
-"""The beginning of a warning of torch 2.15 for each sparse tensor read with `weights_only=True`."""
+"""The beginning of a warning that torch 2.15 gives for each sparse tensor; `load_checkpoint` drops it."""
 
 
 def save_checkpoint(
@@ -46,7 +46,7 @@ def save_checkpoint(
     checkpoint stays until the new one is durable under another name.
 
     Args:
-        label: the fields of the manifest that do not follow from the state.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence.
         disk: the file operations, which tests replace.
 
     Raises:
@@ -142,8 +142,8 @@ def load_best(
 
     Args:
         directory: the directory to scan, or all directories that the hooks of a run save in.
-        metric: the metric; by default the first of `prefer` that has a best checkpoint, else the first one of
-            the newest best checkpoint.
+        metric: the metric; by default the first of `prefer` that has a best checkpoint, else the first metric
+            of the newest checkpoint that was saved as a best one.
         check: an additional check, which raises CheckpointError for a state that cannot be used.
         prefer: metrics to choose from if no `metric` is given.
 
@@ -177,10 +177,12 @@ def _holding(places: Sequence[str | Path]) -> str:
 def _first_whole(
     places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
 ) -> tuple[Found, Path, dict[str, Any]]:
-    """Return the scan, and the first checkpoint in the given order that can be used, with its state.
+    """Scan directories; return the scan, the first usable checkpoint in the given order, and its state.
 
-    Another run may replace a checkpoint after the scan by a newer, durable one: then the directories are
-    scanned again.
+    The directories are scanned again if a run replaced a checkpoint after the scan.
+
+    Args:
+        order: a function that sorts the checkpoints of a scan, the preferred one first.
     """
     for look in range(1, LOOKS + 1):
         found = scan(*places)

@@ -20,7 +20,7 @@ from eventloop.util.errors import CheckpointError
 SAFETENSORS = ".safetensors"
 _PUBLISHED = re.compile(r".-(?P<digits>[0-9a-f]{8})$")
 _COUNTED = re.compile(r"00\d{6}|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-"""A number padded with zeros, or a date, with which other programs end names of files; no hash."""
+"""A number padded with zeros, or a date: digits with which other programs end names, and not a hash."""
 
 
 def verify_checkpoint(directory: Path) -> Manifest:

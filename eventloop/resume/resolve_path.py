@@ -53,7 +53,7 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
 
 
 def what_else(place: Path) -> str:
-    """Return the advice for a checkpoint that exists and cannot be read, to be appended to a message."""
+    """Return advice to append to the error of a checkpoint that exists and cannot be read."""
     command = f"eventloop checkpoints {place.parent} --verify"
     return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
 
@@ -62,7 +62,7 @@ _AUTO = ': "auto" takes the newest one'
 
 
 def _one(path: Path, places: Sequence[Path]) -> Path:
-    """Return a path, or raise FileNotFoundError if it is a directory without a manifest or a payload."""
+    """Return `path`, or raise FileNotFoundError if it is a directory without a manifest and a payload."""
     if not path.is_dir() or any(os.path.lexists(path / name) for name in (MANIFEST, PAYLOAD)):
         return path
     known = [each.name for each in reversed(find_checkpoints(path))]

@@ -56,7 +56,7 @@ def check_changed(changed: object) -> None:
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
-    """Return the error message with the changed settings and the remedies, or None if none is refused."""
+    """Return an error message with the changes and how to allow them; None if all are only noted."""
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
@@ -74,7 +74,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
 
 
 def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
-    """Yield a log line for each changed setting, with the value that the run goes on with."""
+    """Yield a log line for each changed setting, with the value that the run continues with."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""

@@ -1,8 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `load_model_state` use it for objects that load their state with code of the user's,
-which may fail: their former state is kept. All other parts are checked first, and loaded by steps that cannot
-fail.
+`Trainer.resume` and `load_model_state` use it. Objects that load their state with code of the user's may
+fail, so their former state is kept until the load is complete. All other parts are checked first, and loaded
+by steps that cannot fail.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
 
 
 def _same_state(a: Any, b: Any) -> bool:
-    """Return whether two states are equal (NaN equals NaN); False if they cannot be compared."""
+    """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

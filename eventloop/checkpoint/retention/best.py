@@ -26,7 +26,7 @@ _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 class Best(NamedTuple):
-    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before the first."""
+    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before any score."""
 
     score: float | None = None
     name: str = ""
@@ -187,9 +187,9 @@ def _words(metric: str) -> set[str]:
 
 
 def is_better(score: float, than: float | None, rule: Rule) -> bool:
-    """Return whether a score is strictly better than another; NaN and infinite scores never are.
+    """Return whether a score is strictly better than another; any finite score is better than None.
 
-    So no such score becomes a best that cannot be beaten. Any finite score is better than None.
+    NaN and infinite scores are never better, because they could not be beaten afterwards.
     """
     if not math.isfinite(score):
         return False

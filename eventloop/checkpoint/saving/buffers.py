@@ -47,7 +47,7 @@ class Buffer:
 
     @property
     def memory(self) -> Mapped | None:
-        """Return what another process maps; None if the memory is not shared."""
+        """Return the description with which another process maps the memory; None if it is not shared."""
         if self._file is None:
             return None
         path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino

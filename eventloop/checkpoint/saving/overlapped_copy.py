@@ -20,7 +20,7 @@ class HasOptimizer(Protocol):
 
 
 class Copying:
-    """The guard of copies made after a save has begun, which makes the optimizer's step wait for them.
+    """The running copies of a trainer's state, for which the optimizer's next step waits.
 
     An optimizer's parameters and state change only in its step, so between the end of an iteration and the
     next step any thread can read them. Everything else may change in a forward pass: the running averages of
@@ -53,7 +53,7 @@ class Copying:
         return pointers
 
     def begin(self, join: Callable[[], None]) -> None:
-        """Register a copy that has begun; `join` returns once its tensors may be changed."""
+        """Register a copy that has begun, and whose `join` returns once its tensors may be changed."""
         self._joins.append(join)
         self.waited.clear()
         self.watch()

@@ -92,7 +92,7 @@ class Publisher:
         None is returned if the checkpoint lacks the key of a safetensors file.
 
         Args:
-            model: the model, which shows which tensors are tied; a checkpoint has each by itself.
+            model: the trained model, which shows which tensors are tied; a checkpoint does not.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.

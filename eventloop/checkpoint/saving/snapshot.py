@@ -31,8 +31,8 @@ class Snapshot:
 
     `pack` copies what may change at any time before it returns. What changes only in an optimizer's step may
     be copied later, during the next forward and backward pass: CPU tensors by the thread that calls
-    `Rest.copy`, CUDA tensors on a stream of their own, after the work that the device has so far. On other
-    accelerators everything is copied at once.
+    `Rest.copy`, CUDA tensors on a stream of their own, after the work that is queued on the device so far. On
+    other accelerators everything is copied at once.
 
     Args:
         shared: allocate the buffers in memory that another process can map.
@@ -49,7 +49,7 @@ class Snapshot:
         return self.pack(state).unpack()
 
     def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
-        """Copy a state, except the tensors that its `rest` copies later.
+        """Copy a state, except the tensors that `Packed.rest` copies later.
 
         The next `take` or `pack` overwrites the result.
 
@@ -109,7 +109,7 @@ class Snapshot:
 
 
 class _Pairs:
-    """Tensors, each with the view of a buffer that it is copied to."""
+    """Tensors, each paired with the view of a buffer that it is copied to."""
 
     def __init__(self) -> None:
         self.sources: list[torch.Tensor] = []
@@ -166,7 +166,7 @@ class _Versions:
         self._changed = 0
 
     def changed(self) -> int:
-        """Return how many tensors had changed when this was first called; later changes do not count."""
+        """Return how many tensors had changed at the first call; later changes do not count."""
         with self._lock:
             seen, self._seen = self._seen, []
             self._changed += sum(tensor._version != version for tensor, version in seen)
@@ -194,7 +194,7 @@ class Rest:
 
     @property
     def left(self) -> bool:
-        """Return whether `copy` has something to do."""
+        """Return whether CPU tensors are left for `copy`."""
         return not self._done.is_set()
 
     def copy(self) -> None:
@@ -212,14 +212,14 @@ class Rest:
         _refuse(changed)
 
     def join(self) -> None:
-        """Wait until the tensors may be changed: on the CPU now, on a device by work queued from now on."""
+        """Wait until CPU tensors may be changed, and let later work on a device wait for its copies."""
         self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until the whole snapshot is copied. Not called on the training thread, which it would block.
+        """Wait until the whole snapshot is copied; never called on the training thread.
 
         Raises:
             ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
@@ -259,7 +259,7 @@ class Layout:
 
     Attributes:
         views: the tensors, as views of the buffers.
-        rebuilt: by the `id` of a view how a file rebuilds it, which takes torch 20 us for each.
+        rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
     """
 
     def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
@@ -279,7 +279,7 @@ class Layout:
 
 
 class Ref(NamedTuple):
-    """A placeholder for the tensor with this number in a layout."""
+    """A placeholder for the tensor that has this number in a layout."""
 
     number: int
 
@@ -291,7 +291,7 @@ class Packed(NamedTuple):
         structure: the nested state, with a `Ref` in place of each tensor in the layout. Tensors that fit no
             slot, such as sparse ones, are copies in it.
         layout: the buffers and slots that hold the tensors.
-        rest: the part that is copied late.
+        rest: the tensors that are copied after `Snapshot.pack` has returned.
     """
 
     structure: dict[str, Any]
@@ -304,7 +304,7 @@ class Packed(NamedTuple):
 
 
 def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Record an event after all work that a stream has so far.
+    """Record an event after all work that is queued on a stream so far, and return it.
 
     A thread that waits for it sleeps. An event of CUDA's default kind would keep a CPU of the training busy
     instead.
@@ -317,7 +317,7 @@ def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
 def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
     """Return a context in which memory is pinned on the first CUDA device of the tensors.
 
-    On the current device CUDA might create a context of hundreds of MB that the training does not need.
+    On another device, pinning might create a CUDA context of hundreds of MB that the training does not need.
     """
     first = next((tensor for tensor in tensors if tensor.is_cuda), None)
     return nullcontext() if first is None else torch.cuda.device_of(first)
