@@ -161,7 +161,7 @@ class _Staged:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Note the error, and remove the new files."""
+        """Record the error that fails the save, and remove the files written so far."""
         self.error = error
         self.end()
 
@@ -186,7 +186,7 @@ class _Staged:
         return sink.entry()
 
     def sync(self) -> None:
-        """Make the files durable."""
+        """Make the contents of all files durable, close the files, and make their names durable."""
         assert self._work is not None
         for file in self._files:
             self._disk.sync(file)
@@ -227,7 +227,7 @@ class _Staged:
             )
 
     def remove_replaced(self) -> None:
-        """Remove the checkpoints that this one replaces."""
+        """Remove the checkpoints that the new one replaces; errors become warnings."""
         self._warnings += remove_replaced(self._save.replaces, self._save.spares, self._disk)
 
     def end(self) -> None:
@@ -248,7 +248,7 @@ class _Staged:
         self._work = None
 
     def outcome(self) -> Outcome:
-        """Return the result."""
+        """Return the result of the save, after all steps."""
         return Outcome(self._size, self._at, self.error, tuple(self._warnings))
 
 

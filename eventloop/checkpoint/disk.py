@@ -30,7 +30,7 @@ CACHED = 256 << 10
 
 
 class SaveGivenUp(RuntimeError):
-    """The save was cancelled by its caller."""
+    """A save was cancelled before it was complete, because the run is aborted or the program ends."""
 
 
 class FileHash(NamedTuple):
@@ -131,7 +131,7 @@ class Sink:
         return FileHash(self.size, self._hash.hexdigest())
 
     def close(self) -> None:
-        """End the hashing thread."""
+        """End the hashing thread, if there is one; the file stays open."""
         self._let_second_thread_go()
 
     def _let_second_thread_go(self) -> None:

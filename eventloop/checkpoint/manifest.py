@@ -49,7 +49,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a manifest that `CheckpointHook` chooses; the rest is read from the state.
+    """The fields of a manifest that `CheckpointHook` sets; all others are read from the state.
 
     Attributes:
         sequence: the order of saving, greater than that of every earlier checkpoint of the run's hooks. No
@@ -109,7 +109,7 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Envelope(msgspec.Struct):
-    """A manifest and the SHA-256 of its bytes, which finds a flipped bit in a number."""
+    """The contents of `manifest.json`: a manifest and the SHA-256 of its bytes, which shows flipped bits."""
 
     sha256: str
     manifest: msgspec.Raw

@@ -76,7 +76,7 @@ class LoaderPosition:
         # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
-        """The number of batches that the current pass skipped because they were trained on already."""
+        """The number of batches that the current pass skipped, because an earlier run trained on them."""
         self.evaluated = 0
         """Scheduled evaluations that were completed since the last training iteration."""
 

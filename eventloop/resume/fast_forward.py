@@ -151,7 +151,7 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state of a scheduler with the arguments of the `built` state."""
+    """Return a scheduler's saved state with its arguments replaced by those of the `built` state."""
     merged = dict(saved)
     for key, value in built.items():
         if key not in saved or (key in PROGRESS and key != "base_lrs"):

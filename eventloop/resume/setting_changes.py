@@ -44,7 +44,7 @@ class Change:
 
 
 def check_changed(changed: object) -> None:
-    """Check the argument `changed`.
+    """Refuse an invalid argument `changed` of `Trainer.resume`.
 
     Raises:
         ValueError: `changed` is not "refuse", "keep" or "apply".
@@ -83,7 +83,7 @@ def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrai
 
 
 def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the scheduled value of a base setting and the step it belongs to, as the end of a log line."""
+    """Return the end of a log line: the scheduled value of a base setting, and the present step."""
     optimizer = named_optimizers(trainer.optimizer)[name]
     group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
     if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):

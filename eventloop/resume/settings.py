@@ -41,7 +41,7 @@ _ABSENT = object()
 
 
 class Settings:
-    """The settings that a trainer was built with."""
+    """The settings that a trainer was built with, which are compared with those of a checkpoint."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
@@ -74,7 +74,7 @@ class Settings:
                 self._loader = trainer.loader, _of_loader(trainer.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings, for `compare` in a later run."""
+        """Return the settings for a checkpoint; `compare` of a later run reads them from its `meta`."""
         self.note()
         return {
             "optimizer": self._groups,

@@ -59,7 +59,7 @@ class Copying:
         self.watch()
 
     def watch(self) -> None:
-        """Register the pre-hooks of the trainer's optimizers.
+        """Register pre-hooks with which the steps of the trainer's optimizers wait for copies.
 
         Call it before the first step, so that a compiled step is compiled once.
         """
@@ -69,7 +69,10 @@ class Copying:
             self._hooked = [(o, o.register_step_pre_hook(self.before_step)) for o in optimizers]
 
     def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Wait for the running copy, whose tensors the step would change. Dynamo traces none of this."""
+        """Wait for the running copy, whose tensors the optimizer's step would change.
+
+        A step that Dynamo compiles does not wait.
+        """
         if torch.compiler.is_compiling():  # a lock, or an untraced call, would break the graph
             return
         self.waited.add(id(optimizer))

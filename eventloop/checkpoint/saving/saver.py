@@ -62,7 +62,7 @@ SLOWEST = 10e6
 
 
 class SaveReplacedError(RuntimeError):
-    """A newer state replaced this one before it was written."""
+    """A save was dropped before it was written, because a newer state was to be saved."""
 
 
 class _Task:
