@@ -219,21 +219,6 @@ def test_best_is_found_again_after_resuming_before_its_validation(
     assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2"]
 
 
-def test_score_of_another_metric_is_not_compared_with(
-    make_trainer: Make, scripted: Scripted, files: Files
-) -> None:
-    """A run resumed with another `save_best` starts afresh, and leaves the other best alone."""
-    both = {"acc": 0.25, "loss": 2.0}
-    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(both)).train()
-
-    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="loss")], **scripted(both))
-    resumed.resume()
-    resumed.train()
-
-    best = [name for name in files() if name.startswith("best")]
-    assert best == ["best_acc_epoch_1", "best_loss_epoch_2"]
-
-
 def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
     """Pruning goes on where the saved run was; a smaller number prunes the surplus."""
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=3)]).train()
@@ -282,15 +267,6 @@ def test_a_newer_best_one_is_taken(
     trainer.train()
 
     assert trainer.resume("auto").name == newest
-
-
-def test_resume_from_a_best_that_is_not_there(make_trainer: Make) -> None:
-    """A run without `save_best` has none, which the message says."""
-    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
-    trainer.train()
-
-    with pytest.raises(FileNotFoundError, match=r"run holds no best checkpoint at all: .*save_best"):
-        trainer.resume("best")
 
 
 def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:

@@ -92,19 +92,6 @@ def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> Non
         )
 
 
-@pytest.mark.slow
-def test_precise_statistics_beside_the_pass(run: Any, tmp_path: Path) -> None:
-    """A pass in the middle of an epoch changes no batch of it, and the run is resumed as exactly."""
-    plain = run("plain", seedable=False)
-    hooks = PreciseBN(2, 3, by_epoch=False), PreciseBN(2, 3, by_epoch=False)
-
-    whole = run("whole", hooks[0], seedable=False)
-    rest = run("rest", hooks[1], seedable=False, resume=tmp_path / "whole/iter_3")
-
-    assert whole[0] == plain[0]
-    assert_goes_on(whole, rest, 3)
-
-
 def test_the_log_says_how_the_place_is_kept(run: Any, caplog: pytest.LogCaptureFixture) -> None:
     """One line, with the error of the loader."""
     with caplog.at_level(logging.INFO, logger="eventloop"):
