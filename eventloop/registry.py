@@ -34,7 +34,7 @@ class Registry:
 
     Args:
         kind: "hook" or "writer", for messages.
-        package: module of eventloop's classes, and the group of the entry points.
+        package: module of the classes that come with eventloop; also the name of the entry points' group.
         base: name of their base class in `package`; other classes there are helpers.
     """
 

@@ -244,12 +244,9 @@ def _check_word(what: str, word: object, known: list[str]) -> None:
 
 
 def _check_numbers(min_delta: object, threshold: object) -> None:
-    given = (
-        {"min_delta": min_delta}
-        if threshold is None
-        else {"min_delta": min_delta, "stopping_threshold": threshold}
-    )
-    for name, value in given.items():
+    for name, value in (("min_delta", min_delta), ("stopping_threshold", threshold)):
+        if value is None and name == "stopping_threshold":
+            continue
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} must be a number, got {value!r}")
         if not isfinite(value):

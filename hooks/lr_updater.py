@@ -80,7 +80,7 @@ class ParamUpdaterHook(Hook):
         """Take the initial values, and refuse a trainer that the hook cannot serve.
 
         Raises:
-            ValueError: there is no optimizer, or it lacks the value; another scheduler sets the same value;
+            ValueError: there is no optimizer, or it has no value `param_name`; another scheduler sets it too;
                 or the run does not have the unit or length that the policy needs.
         """
         name = type(self).__name__

@@ -71,7 +71,7 @@ class MemoryHook(Hook):
         self._device = device if device is not None and device.type == "cuda" else None
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the metrics when they are due."""
+        """Put the memory in use into `trainer.metrics` every `interval` iterations."""
         if not (self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)):
             return
         values = {} if (resident := resident_bytes()) is None else {"memory/resident": resident / MIB}

@@ -17,7 +17,7 @@ from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
-from eventloop.util.checks import check_bools, length_of, positive
+from eventloop.util.checks import at_least, check_bools, length_of, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -109,10 +109,7 @@ class TestHook(Hook):
     ) -> None:
         positive("logperiod", logperiod)
         check_bools(synchronize=synchronize)
-        if isinstance(num_warmup, bool) or not isinstance(num_warmup, int):
-            raise TypeError(f"num_warmup must be an int, got {num_warmup!r}")
-        if num_warmup < 0:
-            raise ValueError(f"num_warmup must be at least 0, got {num_warmup}")
+        at_least("num_warmup", num_warmup, 0)
         self.cfg_filename, self.logperiod, self.num_warmup = cfg_filename, logperiod, num_warmup
         self.iter = 0
         """Batches that have begun."""
@@ -153,7 +150,7 @@ class TestHook(Hook):
         self._tic(name)
 
     def toc(self, name: str) -> float | None:
-        """Stop a timer, and return the seconds of this time, None in the warm-up.
+        """Stop a timer, and return the seconds since its `tic`, None in the warm-up.
 
         Raises:
             ValueError: there is no such timer, or it is not running.

@@ -31,7 +31,7 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.events.run import Run
-from eventloop.util.checks import check_optional_bools
+from eventloop.util.checks import check_optional_bools, positive
 from eventloop.util.formatting import on_a_line
 from eventloop.util.printable import printable
 from eventloop.util.terminal import drop_output, is_terminal
@@ -78,10 +78,7 @@ class ConsoleWriter(Writer):
     def __init__(
         self, interval: int = 10, *, progress: bool | None = None, stream: TextIO | None = None
     ) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, int):
-            raise TypeError(f"interval must be an int, got {interval!r}")
-        if interval < 1:
-            raise ValueError(f"interval must be at least 1 iteration, got {interval}")
+        positive("interval", interval)
         check_optional_bools(progress=progress)
         self.interval = interval
         self.progress = progress
@@ -163,9 +160,8 @@ class ConsoleWriter(Writer):
         self._pace = Pace()
         self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
         self._scalars: dict[str, float] = {}
-        self._printed: int | None = (
-            None  # the step of the last training line; at first a multiple of `interval`
-        )
+        # the step of the last training line; at first a multiple of `interval`
+        self._printed: int | None = None
         self._held: ScalarsLogged | None = None  # the last training event without a line
         self._ended = False
 

@@ -173,19 +173,16 @@ class EventLogWriter(Writer):
         """Return `value`, as text if msgpack cannot encode it, and with escapes for lone surrogates."""
         try:
             self._encode(value)
+            return value
         except UnicodeEncodeError:
             value = encodable(value)
-            return value if self._is_encodable(value) else escaped(str(value))
         except _NO_ENCODING:
             return escaped(str(value))
-        return value
-
-    def _is_encodable(self, value: Any) -> bool:
-        try:
+        try:  # a large number beside the surrogate
             self._encode(value)
+            return value
         except _NO_ENCODING:
-            return False
-        return True
+            return escaped(str(value))
 
     def _append(self, data: bytes) -> None:
         assert self._file is not None
@@ -215,9 +212,8 @@ class _Sync:
         self._interval = interval
         self._timer: threading.Timer | None = None  # the timer that waits, if any
         self._syncing = threading.Lock()  # the system reports an error of the file once, maybe to the timer
-        self._synced = (
-            -inf
-        )  # `monotonic()` of the last sync on the caller's thread, where no thread could start
+        # `monotonic()` of the last sync on the caller's thread, where no thread could start
+        self._synced = -inf
         self._error: OSError | None = None
 
     def soon(self) -> None:

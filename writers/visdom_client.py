@@ -73,13 +73,9 @@ class Panels:
         except (OSError, ValueError) as error:
             reason = _root(error)
             message = f"no visdom server answers at {self.url}: {_text(reason)}"
-            if isinstance(
-                reason, ConnectionRefusedError
-            ):  # the port is free, so a server could be started there
+            if isinstance(reason, ConnectionRefusedError):  # the port is free for a server
                 message += f"; `{self._command}` starts one there"
-            raise ConnectionError(
-                message
-            ) from None  # the message of the root cause; the chain has three tracebacks
+            raise ConnectionError(message) from None  # the chain has three tracebacks
 
     def read(self, name: str, mode: str) -> Curve:
         """Return the points of a curve that the server has, {} if it does not have the curve."""

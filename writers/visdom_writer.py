@@ -20,6 +20,7 @@ from typing import Any
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
+from eventloop.util.checks import positive
 from eventloop.util.text import UnavailableError
 from eventloop.writers.checks import check_offload
 from eventloop.writers.lines import is_rate
@@ -94,7 +95,9 @@ class VisdomWriter(Writer):
     ) -> None:
         if offload is not None:
             self.offload = check_offload(offload)
-        _check(port=port, window_size=window_size, backlog=backlog)
+        positive("port", port)
+        positive("window_size", window_size)
+        positive("backlog", backlog)
         _check_seconds("timeout", timeout, zero=False)
         _check_seconds("retry_interval", retry_interval, zero=True)
         _check_texts(host=host, base_url=base_url)
@@ -269,14 +272,6 @@ def _no_torch_in_worker() -> Iterator[None]:
         yield
     finally:
         del sys.modules["torch"]
-
-
-def _check(**counts: Any) -> None:
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int):
-            raise TypeError(f"{name} must be an int, got {count!r}")
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
 
 
 def _check_seconds(name: str, seconds: Any, *, zero: bool) -> None:

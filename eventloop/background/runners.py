@@ -188,7 +188,7 @@ class CallersLane(TaskLane):
 
     @property
     def stuck(self) -> str:
-        """Name the reason why events wait, if it is this thread or a loop that does not run."""
+        """Describe why events wait: this thread blocks their event loop, or no thread runs it."""
         if self.ended_by not in ("", "closed") or not (self.queued and self.blocked_by_caller):
             return super().stuck
         if _running_loop() is self._loop:

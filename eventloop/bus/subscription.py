@@ -116,9 +116,9 @@ class DrainReport(msgspec.Struct, frozen=True):
 class PlanRow(msgspec.Struct, frozen=True):
     """One row of the printed plan.
 
-    `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect;
-    `queue` events may wait for them, and `overflow` is the policy beyond. `budget_us` is the limit for the
-    p99 of calls in microseconds.
+    `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect:
+    `queue` is the number of events that may wait for them, `overflow` the policy for more. `budget_us` is the
+    limit for the p99 of calls in microseconds.
     """
 
     order: int

@@ -43,7 +43,7 @@ class Reader(Protocol):
     """The interface of an object that opens the passes over one loader."""
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """Open a pass, and return its batches without the first `skip`.
+        """Begin a pass over the loader, and return its batches without the first `skip`.
 
         If batches are skipped, the random state of this process is the same after the call as before it.
 

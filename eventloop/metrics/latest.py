@@ -67,9 +67,6 @@ class ByName(dict[str, V]):
     """A dict by scalar name whose KeyError suggests the nearest known name."""
 
     def __missing__(self, name: object) -> NoReturn:
-        known = (
-            f"{near(str(name), self)}; known are {', '.join(sorted(self))}"
-            if self
-            else ": nothing was put yet"
-        )
-        raise KeyError(f"no scalar {name!r}{known}")
+        if not self:
+            raise KeyError(f"no scalar {name!r}: nothing was put yet")
+        raise KeyError(f"no scalar {name!r}{near(str(name), self)}; known are {', '.join(sorted(self))}")

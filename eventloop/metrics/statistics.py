@@ -93,8 +93,8 @@ class LogStatistics:
     """The statistics of a `custom_cfg`, computed in the background in the order of the packets.
 
     Raises:
-        TypeError, ValueError: an entry is wrong (see `Statistic`), or a name of two statistics or of another
-            scalar.
+        TypeError, ValueError: an entry is wrong (see `Statistic`), two statistics have one name, or a
+            statistic has the name of another scalar.
     """
 
     def __init__(self, custom_cfg: Iterable[object]) -> None:

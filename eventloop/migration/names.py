@@ -82,7 +82,7 @@ class _ForeignAttribute:
 
 
 def knowing_attributes(trainer: type[T]) -> type[T]:
-    """Make a trainer's class explain attributes of other trainers; `hasattr` stays False for them.
+    """Let attributes of other trainers raise an AttributeError that names ours; `hasattr` stays False.
 
     A `__getattr__` would make each look-up of the trainer's own attributes 30 ns slower, and would hide an
     AttributeError that a property raises.

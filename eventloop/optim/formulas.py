@@ -231,7 +231,7 @@ def _find_anneal(strategy: str) -> Callable[[float, float, float], float]:
 
 
 def _target_ratio(given: float | Sequence[float]) -> tuple[float, float]:
-    """Return `(peak, end)` from mmcv's forms; without an end it is peak / 1e5."""
+    """Return `(peak, end)` from a number, `(peak,)` or `(peak, end)`; without an end it is peak / 1e5."""
     ratios = [*given] if isinstance(given, list | tuple) else [given]
     if len(ratios) not in (1, 2):
         raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")

@@ -47,13 +47,13 @@ def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
 
 
 def read_value(group: Group, name: str) -> Value:
-    """Return the value of a group; `momentum` is the first of `betas` where a group has those, as in Adam."""
+    """Return a hyperparameter of a param group by its name; `momentum` is the first of Adam's `betas`."""
     value: Value = group["betas"][0] if _in_betas(group, name) else group[name]
     return value
 
 
 def write_value(group: Group, name: str, value: Value) -> None:
-    """Set the value of a group; a tensor, which a compiled or captured step holds, is filled in place."""
+    """Set a hyperparameter of a param group; a tensor is filled in place, as a captured step holds it."""
     old = read_value(group, name)
     if isinstance(old, torch.Tensor):
         old.fill_(value)

@@ -57,7 +57,7 @@ def load_report(run: Path) -> Report:
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
-    """Return whether a later call has begun since the costs were written, and not yet written its own.
+    """Return whether the costs are of an earlier `train()` than the last one in the log.
 
     A log may lack its end because a subscriber lost events; then this returns False.
     """

@@ -41,7 +41,7 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
     """Find the base values that were edited after the schedulers of a trainer were built.
 
     Args:
-        groups: the param groups of each optimizer, before anything is trained or loaded.
+        groups: the param groups of each optimizer as they are now, before anything is trained or loaded.
         seen: the param groups when the trainer was built.
     """
     found: Bases = {}

@@ -232,7 +232,7 @@ def _copied(value: Any) -> Any:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Return whether two values differ only by rounding; Adam's `betas` are two numbers."""
+    """Return whether two values differ only by rounding; pairs, as Adam's `betas`, number by number."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_close, a, b))
     return math.isclose(float(a), float(b), rel_tol=1e-9)

@@ -106,8 +106,7 @@ class StopSignals:
         owner = getattr(handler, "__self__", None)
         return isinstance(owner, StopSignals) and owner._trainer is self._trainer
 
-    # --- when a signal comes: between any two instructions, so nothing here may wait for a lock
-    # ---------------
+    # A signal comes between any two instructions, so the handlers below must not wait for a lock.
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if os.getpid() != self._process:

@@ -179,22 +179,26 @@ def test_wrong_evaluators(
         make_trainer(evaluator=evaluator)
 
 
-@pytest.mark.parametrize("evaluator", [accuracy, CountRight()], ids=["function", "object"])
-def test_two_sources_of_one_metric(make_trainer: MakeTrainer, evaluator: Any) -> None:
-    """A name that val_step and an evaluator both return would mix two things: it is refused."""
-    trainer = make_trainer(val_loader=batches(1), evaluator={"loss": evaluator})
-
-    with pytest.raises(ValueError, match="'loss' comes from val_step and from evaluator 'loss'"):
-        trainer.val()
+TWO_SOURCES = "'loss' comes from val_step and from evaluator 'loss'"
+SCORE = {"val_step": lambda trainer, batch: {"score": 1.0}}
 
 
-def test_an_evaluator_without_predictions(make_trainer: MakeTrainer) -> None:
-    """An evaluator whose val_step returns no predictions says what it needs."""
-    trainer = make_trainer(
-        val_loader=batches(1), evaluator=accuracy, val_step=lambda trainer, batch: {"score": 1.0}
-    )
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"evaluator": {"loss": accuracy}}, TWO_SOURCES),
+        ({"evaluator": {"loss": CountRight()}}, TWO_SOURCES),
+        ({"evaluator": accuracy, **SCORE}, r"evaluators need 'preds' and 'target' .* returned \['score'\]"),
+    ],
+    ids=["function", "object", "no predictions"],
+)
+def test_evaluators_that_do_not_fit_the_val_step(
+    make_trainer: MakeTrainer, options: dict[str, Any], message: str
+) -> None:
+    """A name that both return would mix two things, and without predictions there is nothing to evaluate."""
+    trainer = make_trainer(val_loader=batches(1), **options)
 
-    with pytest.raises(ValueError, match=r"evaluators need 'preds' and 'target' .* returned \['score'\]"):
+    with pytest.raises(ValueError, match=message):
         trainer.val()
 
 

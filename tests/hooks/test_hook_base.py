@@ -236,16 +236,11 @@ def test_priority_is_a_member_its_name_or_a_number(bus: Bus, priority: Any) -> N
 
 @pytest.mark.parametrize(
     ("priority", "message"),
-    [
-        ("LOWER", r"unknown priority name 'LOWER': did you mean LOWE?S?T?"),
-        (101, r"priority must be between 0 .* got 101"),
-        (-1, r"priority must be between 0 .* got -1"),
-        (True, r"priority must be a Priority, its name or an int .* got True"),
-    ],
+    [("LOWER", "did you mean LOWE?S?T?"), (101, "between 0 .* 101"), (True, "got True")],
 )
 def test_bad_class_priority_is_refused_where_it_is_defined(priority: Any, message: str) -> None:
     """A wrong `priority` raises at the class statement."""
-    with pytest.raises((TypeError, ValueError), match=message):
+    with pytest.raises((TypeError, ValueError), match=f"priority .*{message}"):
         define(priority=priority)
 
 

@@ -70,23 +70,29 @@ def test_warm_up_is_left_out(run: Run) -> None:
     assert [iteration for _, iteration in put(trainer, "time")] == [*range(3, 50)]
 
 
-def test_summary_counts_what_was_timed(run: Run) -> None:
-    """The speed is that of loading and stepping; hooks before and after the timer, and the end's, are hooks."""
-    _, said = run(IterationTimer(warmup_iter=3))
+@pytest.mark.parametrize(
+    ("options", "run_options", "timed", "expected"),
+    [
+        # 47 x 0.75 s, and 47 x 2 s of the hook (the third iteration's too, not the last's) and 2 + 2 s of the end
+        ({"warmup_iter": 3}, {}, 47, ["47 iterations in 0:00:35 (0.750000 s / it)", "0:02:13 (0:01:38 on hooks)"]),
+        ({"warmup_iter": 3, "ignore_warmup_time": False}, {"batches": 4}, 4,
+         ["4 iterations in 0:00:03 (0.750000 s / it)", "0:00:13 (0:00:10 on hooks)"]),
+        ({"warmup_iter": 3}, {"batches": 2}, 0, ["0:00:04 (0:00:04 on hooks)"]),
+        ({"warmup_iter": 0}, {"batches": 2, "max_epochs": 2, "val_loader": [torch.zeros(1)]}, 4,
+         ["4 iterations in 0:00:03 (0.750000 s / it)", "0:02:21 (0:00:10 on hooks, 0:02:08 on evaluations)"]),
+    ],
+    ids=["warm-up", "warm-up counted", "shorter than the warm-up", "evaluations"],
+)  # fmt: skip
+def test_summary_counts_what_was_timed(
+    run: Run, options: dict[str, Any], run_options: dict[str, Any], timed: int, expected: list[str]
+) -> None:
+    """The speed is that of loading and stepping; hooks before and after the timer, and the end's, are hooks; evaluations
+    are neither. A run shorter than the warm-up has no speed."""
+    trainer, said = run(IterationTimer(**options), **run_options)
 
-    # 47 x 0.75 s, and 47 x 2 s of the hook (the third iteration's too, not the last's) and 2 + 2 s of the end
-    assert said == [
-        "timing: Overall training speed: 47 iterations in 0:00:35 (0.750000 s / it)",
-        "timing: Total training time: 0:02:13 (0:01:38 on hooks)",
-    ]
-
-
-def test_warm_up_may_be_counted(run: Run) -> None:
-    """`ignore_warmup_time=False` is no warm-up at all."""
-    trainer, said = run(IterationTimer(warmup_iter=3, ignore_warmup_time=False), batches=4)
-
-    assert len(put(trainer, "time")) == 4
-    assert said[0] == "timing: Overall training speed: 4 iterations in 0:00:03 (0.750000 s / it)"
+    heads = ["timing: Overall training speed", "timing: Total training time"][-len(expected) :]
+    assert said == [f"{head}: {text}" for head, text in zip(heads, expected, strict=True)]
+    assert len(put(trainer, "time") if timed else []) == timed
 
 
 def test_times_are_those_of_the_timer_it_replaces(run: Run) -> None:
@@ -96,16 +102,6 @@ def test_times_are_those_of_the_timer_it_replaces(run: Run) -> None:
 
     assert {name: put(warm, name) for name in PARTS} == {name: put(plain, name)[2:] for name in PARTS}
     assert {value for value, _ in put(warm, "data_time")} == {DATA}
-
-
-def test_evaluations_are_said_by_themselves(run: Run) -> None:
-    """They are neither training speed nor hooks."""
-    _, said = run(IterationTimer(warmup_iter=0), batches=2, max_epochs=2, val_loader=[torch.zeros(1)])
-
-    assert said == [
-        "timing: Overall training speed: 4 iterations in 0:00:03 (0.750000 s / it)",
-        "timing: Total training time: 0:02:21 (0:00:10 on hooks, 0:02:08 on evaluations)",
-    ]
 
 
 def test_warm_up_of_a_resumed_run_counts_from_its_start(run: Run) -> None:
@@ -119,13 +115,6 @@ def test_warm_up_of_a_resumed_run_counts_from_its_start(run: Run) -> None:
 
     assert [iteration for _, iteration in put(trainer, "time")] == [12, 13, 14]
     assert "3 iterations" in said[0]
-
-
-def test_run_shorter_than_the_warm_up_has_no_speed(run: Run) -> None:
-    """The total is all that can be said."""
-    _, said = run(IterationTimer(warmup_iter=3), batches=2)
-
-    assert said == ["timing: Total training time: 0:00:04 (0:00:04 on hooks)"]
 
 
 def test_failed_run_is_summed_up_too(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:

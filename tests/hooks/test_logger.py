@@ -165,19 +165,6 @@ def test_an_error_of_a_handler_does_not_keep_back_what_others_put(
     assert trainer.metrics.relieve is None
 
 
-def test_values_put_by_a_lone_validation_are_logged(
-    make_trainer: Make, record_scalars: Record, scripted: Scripted
-) -> None:
-    """`trainer.val()` without a training delivers what its hooks put, under its mode."""
-    trainer = make_trainer(**scripted(0.5))
-    trainer.bus.subscribe(lambda trainer, event: trainer.metrics.put_scalar("seen", 1.0), "after_val_iter")
-    seen = record_scalars(trainer)
-
-    trainer.val()
-
-    assert [(event.mode, event.scalars) for event in seen] == [("val", {"acc": 0.5}), ("val", {"seen": 1.0})]
-
-
 @pytest.mark.parametrize("kind", [float, torch.tensor])
 def test_lr_is_the_one_the_iteration_was_trained_with(
     make_trainer: Make, record_scalars: Record, kind: Callable[[float], Any]
@@ -196,28 +183,21 @@ def test_lr_is_the_one_the_iteration_was_trained_with(
 
 
 def test_run_without_optimizer_logs_no_lr(make_trainer: Make, record_scalars: Record) -> None:
-    """There is no rate, and the rest is logged."""
-    trainer = make_trainer(optimizer=None, default_hooks={"optimizer": None}, hooks=[LoggerHook(2)])
-    seen = record_scalars(trainer)
-
-    trainer.train()
-
-    assert all("loss" in event.scalars and "lr" not in event.scalars for event in seen)
-    assert steps(seen) == [2, 4]
-
-
-def test_outputs_named_lr_do_not_stop_the_run(make_trainer: Make, record_scalars: Record) -> None:
-    """A train step that returns its own `lr` is believed."""
+    """There is no rate, and the rest is logged; a train step that returns its own `lr` is believed."""
 
     def step(trainer: Trainer, batch: Any) -> dict[str, Any]:
-        return {"loss": F.mse_loss(trainer.model(batch[0]), batch[1]), "lr": 0.75}
+        loss = F.mse_loss(trainer.model(batch[0]), batch[1])
+        return {"loss": loss, "lr": 0.75} if trainer.optimizer else {"loss": loss}
 
-    trainer = make_trainer(train_step=step, hooks=[LoggerHook(2)])
-    seen = record_scalars(trainer)
+    without = {"optimizer": None, "default_hooks": {"optimizer": None}}
+    for options, expected in ((without, None), ({}, 0.75)):
+        trainer = make_trainer(train_step=step, hooks=[LoggerHook(2)], **options)
+        seen = record_scalars(trainer)
 
-    trainer.train()
+        trainer.train()
 
-    assert [event.scalars["lr"] for event in seen] == [0.75, 0.75]
+        assert [event.scalars.get("lr") for event in seen if "loss" in event.scalars] == [expected] * 2
+        assert steps(seen) == [2, 4]
 
 
 def test_validation_metrics_are_logged_with_their_step(
@@ -252,19 +232,23 @@ def test_late_value_keeps_its_own_iteration(make_trainer: Make, record_scalars: 
 def test_value_put_in_a_validation_keeps_its_mode(
     make_trainer: Make, record_scalars: Record, scripted: Scripted
 ) -> None:
-    """What is put while validating is not mixed with training's values of the interval."""
+    """It is not mixed with training's values of the interval; `trainer.val()` without a training delivers it, too."""
 
     class Put(Hook):
         def after_iter(self, trainer: Trainer, event: Any) -> None:
             trainer.metrics.put_scalar("both", 1.0 if event.mode == "val" else 3.0)
 
-    trainer = make_trainer(batches=2, max_epochs=2, hooks=[Put()], **scripted(0.5, 0.5))
+    trainer = make_trainer(batches=2, hooks=[Put()], **scripted(0.5, 0.25))
     seen = record_scalars(trainer)
 
     trainer.train()
-
-    both = {(event.mode, event.scalars["both"]) for event in seen if "both" in event.scalars}
-    assert both == {("train", 3.0), ("val", 1.0)}
+    assert {(e.mode, e.scalars["both"]) for e in seen if "both" in e.scalars} == {
+        ("train", 3.0),
+        ("val", 1.0),
+    }
+    seen.clear()
+    trainer.val()
+    assert [(event.mode, event.scalars) for event in seen] == [("val", {"acc": 0.25}), ("val", {"both": 1.0})]
 
 
 def put_values(count: int) -> Put:

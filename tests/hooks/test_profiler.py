@@ -48,12 +48,15 @@ def optimizer_steps(path: Path) -> int:
 def test_iterations_are_profiled(
     make_trainer: Make, options: dict[str, Any], run: dict[str, int], expected: int
 ) -> None:
-    """The trace has as many optimizer steps as were asked for, however long the run."""
-    trainer = make_trainer(hooks=[ProfilerHook(**options, json_trace_path="traces/trace.json")], **run)
+    """The trace has as many optimizer steps as were asked for, however long the run; either option takes its path."""
+    for path in ("json_trace_path", "on_trace_ready"):
+        given: dict[str, Any] = {**options, path: "traces/trace.json"}
+        trainer = make_trainer(hooks=[ProfilerHook(**given)], **run)
 
-    trainer.train()
+        trainer.train()
 
-    assert optimizer_steps(trainer.work_dir / "traces" / "trace.json") == expected
+        assert optimizer_steps(trainer.work_dir / "traces" / "trace.json") == expected
+        (trainer.work_dir / "traces" / "trace.json").unlink()
 
 
 def test_schedule_makes_several_traces(make_trainer: Make) -> None:

@@ -104,22 +104,16 @@ def test_writers_of_a_loop_without_a_trainer(tmp_path: Path) -> None:
 
 
 def test_the_innermost_with() -> None:
-    """The storage of the `with` around, also of one that is entered twice; outside there is none."""
+    """The storage of the `with` around, also of one that is entered twice or left by an error; outside there is none."""
     with EventStorage() as outer:
         with EventStorage() as inner, outer:
             with inner:
                 assert get_event_storage() is inner
+            with pytest.raises(KeyError, match="of the loop"), inner:
+                raise KeyError("of the loop")
             assert get_event_storage() is outer
         assert get_event_storage() is outer
     assert refused()
-
-
-def test_an_error_leaves_the_storage() -> None:
-    """It goes on as it is, and the storage before is the current one again."""
-    with EventStorage() as outer:
-        with pytest.raises(KeyError, match="of the loop"), EventStorage():
-            raise KeyError("of the loop")
-        assert get_event_storage() is outer
 
 
 def test_a_thread_has_its_own() -> None:
@@ -188,51 +182,24 @@ def test_a_model_puts_numbers_of_its_own(make_trainer: MakeTrainer) -> None:
     assert refused()
 
 
-def test_a_validation_alone(make_trainer: MakeTrainer) -> None:
-    """`val` is a run, too."""
-    trainer = make_trainer(model=Counting(), val_loader=batches(1))
-    trainer.val()
-
-    assert trainer.metrics.latest()["samples"][0] == 4.0
-    assert refused()
-
-
-@pytest.mark.parametrize("how", ["break", "error"])
-def test_a_hand_written_loop_that_is_left(make_trainer: MakeTrainer, how: str) -> None:
-    """By `break` or by an error: the metrics are current in its body, and no longer."""
+def test_a_hand_written_loop_that_is_left(make_trainer: MakeTrainer) -> None:
+    """The metrics are current in the body of its loops, and not after an error or a `break` ends them."""
     trainer = make_trainer(train_loader=None)
 
-    def train() -> None:
+    def loop(error: Exception | None) -> None:
         for _ in trainer.epochs():
             for inputs, _ in trainer.batches(batches(2)):
                 assert get_event_storage() is trainer.metrics
-                if how == "error":
-                    raise KeyError(how)
+                if error is not None:
+                    raise error
                 trainer.outputs = {"loss": trainer.model(inputs).sum()}
             break
 
-    if how == "error":
-        with pytest.raises(KeyError, match="error"):
-            train()
-    else:
-        train()
+    with pytest.raises(KeyError, match="of the loop"):
+        loop(KeyError("of the loop"))
     assert refused()
-
-
-def test_background_subscribers_have_none(make_trainer: MakeTrainer) -> None:
-    """What runs off the training thread could put a number in the midst of the training's own."""
-    trainer, seen = make_trainer(), []
-
-    @trainer.bus.on("after_train_epoch")
-    async def coroutine(event: Any) -> None:
-        seen.append(refused())
-
-    @trainer.bus.on("after_train_epoch", offload="thread")
-    def thread(event: Any) -> None:
-        seen.append(refused())
-
-    trainer.train()
-    assert seen == [True] * 4
+    loop(None)
+    assert refused()
 
 
 def test_what_precise_bn_runs_is_not_logged(make_trainer: MakeTrainer) -> None:

@@ -6,15 +6,13 @@ import copy
 import math
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from eventloop.metrics import EventStorage
-from eventloop.training.trainer import Trainer
+from tests.support.trainers import MakeTrainer, batches
 
 
 @pytest.fixture
@@ -31,25 +29,21 @@ def test_a_value_says_what_it_is(storage: EventStorage) -> None:
     """It has a value and a step, the completed iterations, and prints as both; also within its mapping."""
     loss = storage.latest()["loss"]
 
-    assert (loss.value, loss.step) == (math.log(2), 12)
+    storage.put_scalar("loss", 5.0)
+    median = storage.latest_with_smoothing_hint(3)["loss"]
+
+    assert (loss.value, loss.step) == (median.value, median.step) == (math.log(2), 12)
     assert f"{loss}" == str(loss) == "0.693147 (step 12)"
-    assert str(storage.latest()) == "{'loss': 0.693147 (step 12), 'lr': 0.1 (step 12)}"
+    assert str(storage.latest()) == "{'loss': 5 (step 12), 'lr': 0.1 (step 12)}"
 
 
 def test_a_value_is_a_number(storage: EventStorage) -> None:
-    """`float` takes it, and a format of a number."""
+    """It converts to a float, formats as one, and compares with numbers, as `latest()["loss"] < 0.3` in a handler."""
     loss = storage.latest()["loss"]
 
     assert float(loss) == math.log(2)
     assert f"{loss:.3f}" == "0.693"
-
-
-def test_a_value_is_compared_with_numbers(storage: EventStorage) -> None:
-    """As `latest()["loss"] < 0.3` in a handler."""
-    loss = storage.latest()["loss"]
-
     assert (loss < 1, loss <= math.log(2), loss > 1, loss >= 0.5) == (True, True, False, True)
-    assert (loss < 1, loss >= 0.5) == (True, True)
 
 
 def test_a_value_is_detectron2_s_pair(storage: EventStorage) -> None:
@@ -64,39 +58,19 @@ def test_a_value_is_detectron2_s_pair(storage: EventStorage) -> None:
     "copied", [copy.deepcopy, copy.copy, lambda value: pickle.loads(pickle.dumps(value))]
 )
 def test_a_copy_is_the_same(storage: EventStorage, copied: Callable[[Any], Any]) -> None:
-    """Also in another process."""
+    """Copies and pickles keep the step."""
     loss = copied(storage.latest()["loss"])
 
     assert (loss.value, loss.step, loss) == (math.log(2), 12, (math.log(2), 11))
 
 
-def test_the_median_has_the_step(storage: EventStorage) -> None:
-    """`latest_with_smoothing_hint` returns the same kind of value."""
-    storage.put_scalar("loss", 5.0)
-
-    loss = storage.latest_with_smoothing_hint(3)["loss"]
-
-    assert (loss.value, loss.step) == (math.log(2), 12)
-
-
-def test_the_step_is_that_of_the_logs(tmp_path: Path) -> None:
-    """A loss counts its own iteration, a score of the validation behind it does not count another one."""
-    x = torch.ones(8, 1)
-    model = torch.nn.Linear(1, 2)
-    trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=[(x, x[:, 0].long())] * 3, val_loader=[(x, x[:, 0].long())], max_epochs=1, work_dir=tmp_path,
-        default_hooks={"checkpoint": None},
-    )  # fmt: skip
-    steps: dict[str, int] = {}
-    trainer.bus.subscribe(
-        lambda event: steps.update(dict.fromkeys(event.scalars, event.step)),
-        "scalars_logged",
-        offload="thread",
-    )
+def test_the_step_is_that_of_the_logs(make_trainer: MakeTrainer) -> None:
+    """A loss counts its own iteration; a score of the validation after it does not count another one."""
+    trainer = make_trainer(train_loader=batches(3), val_loader=batches(1), max_epochs=1)
     trainer.bus.subscribe(lambda trainer, event: trainer.metrics.put_scalar("score", 1.0), "after_val_epoch")
-    trainer.train()
-    trainer.close()
+    with trainer.bus.capture("scalars_logged") as seen:
+        trainer.train()
+    steps = {name: event.step for event in seen for name in event.scalars}  # type: ignore[attr-defined]
 
     latest = trainer.metrics.latest()
     assert (latest["loss"].step, latest["score"].step) == (3, 3)
@@ -109,15 +83,9 @@ def test_the_step_is_that_of_the_logs(tmp_path: Path) -> None:
 def test_a_misspelled_name_gets_a_suggestion(
     storage: EventStorage, read: Callable[[EventStorage], dict[str, Any]]
 ) -> None:
-    """And the names there are; `get` and `in` are those of every mapping."""
+    """The error has the known names too; `get` and `in` are those of every mapping."""
     values = read(storage)
 
     with pytest.raises(KeyError, match=r"no scalar 'los': did you mean 'loss'\?; known are loss, lr"):
         values["los"]
     assert (values.get("los"), "los" in values) == (None, False)
-
-
-def test_a_name_is_asked_for_too_early() -> None:
-    """That nothing was put yet is said."""
-    with pytest.raises(KeyError, match="no scalar 'loss': nothing was put yet"):
-        EventStorage().latest()["loss"]

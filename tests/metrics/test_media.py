@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from eventloop.events import HistogramLogged, ImageLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
-from eventloop.metrics.media import MEDIA_LIMIT, WARNED_LIMIT
+from eventloop.metrics.media import MEDIA_LIMIT
 from eventloop.metrics.rows import Place
 from tests.support.trainers import MakeTrainer, batches
 
@@ -27,8 +27,27 @@ def array_of(event: ImageLogged | HistogramLogged) -> Any:
     return np.frombuffer(event.data, event.dtype).reshape(event.shape)
 
 
+def delivered_image(image: Any) -> Any:
+    """The array that arrives of an image."""
+    storage = EventStorage()
+    storage.put_image("x", image)
+    (event,) = events(storage)
+    return array_of(event)
+
+
+def delivered_values(values: Any) -> Any:
+    """The list that arrives of a histogram's values."""
+    storage = EventStorage()
+    storage.put_histogram("x", values)
+    (event,) = events(storage)
+    return array_of(event).tolist()
+
+
+# --- images ------------------------------------------------------------------------------------------------
+
+
 def test_an_image_is_delivered_height_first() -> None:
-    """What is put as (channels, height, width) arrives as (height, width, channels), with its place in the run."""
+    """An image put as (channels, height, width) arrives as (height, width, channels), with its place in the run."""
     storage = EventStorage(start_iter=4)
     image = torch.arange(24, dtype=torch.uint8).reshape(3, 2, 4)
     with storage.name_scope("input"):
@@ -40,13 +59,12 @@ def test_an_image_is_delivered_height_first() -> None:
     assert np.array_equal(array_of(event), image.permute(1, 2, 0).numpy())
 
 
-def test_a_floating_point_image_is_scaled_and_clipped() -> None:
-    """Floats in [0, 1] become bytes; what lies outside is clipped, what is no number is black."""
-    storage = EventStorage()
-    storage.put_image("x", torch.tensor([[[0.0, 0.5, 1.0, 2.0, -1.0, float("nan")]]]))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_floating_point_image_is_scaled_and_clipped(dtype: torch.dtype) -> None:
+    """Floats in [0, 1] become bytes; values outside are clipped, NaN is black."""
+    image = torch.tensor([[[0.0, 0.5, 1.0, 2.0, -1.0, float("nan")]]], dtype=dtype)
 
-    (event,) = events(storage)
-    assert array_of(event).ravel().tolist() == [0, 128, 255, 255, 0, 0]
+    assert delivered_image(image).ravel().tolist() == [0, 128, 255, 255, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +80,7 @@ def test_a_floating_point_image_is_scaled_and_clipped() -> None:
 def test_an_image_out_of_range_is_told_once(
     image: Any, range_: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the background, with its name and what its values are; a put says nothing, as it would have to wait."""
+    """The background warns once per name, with the range; a put warns of nothing, as it would have to wait."""
     storage = EventStorage(start_iter=7)
     for name in ("x", "x", "y"):
         storage.put_image(name, image)
@@ -87,32 +105,10 @@ def test_an_image_out_of_range_is_told_once(
     ids=["in range", "rounded", "bytes", "empty"],
 )  # fmt: skip
 def test_an_image_in_range_is_not_told(image: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Nor one that resampling has taken beyond by less than rounding does."""
-    storage = EventStorage()
-    storage.put_image("x", image)
-    events(storage)
+    """No warning, also where resampling has exceeded the range by less than a rounding."""
+    delivered_image(image)
 
     assert caplog.text == ""
-
-
-def test_images_out_of_range_are_not_told_for_ever(caplog: pytest.LogCaptureFixture) -> None:
-    """A name for each iteration fills neither the log nor the memory."""
-    storage = EventStorage()
-    for n in range(WARNED_LIMIT + 3):
-        storage.put_image(f"x{n}", torch.full((1, 1, 1), 2.0))
-        events(storage)
-
-    assert len(caplog.records) == WARNED_LIMIT
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_images_of_any_floating_point_type(dtype: torch.dtype) -> None:
-    """Those that numpy has no type for, too."""
-    storage = EventStorage()
-    storage.put_image("x", torch.tensor([[[0.0, 0.5, 1.0]]], dtype=dtype))
-
-    (event,) = events(storage)
-    assert array_of(event).ravel().tolist() == [0, 128, 255]
 
 
 def test_an_image_that_cannot_be_read_is_lost_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -121,40 +117,12 @@ def test_an_image_that_cannot_be_read_is_lost_alone(caplog: pytest.LogCaptureFix
     image = torch.zeros(1, 2, 2)
     for name, value in (("a", image), ("fake", FakeTensorMode().from_tensor(image)), ("b", image)):
         storage.put_image(name, value)
+    packet = storage.collect_media()
 
-    assert [event.name for event in events(storage)] == ["a", "b"]
+    assert repr(packet) == "MediaPacket('a', 'fake', 'b')"
+    assert [event.name for event in packet.events()] == ["a", "b"]  # type: ignore[attr-defined]
     assert storage.unreadable == {"fake": 1}
     assert "metric 'fake' of iteration 5 cannot be read and is left out (1 so far): " in caplog.text
-
-
-def test_a_media_packet_says_what_it_is() -> None:
-    """In the log of the background, should it fail."""
-    storage = EventStorage()
-    storage.put_image("x", torch.zeros(1, 2, 2))
-
-    assert repr(storage.collect_media()) == "MediaPacket('x')"
-
-
-def test_values_of_a_histogram_are_delivered_as_they_were() -> None:
-    """A tensor that is changed after it was put is delivered as it was, flat and in float32."""
-    storage = EventStorage()
-    weight = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True)
-    storage.put_histogram("weight", weight)
-    with torch.no_grad():
-        weight.zero_()
-
-    (event,) = events(storage)
-    assert (event.shape, event.dtype, array_of(event).tolist()) == ((6,), "float32", [1.0] * 6)
-
-
-def test_numpy_arrays_are_taken() -> None:
-    """An array is as good as a tensor, and is copied too."""
-    storage, image = EventStorage(), np.zeros((1, 2, 2), np.uint8)
-    storage.put_image("x", image)
-    image += 1
-
-    (event,) = events(storage)
-    assert not array_of(event).any()
 
 
 def read_only(array: Any) -> Any:
@@ -179,100 +147,87 @@ RECORDS = np.array([(1, 0.25), (2, 0.5)], dtype=[("tag", "u1"), ("value", "f4")]
     ids=["BGR to RGB", "turned", "read-only", "of bytes", "big-endian", "all of it"],
 )
 def test_arrays_that_torch_does_not_take(image: Any, wanted: Any) -> None:
-    """With negative strides, as OpenCV's users have them, not to be written, or in another byte order: they are images."""
-    storage, before = EventStorage(), image.copy()
-    storage.put_image("x", image)
+    """Negative strides, as from OpenCV, read-only memory and another byte order are accepted."""
+    before = image.copy()
 
-    (event,) = events(storage)
-    assert np.array_equal(array_of(event), wanted)
+    assert np.array_equal(delivered_image(image), wanted)
     assert np.array_equal(image, before)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.arange(6.0)[::-1],
-        read_only(np.arange(5.0, -1, -1)),
-        np.arange(5.0, -1, -1).astype(">f4"),
-        np.arange(5, -1, -1).astype(">i8"),
-    ],
-    ids=["reversed", "read-only", "big-endian", "big-endian ints"],
-)
-def test_values_that_torch_does_not_take(values: Any) -> None:
-    """They are a histogram's as any others are."""
-    storage = EventStorage()
-    storage.put_histogram("x", values)
-
-    (event,) = events(storage)
-    assert array_of(event).tolist() == [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]
-
-
-def test_a_field_of_records_is_taken() -> None:
-    """Its stride is no multiple of its size, which torch refuses too."""
-    storage = EventStorage()
-    storage.put_histogram("x", RECORDS["value"])
-
-    (event,) = events(storage)
-    assert array_of(event).tolist() == [0.25, 0.5]
 
 
 @pytest.mark.parametrize(
     ("image", "error", "message"),
     [
-        (
-            np.zeros((1, 2, 2), object),
-            TypeError,
-            "image 'x' must be of real numbers, got an array of object",
-        ),
-        (
-            np.zeros((1, 2, 2), ">U3")[::-1],
-            TypeError,
-            "image 'x' must be of real numbers, got an array of >U3",
-        ),
+        (np.zeros((1, 2, 2), object), TypeError, "image 'x' must be of real numbers, got an array of object"),
+        (np.zeros((1, 2, 2), ">U3")[::-1], TypeError, "must be of real numbers, got an array of >U3"),
         ([[1]], TypeError, r"image 'x' must be a tensor or an array, got \[\[1\]\]"),
         (torch.zeros(2, 2), ValueError, r"must be of shape \(channels, height, width\).*got \(2, 2\)"),
         (torch.zeros(2, 2, 2), ValueError, r"with 1, 3 or 4 channels, got \(2, 2, 2\)"),
         (torch.zeros(1, 2, 2, dtype=torch.int64), TypeError, "must be uint8 in .* got torch.int64"),
-        (
-            torch.zeros(1, 2, 2, device="meta"),
-            TypeError,
-            "image 'x' must be of real numbers, got a tensor of the meta",
-        ),
+        (torch.zeros(1, 2, 2, device="meta"), TypeError, "must be of real numbers, got a tensor of the meta"),
     ],
 )
 def test_what_is_no_image(image: Any, error: type[Exception], message: str) -> None:
-    """Something else is refused where it is put."""
+    """Another type, dtype or shape is refused where it is put."""
     with pytest.raises(error, match=message):
         EventStorage().put_image("x", image)
+
+
+# --- histograms --------------------------------------------------------------------------------------------
+
+
+def test_values_of_a_histogram_are_delivered_as_they_were() -> None:
+    """A tensor or array that is changed after it was put is delivered as it was, flat and in a type of numpy."""
+    storage = EventStorage()
+    weight, image = torch.ones(2, 3, dtype=torch.bfloat16, requires_grad=True), np.zeros((1, 2, 2), np.uint8)
+    storage.put_histogram("weight", weight)
+    storage.put_image("image", image)
+    image += 1
+    with torch.no_grad():
+        weight.zero_()
+
+    values, picture = events(storage)
+    assert (values.shape, values.dtype, array_of(values).tolist()) == ((6,), "float32", [1.0] * 6)
+    assert not array_of(picture).any()
+
+
+@pytest.mark.parametrize(
+    ("values", "wanted"),
+    [
+        (np.arange(3.0)[::-1], [2.0, 1.0, 0.0]),
+        (read_only(np.arange(2.0, -1, -1)), [2.0, 1.0, 0.0]),
+        (np.arange(2.0, -1, -1).astype(">f4"), [2.0, 1.0, 0.0]),
+        (np.arange(2, -1, -1).astype(">i8"), [2, 1, 0]),
+        (RECORDS["value"], [0.25, 0.5]),
+    ],
+    ids=["reversed", "read-only", "big-endian", "big-endian ints", "field of records"],
+)
+def test_values_that_torch_does_not_take(values: Any, wanted: list[float]) -> None:
+    """A histogram accepts the memory layouts that an image does, and a stride that is no multiple of the size."""
+    assert delivered_values(values) == wanted
 
 
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        (
-            np.zeros(2, "M8[s]"),
-            TypeError,
-            r"histogram 'x' must be of real numbers, got an array of datetime64\[s\]",
-        ),
+        (np.zeros(2, "M8[s]"), TypeError, r"must be of real numbers, got an array of datetime64\[s\]"),
         (RECORDS, TypeError, r"histogram 'x' must be of real numbers, got an array of \[\('tag', 'u1'\)"),
         (1.0, TypeError, "histogram 'x' must be a tensor or an array, got 1.0"),
         (torch.zeros(0), ValueError, "histogram 'x' has no values"),
         (torch.zeros(1, dtype=torch.complex64), TypeError, "must be of real numbers, got torch.complex64"),
-        (
-            torch.zeros(1).to_sparse(),
-            TypeError,
-            "histogram 'x' must be of real numbers, got a tensor of layout",
-        ),
+        (torch.zeros(1).to_sparse(), TypeError, "must be of real numbers, got a tensor of layout"),
     ],
 )
 def test_what_is_no_histogram(values: Any, error: type[Exception], message: str) -> None:
-    """Something else is refused where it is put."""
+    """Other values are refused where they are put."""
     with pytest.raises(error, match=message):
         EventStorage().put_histogram("x", values)
 
 
+# --- of a run ----------------------------------------------------------------------------------------------
+
+
 def test_bounded_when_nobody_collects(caplog: pytest.LogCaptureFixture) -> None:
-    """Without a logger images do not pile up, and giving them up is said."""
+    """Without a logger images do not pile up, and a warning reports the dropped ones."""
     storage = EventStorage()
     for _ in range(MEDIA_LIMIT + 1):
         storage.put_image("x", torch.zeros(1, 1, 1))
@@ -282,7 +237,7 @@ def test_bounded_when_nobody_collects(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_logger_sends_them(make_trainer: MakeTrainer) -> None:
-    """What a step puts is delivered at the end of its interval, the rest at the end of the run."""
+    """Images and histograms are delivered at the end of their interval, the rest at the end of the run."""
 
     def step(trainer: Any, batch: Any) -> Any:
         trainer.metrics.put_image("input", torch.zeros(1, 2, 2))

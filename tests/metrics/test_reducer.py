@@ -26,11 +26,23 @@ def ranks(meeting: Meeting) -> list[Rank]:
     return [Rank(meeting, number, ["data_time", "memory"]) for number in range(2)]
 
 
+def log(ranks: list[Rank], *iterations: int) -> None:
+    """Log the number of each rank as its loss; the mean of two ranks is 0.5."""
+    for iteration in iterations:
+        for number, rank in enumerate(ranks):
+            rank.log(iteration, loss=float(number))
+
+
+def losses(*iterations: int, value: float = 0.5) -> list[tuple[int, dict[str, float]]]:
+    """What a rank has logged: a loss at each iteration."""
+    return [(iteration, {"loss": value}) for iteration in iterations]
+
+
 # --- what is logged ----------------------------------------------------------------------------------------
 
 
 def test_means_of_each_iteration(ranks: list[Rank]) -> None:
-    """What is logged of a value is the mean of the ranks' in its iteration, on all of them."""
+    """All ranks log the mean of their values of an iteration; their histories keep their own values."""
     for number, rank in enumerate(ranks):
         for iteration in range(3):
             rank.put(iteration, loss=iteration + 10.0 * number)
@@ -40,10 +52,11 @@ def test_means_of_each_iteration(ranks: list[Rank]) -> None:
 
     assert ranks[0].scalars == [(0, {"loss": 5.0}), (1, {"loss": 6.0}), (2, {"loss": 7.0})]
     assert ranks[1].logged == ranks[0].logged
+    assert [rank.storage.latest()["loss"] for rank in ranks] == [(2.0, 2), (12.0, 2)]
 
 
 def test_maxima(ranks: list[Rank]) -> None:
-    """Names, and groups, that were named take the maximum; a name that only begins alike does not."""
+    """The names and groups of `maxima` take the maximum; a name that only begins alike does not."""
     names = ["data_time", "memory", "memory/resident", "memory_share"]
     for number, rank in enumerate(ranks):
         rank.storage.put_scalars(dict.fromkeys(names, float(2 * number)))
@@ -68,19 +81,8 @@ def test_mean_of_an_interval(ranks: list[Rank]) -> None:
     assert ranks[1].logged == ranks[0].logged
 
 
-def test_histories_are_a_ranks_own(ranks: list[Rank]) -> None:
-    """`trainer.metrics` has what was put on this rank."""
-    for number, rank in enumerate(ranks):
-        rank.log(0, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert [rank.storage.latest()["loss"] for rank in ranks] == [(0.0, 0), (1.0, 0)]
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.5})]] * 2
-
-
 def test_values_of_a_validation_are_a_ranks_own(ranks: list[Rank]) -> None:
-    """What is put while validating, of which the ranks have shares of unequal lengths, stays as it is."""
+    """Values of a validation, of which the ranks have shares of unequal lengths, are not reduced."""
     for number, rank in enumerate(ranks):
         rank.storage.mode = "val"
         for _ in range(number + 1):
@@ -136,7 +138,7 @@ def test_what_all_have_alike_stays_what_it_is() -> None:
 
 
 def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
-    """Those of `custom_cfg` are reckoned of the reduced values."""
+    """The statistics of `custom_cfg` are computed from the reduced values."""
     for number, rank in enumerate(ranks):
         statistics = LogStatistics([{"data_src": "loss", "method_name": "max", "log_name": "most"}])
         for iteration in range(2):
@@ -151,23 +153,10 @@ def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
 # --- how the ranks come together ---------------------------------------------------------------------------
 
 
-def test_what_waits_is_reduced_at_once(ranks: list[Rank], meeting: Meeting) -> None:
-    """However many logs wait, the ranks compare them once, and add them up once."""
-    for number, rank in enumerate(ranks):
-        for iteration in range(10):
-            rank.log(iteration, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert meeting.operations == ["largest", "total"]
-    assert ranks[0].scalars == ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(10)]
-
-
 def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
-    """What it has posted is reduced at once, what the other has beyond it when it has come there too."""
-    for number, rank in enumerate(ranks):
-        for iteration in range(10 - number):
-            rank.log(iteration, loss=float(number))
+    """The logs that both have are reduced at once, those that one rank has more when the other has come there too."""
+    log(ranks, *range(9))
+    log(ranks[:1], 9)
     look_on(*ranks)
 
     assert [len(rank.logged) for rank in ranks] == [9, 9]
@@ -176,77 +165,50 @@ def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     ranks[1].log(9, loss=1.0)
     look_in_turn(*ranks)
 
-    assert ranks[0].scalars == ranks[1].scalars == [(iteration, {"loss": 0.5}) for iteration in range(10)]
-
-
-def test_a_log_that_only_one_rank_has(ranks: list[Rank]) -> None:
-    """A rank that posts one more, for want of room, logs it as its own; later logs are reduced."""
-    ranks[0].log(3, loss=0.0)
-    for iteration in (7, 9):
-        for number, rank in enumerate(ranks):
-            rank.log(iteration, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert ranks[0].scalars == [(3, {"loss": 0.0}), (7, {"loss": 0.5}), (9, {"loss": 0.5})]
-    assert ranks[1].scalars == [(7, {"loss": 0.5}), (9, {"loss": 0.5})]
+    assert ranks[0].scalars == ranks[1].scalars == losses(*range(10))
 
 
 def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
-    """The last logs of a training meet, whatever each rank still had; the next training is reduced."""
-    for number, rank in enumerate(ranks):
-        rank.log(2, loss=float(number))
+    """The last logs of a training meet, also where one rank has begun its next training, which is reduced too."""
+    log(ranks, 2)
     ranks[1].log(3, loss=1.0)
     for rank in ranks:
         rank.post(LAST)
-    for number, rank in enumerate(ranks):
-        rank.log(10, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert ranks[0].scalars == [(2, {"loss": 0.5}), (10, {"loss": 0.5})]
-    assert ranks[1].scalars == [(2, {"loss": 0.5}), (3, {"loss": 1.0}), (10, {"loss": 0.5})]
-
-
-def test_a_training_that_one_rank_begins_anew(ranks: list[Rank]) -> None:
-    """What it has already of its next training waits for the others', which are still in this one."""
-    ranks[0].log(5, loss=0.0)
-    for rank in ranks:
-        rank.post(LAST)
-    ranks[0].log(2, loss=0.0)
+    ranks[0].log(1, loss=0.0)
     look_on(*ranks)
-    ranks[1].log(2, loss=1.0)
+    ranks[1].log(1, loss=1.0)
 
     look_in_turn(*ranks)
 
-    assert [rank.scalars[-1] for rank in ranks] == [(2, {"loss": 0.5})] * 2
+    assert ranks[0].scalars == [*losses(2), *losses(1)]
+    assert ranks[1].scalars == [*losses(2), *losses(3, value=1.0), *losses(1)]
 
 
 def test_values_that_are_on_a_device(
     ranks: list[Rank], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A log whose values are there does not wait for the next one's, which another exchange takes."""
+    """A log whose values have arrived does not wait for the next one's, which another exchange takes."""
     arrived: list[bool] = []
+    log(ranks, 0)
     for number, rank in enumerate(ranks):
-        rank.log(0, loss=float(number))
         rank.put(1, loss=float(number))
         packet = rank.storage.collect()
         monkeypatch.setattr(packet, "ready", lambda: bool(arrived))
         rank.posted.append(rank.reducer.reduce(packet, 1))
     look_on(*ranks)
 
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.5})]] * 2
+    assert [rank.scalars for rank in ranks] == [losses(0)] * 2
 
     arrived.append(True)
     look_in_turn(*ranks)
 
-    assert [rank.scalars[1:] for rank in ranks] == [[(1, {"loss": 0.5})]] * 2
+    assert [rank.scalars[1:] for rank in ranks] == [losses(1)] * 2
     assert meeting.operations == ["largest", "total"] * 2
 
 
 @pytest.mark.parametrize(("iteration", "inside"), [(1, True), (0, False)], ids=["iteration", "step"])
 def test_values_of_unlike_places(ranks: list[Rank], iteration: int, inside: bool) -> None:
-    """Those of one name in another iteration, or before it in place of within, are not reduced with each other."""
+    """Values of one name in another iteration, or before it instead of within, are not reduced with each other."""
     ranks[0].log(0, loss=0.0)
     ranks[1].storage.iter, ranks[1].storage.in_iteration = iteration, inside
     ranks[1].storage.put_scalar("loss", 1.0)
@@ -254,7 +216,7 @@ def test_values_of_unlike_places(ranks: list[Rank], iteration: int, inside: bool
 
     look_in_turn(*ranks)
 
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.0})], [(iteration, {"loss": 1.0})]]
+    assert [rank.scalars for rank in ranks] == [losses(0, value=0.0), losses(iteration, value=1.0)]
 
 
 def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
@@ -262,30 +224,18 @@ def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCapt
     for iteration in range(3):
         if iteration < 2:
             ranks[0].put(iteration, image_score=5.0)
-        for number, rank in enumerate(ranks):
-            rank.log(iteration, loss=float(number))
+        log(ranks, iteration)
 
     look_in_turn(*ranks)
 
     own = {"image_score": 5.0, "loss": 0.0}
-    assert ranks[0].scalars == [(0, own), (1, own), (2, {"loss": 0.5})]
-    assert ranks[1].scalars == [(0, {"loss": 1.0}), (1, {"loss": 1.0}), (2, {"loss": 0.5})]
+    assert ranks[0].scalars == [(0, own), (1, own), *losses(2)]
+    assert ranks[1].scalars == [*losses(0, 1, value=1.0), *losses(2)]
     assert sorted(record.message for record in caplog.records) == [
         f"rank {number} logs its own metrics up to iteration 0: not every rank put the same names in the same "
         "iterations"
         for number in range(2)
     ]
-
-
-def test_ranks_with_other_maxima(meeting: Meeting) -> None:
-    """A rank that takes the mean where another takes the maximum logs its own values."""
-    ranks = [Rank(meeting, 0, ["loss"]), Rank(meeting, 1)]
-    for number, rank in enumerate(ranks):
-        rank.log(0, loss=float(number))
-
-    look_in_turn(*ranks)
-
-    assert [rank.scalars for rank in ranks] == [[(0, {"loss": 0.0})], [(0, {"loss": 1.0})]]
 
 
 @pytest.mark.representative(2)

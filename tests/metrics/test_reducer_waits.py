@@ -1,6 +1,8 @@
-"""Ranks that do not come to a reduction of metrics: the others log their own, and nobody waits for long."""
+"""Ranks that do not come to a reduction of metrics: the others log their own values, and wait for a bounded time."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -12,6 +14,7 @@ from eventloop.metrics import reduce as reducer
 from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import Reducer
 from tests.conftest import DEADLINE
+from tests.ranks import run_ranks
 from tests.support.meeting import Meeting, Rank, look_in_turn
 
 
@@ -33,35 +36,40 @@ def process_group(monkeypatch: pytest.MonkeyPatch, *, gloo: bool) -> None:
         monkeypatch.setattr(dist, name, lambda value=value: value)
 
 
+def log(rank: Rank, iteration: int, loss: float = 0.0) -> None:
+    rank.log(iteration, loss=loss)
+    rank.look()
+
+
 def test_nobody_waits_beyond_the_limit(
     ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A rank whose others do not come logs its own values, says so once, and reduces again once they have."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
-    assert ranks[0].logged == []
+    """A rank whose others do not come logs its own values, warns once, keeps nothing of them, and reduces again once
+    the others have come."""
+    first, second = ranks
+    log(first, 0)
+    assert first.logged == []
 
     monkeypatch.setattr(reducer, "WAIT_SECONDS", 0.0)
-    ranks[0].log(1, loss=0.0)
-    ranks[0].look()
-    assert ranks[0].scalars == [(0, {"loss": 0.0}), (1, {"loss": 0.0})]
+    log(first, 1)
+    assert first.scalars == [(0, {"loss": 0.0}), (1, {"loss": 0.0})]
+    assert first.reducer.waiting == 0
 
     monkeypatch.setattr(reducer, "WAIT_SECONDS", DEADLINE)
-    for iteration in (0, 1):
-        ranks[1].log(iteration, loss=1.0)
-    for number, rank in enumerate(ranks):
-        rank.log(2, loss=float(number))
+    for iteration in (0, 1, 2):
+        second.log(iteration, loss=1.0)
+    first.log(2, loss=0.0)
     look_in_turn(*ranks)
-    assert ranks[0].scalars[2:] == ranks[1].scalars[2:] == [(2, {"loss": 0.5})]
+    assert first.scalars[2:] == second.scalars[2:] == [(2, {"loss": 0.5})]
+    assert [rank.reducer.waiting for rank in ranks] == [0, 0]
     (late,) = [record.message for record in caplog.records if "has waited" in record.message]
     assert late.startswith("rank 0 logs its own metrics: it has waited ")
     assert late.endswith(" s for the other ranks, and reduces again once all have answered")
 
 
 def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the seconds that the close leaves are all there are; the next run waits as long as ever."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
+    """It waits for the seconds that the close leaves; the next run waits as long as ever."""
+    log(ranks[0], 0)
     assert ranks[0].logged == []
 
     ranks[0].reducer.hurry(0.0)
@@ -70,20 +78,17 @@ def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.
 
     process_group(monkeypatch, gloo=True)
     ranks[0].reducer.begin_run()
-    ranks[0].log(1, loss=0.0)
-    ranks[0].look()
+    log(ranks[0], 1)
     assert len(ranks[0].logged) == 1
 
 
 def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest.LogCaptureFixture) -> None:
-    """What waits, and all that comes, is logged with the rank's own values, which it says once."""
-    for iteration in range(2):
-        ranks[0].log(iteration, loss=float(iteration))
-    ranks[0].look()
+    """What waits, and all that comes, is logged with the rank's own values, after one warning."""
+    ranks[0].log(0, loss=0.0)
+    log(ranks[0], 1, 1.0)
     meeting.leave()
     ranks[0].look()
-    ranks[0].log(2, loss=2.0)
-    ranks[0].look()
+    log(ranks[0], 2, 2.0)
 
     assert ranks[0].scalars == [(iteration, {"loss": float(iteration)}) for iteration in range(3)]
     (message,) = [record.message for record in caplog.records]
@@ -94,27 +99,21 @@ def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest
     assert not ranks[0].reducer.reduces
 
 
-def test_a_run_that_failed_waits_for_nobody(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
-    """What waits is logged at once, with the rank's own values."""
-    ranks[0].log(0, loss=0.0)
-    ranks[0].look()
+def test_a_run_that_failed_waits_for_nobody(
+    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its values are logged at once as the rank's own. The next run warns that it does not reduce, as the ranks may be
+    at different iterations."""
+    log(ranks[0], 0)
     ranks[0].reducer.stop()
     ranks[0].look()
 
     assert ranks[0].scalars == [(0, {"loss": 0.0})]
     assert caplog.records == []
 
-
-def test_a_run_after_one_that_failed_says_that_it_does_not_reduce(
-    ranks: list[Rank], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The ranks may be at different places by then: values that are taken for those of all would be this one's alone."""
     process_group(monkeypatch, gloo=True)
     ranks[0].reducer._world = dist.group.WORLD
-    ranks[0].reducer.stop()
-
     ranks[0].reducer.begin_run()
-
     assert not ranks[0].reducer.reduces
     assert "metrics are no longer reduced: an earlier run failed or lost a rank" in caplog.text
 
@@ -131,40 +130,67 @@ def test_a_close_keeps_its_deadline(meeting: Meeting) -> None:
     assert (seen, subscription.stats.dropped) == ([], 1)
 
 
-def test_nothing_is_kept_of_what_was_told(ranks: list[Rank], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a rank that logs for nobody, nor one whose others do not come, grows."""
-    for iteration in range(10):
-        for rank in ranks:
-            rank.log(iteration, loss=0.0)
-    look_in_turn(*ranks)
-    monkeypatch.setattr(reducer, "WAIT_SECONDS", 0.0)
-    for iteration in range(10, 20):
-        ranks[0].log(iteration, loss=0.0)
-    ranks[0].look()
-
-    assert [len(rank.logged) for rank in ranks] == [20, 10]
-    assert [rank.reducer.waiting for rank in ranks] == [0, 0]
-
-
-# --- processes without others ------------------------------------------------------------------------------
-
-
-def test_one_process_alone_reduces_nothing() -> None:
-    """Its packets are posted as they are."""
-    alone, storage = Reducer(["data_time"]), EventStorage()
-    alone.begin_run()
-
-    assert isinstance(alone.reduce(storage.collect(), 0), Packet)
-    assert not alone.reduces
-
-
-def test_without_gloo_nothing_is_reduced(
+def test_a_process_without_others_reduces_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A build of PyTorch that has no backend for the host says so, and each rank logs its own."""
-    process_group(monkeypatch, gloo=False)
-    alone = Reducer([])
+    """Its packets are posted as they are; a build of PyTorch without a backend for the host says so."""
+    alone = Reducer(["data_time"])
     alone.begin_run()
+    assert isinstance(alone.reduce(EventStorage().collect(), 0), Packet)
+    assert not alone.reduces
 
+    process_group(monkeypatch, gloo=False)
+    alone.begin_run()
     assert not alone.reduces
     assert "metrics are not reduced: this build of PyTorch lacks gloo" in caplog.text
+
+
+# --- two processes -----------------------------------------------------------------------------------------
+
+PROGRAM = """
+import json, os, sys
+import torch, torch.distributed as dist
+
+torch.set_num_threads(1)
+rank, port = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{port}", rank=rank, world_size=2)
+
+from eventloop import Bus, Trainer
+from eventloop.events import ScalarsLogged
+from eventloop.hooks import LoggerHook
+
+def step(trainer, batch):
+    if rank == 1 and trainer.iter == 5:  # both have been told of the first three by then
+        print("{}", flush=True)
+        os._exit(0)
+    if trainer.iter == 4:
+        trainer.bus.flush(60)
+    trainer.metrics.put_scalar("number", trainer.iter + 10.0 * rank, smoothing_hint=False)
+    return trainer.model(batch).sum()
+
+model = torch.nn.Linear(2, 1)
+trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_iters=20,
+    train_loader=[torch.ones(1, 2)] * 20, hooks=[LoggerHook(3, reduce=True)], default_hooks={"checkpoint": None},
+    work_dir="run", bus=Bus(drain_timeout=60.0))
+logged = []
+trainer.bus.subscribe(logged.append, ScalarsLogged, offload="thread")
+try:
+    trainer.train()
+except RuntimeError as error:
+    failed = type(error).__name__
+(stats,) = [row for row in trainer.bus.stats() if row.runs_on == "thread" and "append" in row.name]
+print(json.dumps({"logged": [(e.iter, e.scalars["number"]) for e in logged], "closed": trainer.bus.closed,
+                  "failed": failed, "dropped": stats.dropped, "iter": trainer.iter}))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_whose_other_rank_is_killed(tmp_path: Path) -> None:
+    """Values that both have are reduced, later ones are the rank's own; its run ends by the error, and drops nothing."""
+    first, _ = run_ranks(PROGRAM, tmp_path)
+
+    assert first["failed"] == "RuntimeError"
+    assert (first["closed"], first["dropped"]) == (True, 0)
+    assert first["logged"][:3] == [[iteration, iteration + 5.0] for iteration in range(3)]
+    assert first["logged"][3:] == [[iteration, iteration] for iteration in range(3, first["iter"])]
+    assert first["iter"] >= 5

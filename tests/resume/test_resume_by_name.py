@@ -45,7 +45,7 @@ def test_a_path_that_exists_comes_first(make_trainer: MakeTrainer, saved: Path) 
 
 def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path: Path) -> None:
     """Is refused with both places, and a suggestion."""
-    for work_dir, name, message in [
+    cases: list[tuple[Path, str | Path, str]] = [
         (
             saved,
             "epoch_11",
@@ -53,7 +53,8 @@ def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path
         ),
         (saved, saved / "epoch_22", r"no checkpoint at .*epoch_22: did you mean 'epoch_2'"),
         (tmp_path / "new", "epoch_1", "no checkpoint at epoch_1, nor .* in .*new, which holds no checkpoint"),
-    ]:
+    ]
+    for work_dir, name, message in cases:
         with pytest.raises(FileNotFoundError, match=message):
             make_trainer(work_dir=work_dir).resume(name)
 
@@ -126,7 +127,7 @@ def test_a_refusal_is_all_that_is_said(
 
     for changed in ("refuse", "keep"):
         with caplog.at_level(logging.INFO), contextlib.suppress(CheckpointError):
-            trainer.resume("epoch_1", changed=changed)  # type: ignore[arg-type]
+            trainer.resume("epoch_1", changed=changed)
         trainer.bus.flush()
         heard.append(([*told], "max_epochs: 2 in the checkpoint, 3 in this trainer" in caplog.text))
 

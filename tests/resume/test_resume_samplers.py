@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -185,15 +186,18 @@ OWN: list[Callable[[], Any]] = [
     lambda: np.random.Generator(np.random.MT19937(3)),
     lambda: np.random.RandomState(3),
 ]
+
+
+def _with_own(make: Callable[[], Any]) -> DataLoader[Any]:
+    return DataLoader(Numbered(), BATCH, sampler=OwnGenerator(make()))
+
+
 LOADERS: dict[str, Callable[[], Any]] = {
     "a stream that draws alone": lambda: DataLoader(Buffered(), BATCH),
     "a subclass": lambda: Sub(Numbered(), BATCH, shuffle=True),
     "a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving()),
     "a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed()),
-    **{
-        f"generator {number}": lambda make=make: DataLoader(Numbered(), BATCH, sampler=OwnGenerator(make()))
-        for number, make in enumerate(OWN)
-    },
+    **{f"generator {number}": partial(_with_own, make) for number, make in enumerate(OWN)},
     "workers": lambda: DataLoader(Numbered(), BATCH, sampler=OwnGenerator(OWN[0]()), num_workers=2),
     "workers, a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving(), num_workers=2),
     "workers, a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed(), num_workers=2),

@@ -223,7 +223,8 @@ def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> N
     def trainer(lr: float = 0.1, decay: float = 0.1) -> Trainer:
         model: Any = tiny_model()
         weight, bias = model[0].parameters()
-        body = torch.optim.SGD([{"params": [weight]}, {"params": [bias], "weight_decay": decay}], lr=0.1)
+        groups: list[dict[str, Any]] = [{"params": [weight]}, {"params": [bias], "weight_decay": decay}]
+        body = torch.optim.SGD(groups, lr=0.1)
         optimizer = {"head": torch.optim.SGD(model[3].parameters(), lr=lr), "body": body}
         return make_trainer(model=model, optimizer=optimizer)
 

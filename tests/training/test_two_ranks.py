@@ -5,6 +5,7 @@ What holds for two processes without it is in test_distributed.py.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -63,6 +64,20 @@ def statistics(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 # --- training ----------------------------------------------------------------------------------------------
 
 
+def test_ranks_are_torchruns(ranks: Ranks) -> None:
+    """The process group is the one torchrun's environment names."""
+    assert [rank["rank"] for rank in ranks] == [[0, 2, 0], [1, 2, 1]]
+
+
+def test_each_epoch_has_an_order_of_its_own(ranks: Ranks) -> None:
+    """Samplers are seeded with the epoch, on all ranks alike: together they see each sample once."""
+    orders = [rank["training"]["orders"] for rank in ranks]
+
+    assert orders[0][0] != orders[0][1]
+    for parts in zip(*orders, strict=True):
+        assert sorted(sample for part in parts for batch in part for sample in batch) == list(range(12))
+
+
 def test_buffers_are_the_mean_of_the_ranks(ranks: Ranks) -> None:
     """After the epoch the running averages, which had drifted apart, are their mean on both ranks."""
     before, after = ([rank["training"][when][0] for rank in ranks] for when in ("before", "after"))
@@ -100,6 +115,26 @@ def test_metrics_that_only_one_rank_has(ranks: Ranks) -> None:
         assert rank["training"]["metrics"] == {"class_0": 1.0, "class_1": 2.0}
 
 
+def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
+    """One log, one event file of TensorBoard, one set of checkpoints, though the ranks share a directory."""
+    names = sorted(
+        "tfevents" if "tfevents" in path.name else path.name
+        for path in (folder / "run").rglob("*")
+        if path.is_file()
+    )
+
+    records = [
+        "costs.json",
+        "iterations_0-3.json",
+        *["manifest.json"] * 2,
+        "metrics.jsonl",
+        *["state.pth"] * 2,
+        "tfevents",
+    ]
+    assert names == records
+    assert (folder / "run" / "metrics.jsonl").read_text().count('"before_run"') == 2
+
+
 def test_every_rank_hears_of_a_save(ranks: Ranks) -> None:
     """A collective in before_save_checkpoint finds all ranks there, at each save."""
     assert [rank["training"]["gathered"] for rank in ranks] == [[[0, 1], [0, 1]]] * 2
@@ -124,9 +159,7 @@ def test_metrics_of_a_training_are_of_both_ranks(ranks: Ranks) -> None:
 
 
 def test_maxima_of_both_ranks(ranks: Ranks) -> None:
-    """Of a group that is named the largest is logged, by PeriodicWriter as by LoggerHook."""
-    for own in logged(ranks, "maxima"):
-        assert own[8]["loss"] == 13.5
+    """Of a group that is named the largest is logged, at each iteration that it was put."""
     for own in logged(ranks, "reduced"):
         assert [own[step]["memory/peak"] for step in sorted(own)][:7] == [10.0 + i for i in range(7)]
 
@@ -137,6 +170,30 @@ def test_a_value_of_one_rank_is_logged_as_it_is(ranks: Ranks) -> None:
 
     assert (first[8]["of rank 0"], first[8]["loss"]) == (7.0, 7.0)
     assert ("of rank 0" in second[8], second[8]["loss"]) == (False, 17.0)
+
+
+def test_a_periodic_writer_reduces_too(ranks: Ranks) -> None:
+    """`PeriodicWriter` has the same options."""
+    for own in logged(ranks, "maxima"):
+        assert own[8]["loss"] == 13.5
+
+
+def test_histories_stay_the_ranks_own(ranks: Ranks) -> None:
+    """`trainer.metrics` of a rank has what was put there."""
+    for number, rank in enumerate(ranks):
+        assert rank["reduced"]["own"] == [(i + 10.0 * number, i) for i in range(8)]
+
+
+def test_rank_0_writes_what_is_reduced(ranks: Ranks, folder: Path) -> None:
+    """The file has what was logged there, in its order, beside the metrics of the validations."""
+    lines = [json.loads(line) for line in (folder / "reduced" / "metrics.jsonl").read_text().splitlines()]
+
+    assert [(line["step"], line["loss"]) for line in lines if "loss" in line] == [
+        (3, 6.0),
+        (7, 9.5),
+        (8, 7.0),
+    ]
+    assert [line["step"] for line in lines if line.get("mode") == "val"] == [4, 8]
 
 
 # --- precise statistics ------------------------------------------------------------------------------------
@@ -166,13 +223,20 @@ def test_layers_that_one_rank_uses(ranks: Ranks) -> None:
         )
 
 
-def test_a_pass_that_ends_early_on_one_rank(ranks: Ranks) -> None:
-    """The rank whose loader raised has its error, the other says that another one failed. A stop that one rank hears of
-    ends the pass of all before the same batch. Both leave the model as it was."""
+def test_a_loader_that_fails_on_one_rank(ranks: Ranks) -> None:
+    """The rank whose loader raised has its error, the other says that another one failed, and nobody waits."""
     assert ranks[0]["loader raises"].startswith("RuntimeError: the data loader of another rank failed")
     assert ranks[1]["loader raises"] == "OSError: the disk is gone"
+
+
+def test_a_stop_on_one_rank(ranks: Ranks) -> None:
+    """A stop that one rank hears of ends the pass of all before the same batch."""
+    assert [rank["stopped"] for rank in ranks] == [(0, 3), (0, 3)]
+
+
+def test_passes_that_end_early_change_nothing(ranks: Ranks) -> None:
+    """After a pass that failed or was stopped the model is as it was."""
     for rank in ranks:
-        assert rank["stopped"] == (0, 3)
         assert_same(rank["state after"], model_with_bn().state_dict())
 
 

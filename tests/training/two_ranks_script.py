@@ -22,6 +22,7 @@ from eventloop.hooks.one_rank import on_rank
 from eventloop.hooks.precise_bn import PreciseBN
 from eventloop.hooks.sync_buffers import SyncBuffersHook, sync_buffers
 from eventloop.model.batchnorm_statistics import update_bn_stats
+from eventloop.writers import JSONLWriter, TensorBoardWriter
 
 FOLDER = Path(sys.argv[-1])  # of the script; the tests that import it do not use this
 SAID: dict[str, Any] = {}
@@ -63,13 +64,16 @@ class Watch(Hook):
 def data_parallel_training(rank: int) -> None:
     """A training with everything that writes, and collectives in a handler of before_save_checkpoint."""
     inputs = rows_of(12, 0)
-    data = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    data = TensorDataset(inputs, (inputs[:, 0] > 0).long(), torch.arange(12))
     loader = DataLoader(data, 3, sampler=DistributedSampler(data, seed=3))
     plain = model_with_bn()
     model = DistributedDataParallel(plain, broadcast_buffers=False)
+    seen: list[list[int]] = []
     gathered: list[Any] = []
 
     def step(trainer: Trainer, batch: Any) -> Any:
+        if torch.is_grad_enabled():
+            seen.append(batch[2].tolist())
         return F.cross_entropy(trainer.model(batch[0]), batch[1])
 
     def by_class(preds: torch.Tensor, target: torch.Tensor) -> dict[str, float]:
@@ -83,7 +87,7 @@ def data_parallel_training(rank: int) -> None:
         val_step=lambda trainer, batch: {"preds": plain(batch[0]), "target": batch[1]},
         hooks=[SyncBuffersHook(), watch, PreciseBN(num_iter=None)],
         default_hooks={"checkpoint": CheckpointHook(interval=1)},
-        work_dir=FOLDER / "run",
+        writers=[JSONLWriter(), TensorBoardWriter()], work_dir=FOLDER / "run",
     )  # fmt: skip
 
     @trainer.bus.on("before_save_checkpoint")
@@ -96,7 +100,7 @@ def data_parallel_training(rank: int) -> None:
     metrics = trainer.val()
     trainer.close()
     SAID["training"] = {
-        "gathered": gathered, "before": watch.before, "after": watch.after,
+        "orders": [seen[:2], seen[2:]], "gathered": gathered, "before": watch.before, "after": watch.after,
         "metrics": metrics, "end": {name: value.clone() for name, value in plain.state_dict().items()},
     }  # fmt: skip
 
@@ -117,12 +121,16 @@ def reduced_training(rank: int, hook: LoggerHook, name: str) -> None:
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_step=step, max_epochs=2,
         train_loader=[rows_of(4, 1)] * 4, val_loader=[rows_of(2 + rank, 1)],
         val_step=lambda trainer, batch: {"rows": float(len(batch))},
-        hooks=[hook], default_hooks={"checkpoint": None, "timer": None}, work_dir=FOLDER / name,
+        hooks=[hook], default_hooks={"checkpoint": None, "timer": None},
+        writers=[JSONLWriter()], work_dir=FOLDER / name,
     )  # fmt: skip
     logged: list[ScalarsLogged] = []
     trainer.bus.subscribe(logged.append, ScalarsLogged, offload="thread")
     trainer.train()
-    SAID[name] = {"logged": [(event.mode, event.step, event.scalars) for event in logged]}
+    SAID[name] = {
+        "logged": [(event.mode, event.step, event.scalars) for event in logged],
+        "own": trainer.metrics.history("loss").values(),
+    }
     trainer.close()
 
 
@@ -200,13 +208,14 @@ def handlers_of_one_rank(rank: int) -> None:
     async def reduces_in_background(event: Any) -> None:
         said.append(error_of(lambda: dist.all_reduce(torch.ones(1))))
 
+    bus = Bus()
+    bus.subscribe(reduces_in_background, "after_val_epoch")
     errors = []
-    with Bus() as bus:
-        bus.subscribe(reduces_in_background, "after_val_epoch")
-        for handler in (harmless, reduces, waits):
-            with bus.subscribe(handler, "after_val_epoch"):
-                errors.append(error_of(lambda: bus.emit(AfterValEpoch())))
-    SAID["in the background"] = said
+    for handler in (harmless, reduces, waits):
+        with bus.subscribe(handler, "after_val_epoch"):
+            errors.append(error_of(lambda: bus.emit(AfterValEpoch())))
+    bus.close()
+    SAID["in the background"] = [*said]
     SAID["one rank"] = [ran, *errors]
     together = torch.ones(1)
     dist.all_reduce(together)
@@ -272,7 +281,7 @@ def main() -> None:
         forward_passes_of_one_rank,
     ):  # fmt: skip
         check(rank)
-    assert (rank, dist.get_world_size()) == (int(os.environ["RANK"]), 2)
+    SAID["rank"] = [rank, dist.get_world_size(), int(os.environ["RANK"])]
     torch.save(SAID, FOLDER / f"rank{rank}.pt")
     dist.destroy_process_group()
 

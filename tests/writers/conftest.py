@@ -1,4 +1,4 @@
-"""What the tests of the writers share: a real bus, and a run in a temporary folder."""
+"""What the tests of the writers share: a real bus, a run in a temporary folder, events, and readers of the files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
+from eventloop.events import Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import Writer
 from tests.conftest import DEADLINE
+from tests.support.trainers import make_trainer
+
+__all__ = ["make_trainer"]
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]
+
+FLOATS = pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), float("-inf"), 0.1, -0.0, 5e-324, 1.7976931348623157e308]
+)
+"""Floats that a careless writer would lose or round."""
 
 
 @pytest.fixture
@@ -44,3 +55,53 @@ def account() -> Account:
         return stats
 
     return find
+
+
+def emit(bus: Bus, *events: Event) -> None:
+    """Emit events, and wait until they are written."""
+    for event in events:
+        bus.emit(event)
+    bus.flush(DEADLINE)
+
+
+def write(bus: Bus, *events: Event) -> None:
+    """Emit all events of a run, and close its bus."""
+    for event in events:
+        bus.emit(event)
+    bus.close(DEADLINE)
+
+
+def train(*steps: int, **scalars: float) -> list[ScalarsLogged]:
+    """Training values at each step; a loss, unless others are given."""
+    return [ScalarsLogged(step=step, iter=step - 1, scalars=scalars or {"loss": step / 4}) for step in steps]
+
+
+def val(step: int, **scalars: float) -> ScalarsLogged:
+    """Values of a validation after so many iterations."""
+    return ScalarsLogged(mode="val", step=step, iter=step, scalars=scalars)
+
+
+def in_process(writer: Any) -> Any:
+    """The writer, to run in a worker process."""
+    writer.offload = "process"
+    return writer
+
+
+def worker_of(bus: Bus) -> int:
+    """The pid of the worker process of the one writer of a bus."""
+    (lane,) = (s.lane for s in bus._subscribers._subscriptions if isinstance(s.lane, ProcessLane))
+    assert lane.worker is not None
+    return lane.worker.pid
+
+
+def tensorboard(folder: Path) -> Any:
+    """All that TensorBoard's own reader finds in a folder, without the limit on points that its server applies."""
+    sizes = {"scalars": 0, "tensors": 0, "images": 0, "histograms": 0}
+    reader = EventAccumulator(str(folder), size_guidance=sizes)
+    reader.Reload()
+    return reader
+
+
+def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
+    """The points of a curve that TensorBoard's reader finds."""
+    return [(point.step, point.value) for point in tensorboard(folder).Scalars(tag)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
+from math import inf, nan
 from typing import Any, TextIO
 
 import pytest
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -29,9 +27,7 @@ from eventloop.events import (
 )
 from eventloop.writers import ConsoleWriter
 from eventloop.writers.lines import notice
-
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
+from tests.writers.conftest import Account, Attach, emit, val, write
 
 
 class Console:
@@ -43,22 +39,27 @@ class Console:
 
     def lines(self, *events: Event) -> list[str]:
         """The lines after `events`."""
-        for event in events:
-            self.bus.emit(event)
-        self.bus.flush()
+        emit(self.bus, *events)
         return self.stream.getvalue().splitlines()
 
 
+@pytest.fixture
+def console(attach: Attach) -> Console:
+    return Console(attach)
+
+
 def train(step: int, epoch: int = 0, max_epochs: int | None = 10, **scalars: float) -> ScalarsLogged:
-    return logged(scalars, step, epoch, max_epochs)
-
-
-def logged(
-    scalars: dict[str, float], step: int, epoch: int = 0, max_epochs: int | None = 10
-) -> ScalarsLogged:
     return ScalarsLogged(
         step=step, iter=step - 1, epoch=epoch, max_iters=1800, max_epochs=max_epochs, scalars=scalars
     )
+
+
+def steps_of(lines: list[str]) -> list[str]:
+    """The iteration in the position of each line."""
+    return [line.split("[")[2].split("]")[0] for line in lines]
+
+
+# --- what a line has ---------------------------------------------------------------------------------------
 
 
 def test_a_line_of_training(attach: Attach) -> None:
@@ -73,79 +74,118 @@ def test_a_line_of_training(attach: Attach) -> None:
     )
 
 
-def test_a_line_of_a_run_counted_in_iterations(attach: Attach) -> None:
-    """Without epochs the position is the iteration."""
-    console = Console(attach)
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (train(40, max_epochs=None, loss=0.5), "Iter(train) [  40/1800]  loss: 0.5000"),
+        (train(40, 2, loss=0.5), "Epoch(train)  [3][40]  loss: 0.5000"),
+        (
+            ScalarsLogged(step=10, iter=9, scalars={"time": 0.01, "loss": 0.5}),
+            "Iter(train) [10]  100.0 it/s   loss: 0.5000      time: 0.0100",
+        ),
+        (ScalarsLogged(mode="test", step=360, scalars={"accuracy": 0.98}), "Iter(test) [360]  accuracy: 0.9800"),
+    ],
+    ids=["of iterations", "epoch of unknown length", "run of unknown length", "of a test without epochs"],
+)  # fmt: skip
+def test_a_line_of_a_run_counted_in_iterations(console: Console, event: Event, line: str) -> None:
+    """Without epochs the position is the iteration; a run of unknown length has a speed and no time left."""
+    assert console.lines(event) == [line]
 
-    (line,) = console.lines(train(40, max_epochs=None, loss=0.5))
 
-    assert line == "Iter(train) [  40/1800]  loss: 0.5000"
-
-
-def test_an_epoch_of_unknown_length_shows_the_iteration(attach: Attach) -> None:
-    """A loader without a length has no total to show."""
-    console = Console(attach)
-
-    (line,) = console.lines(train(40, 2, loss=0.5))
-
-    assert line == "Epoch(train)  [3][40]  loss: 0.5000"
-
-
-def test_a_line_of_validation(attach: Attach) -> None:
+def test_a_line_of_validation(console: Console) -> None:
     """The epoch of a validation is the number of completed ones; times come last."""
-    console = Console(attach)
     scalars = {"time": 0.01, "accuracy": 0.98, "loss": 0.07}
 
-    (line,) = console.lines(ScalarsLogged(mode="val", step=360, epoch=2, max_epochs=10, scalars=scalars))
+    lines = console.lines(ScalarsLogged(mode="val", step=360, epoch=2, max_epochs=10, scalars=scalars))
 
-    assert line == "Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700      time: 0.0100"
-
-
-def test_a_line_of_a_test_without_epochs(attach: Attach) -> None:
-    """There the position is the step."""
-    console = Console(attach)
-
-    (line,) = console.lines(ScalarsLogged(mode="test", step=360, scalars={"accuracy": 0.98}))
-
-    assert line == "Iter(test) [360]  accuracy: 0.9800"
+    assert lines == ["Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700      time: 0.0100"]
 
 
-def test_each_event_that_is_far_enough_is_a_line(attach: Attach) -> None:
-    """With events every 10 iterations and interval=10 there is a line for each."""
-    console = Console(attach)
+def test_time_left_comes_from_smoothed_times(console: Console) -> None:
+    """The mean of the first five intervals; from then on a new one counts a fifth."""
+    times = [1.0, 2.0, 3.0, 2.0, 2.0, 7.0]
 
-    lines = console.lines(*(train(step, loss=1.0) for step in range(10, 110, 10)))
+    lines = console.lines(*(train(1700 + 10 * i, time=time) for i, time in enumerate(times)))
 
-    assert len(lines) == 10
+    shown = [line.split("eta: ")[1].split("  ")[0] for line in lines]
+    assert shown == ["0:01:40", "0:02:15", "0:02:40", "0:02:20", "0:02:00", "0:02:30"]
+
+
+def test_time_left_is_in_hours(console: Console) -> None:
+    """Days are hours too."""
+    assert "eta: 100:00:00 " in console.lines(train(1799, time=360000.0))[0]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.000493, "2028 it/s"), (0.00493, "202.8 it/s"), (0.1, "10.0 it/s"), (0.4, "2.5 it/s"), (7.0, "0.143 it/s"),
+        (300.0, "0.00333 it/s"), (nan, None), (inf, None), (0.0, None), (-1.0, None),
+    ],
+)  # fmt: skip
+def test_speed_shows_three_digits_at_least(console: Console, seconds: float, shown: str | None) -> None:
+    """Also for iterations that take minutes; a time that is not one gives neither speed nor time left."""
+    (line,) = console.lines(train(10, time=seconds))
+
+    if shown is None:
+        assert "eta" not in line
+        assert "it/s" not in line
+    else:
+        assert shown in line
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("loss", 0.12345, "0.1235"), ("loss", 0.0, "0.0000"), ("loss", 1.5e-6, "1.5000e-06"),
+        ("loss", 2.5e7, "2.5000e+07"), ("loss", nan, "nan"), ("loss", -inf, "-inf"), ("base_lr", 0.1, "1.0000e-01"),
+        ("lr/head", 0.1, "1.0000e-01"), ("time", 0.0001, "0.0001"), ("step_time", 0.0004, "0.0004"),
+    ],
+)  # fmt: skip
+def test_numbers_show_what_they_are(console: Console, name: str, value: float, shown: str) -> None:
+    """Four places, or a power of ten where those would show nothing."""
+    assert console.lines(val(0, **{name: value})) == [f"Iter(val) [0]  {name}: {shown}"]
+
+
+# --- when a line comes -------------------------------------------------------------------------------------
 
 
 def test_lines_keep_their_distance(attach: Attach) -> None:
-    """Events every iteration make a line every `interval`, and what was held back is shown at the end."""
-    console = Console(attach, interval=4)
+    """Events every iteration make a line every `interval`, and values held back are shown at the end."""
+    lines = Console(attach, interval=4).lines(*(train(step, loss=1.0) for step in range(1, 12)))
 
-    lines = console.lines(*(train(step, loss=1.0) for step in range(1, 12)))
-
-    assert [line.split("[")[2].split("]")[0] for line in lines] == ["4", "8", "11"]
+    assert steps_of(lines) == ["4", "8", "11"]
 
 
-def test_the_first_line_of_a_resumed_run_is_a_whole_one(attach: Attach) -> None:
-    """Lines stay at the multiples of `interval`, where the other values are logged: not at the first that is put."""
-    console = Console(attach, interval=10)
+def test_the_first_line_of_a_resumed_run_is_a_whole_one(console: Console) -> None:
+    """Lines stay at the multiples of `interval`, where the other values are logged."""
+    rates = [train(step, lr=0.1) for step in range(38, 41)]
+
+    lines = console.lines(*rates, train(40, loss=1.0), train(50, loss=0.5))
+
+    assert steps_of(lines) == ["40", "50"]
+
+
+def test_values_in_between_appear_in_the_next_line(console: Console) -> None:
+    """A value without a line of its own is not lost, and comes before a later validation."""
+    evaluated = ScalarsLogged(mode="val", epoch=1, max_epochs=10, scalars={"loss": 1.0})
 
     lines = console.lines(
-        *(train(step, lr=0.1) for step in range(38, 41)), train(40, loss=1.0), train(50, loss=0.5)
+        train(10, loss=1.0), train(16, norm=3.0), train(20, loss=0.5), train(25, loss=2.0), evaluated
     )
 
-    assert [line.split("[")[2].split("]")[0] for line in lines] == ["40", "50"]
+    assert lines[1] == "Epoch(train)  [1][20]  loss: 0.5000      norm: 3.0000"
+    assert [line.split("  loss")[0] for line in lines[2:]] == ["Epoch(train)  [1][25]", "Epoch(val)  [1]"]
 
 
-def test_values_in_between_appear_in_the_next_line(attach: Attach) -> None:
-    """A value that has no line of its own is not lost."""
-    console = Console(attach)
+def test_a_second_run_starts_over(console: Console) -> None:
+    """The distance between lines is not carried from one run into the next."""
+    lines = console.lines(train(10, loss=1.0), AfterRun(iter=10), BeforeRun(), train(1, loss=1.0))
 
-    lines = console.lines(train(10, loss=1.0), train(16, norm=3.0), train(20, loss=0.5))
+    assert lines[-1] == "Epoch(train)  [1][1]  loss: 1.0000"
 
-    assert lines[1:] == ["Epoch(train)  [1][20]  loss: 0.5000      norm: 3.0000"]
+
+# --- columns -----------------------------------------------------------------------------------------------
 
 
 def places(line: str, *names: str) -> list[int]:
@@ -153,50 +193,31 @@ def places(line: str, *names: str) -> list[int]:
     return [line.find(f"  {name}: ") for name in names]
 
 
-VALUES = [2.3, 9.9e-05, -0.12, float("nan"), 12345.5, 0.0, -3e-7]
+def check_places(lines: list[str], *names: str) -> None:
+    """Each name is in every line, at one place."""
+    assert -1 not in places(lines[0], *names)
+    assert {tuple(places(line, *names)) for line in lines} == {tuple(places(lines[0], *names))}
 
 
 def test_values_keep_their_places(attach: Attach) -> None:
     """However long they are, and however long an iteration takes."""
     console = Console(attach, iters_per_epoch=180)
-    seconds = [0.0049, 0.1, 7.0, 40.0, 0.2, 0.004, 2.0]
+    values = [2.3, 9.9e-05, -0.12, nan, 12345.5, 0.0]
+    seconds = [0.0049, 0.1, 7.0, 40.0, 0.2, 0.004]
 
     lines = console.lines(
         *(
             train(10 * i, loss=loss, time=time, lr=10.0**-i, acc=abs(loss), step_time=time)
-            for i, (loss, time) in enumerate(zip(VALUES[:-1], seconds, strict=False), start=1)
+            for i, (loss, time) in enumerate(zip(values, seconds, strict=True), start=1)
         )
     )
 
-    names = ("lr", "eta", "loss", "acc", "time", "step_time")
-    assert {tuple(places(line, *names)) for line in lines} == {tuple(places(lines[0], *names))}
-    assert -1 not in places(lines[0], *names)
+    check_places(lines, "lr", "eta", "loss", "acc", "time", "step_time")
 
 
-def test_scores_keep_their_places(attach: Attach) -> None:
-    """From epoch 9 to epoch 10 too; a test has places of its own."""
-    console = Console(attach)
-
-    lines = console.lines(
-        *(
-            ScalarsLogged(
-                mode=mode, epoch=epoch, max_epochs=10, scalars={**first, "accuracy": value, "loss": value}
-            )
-            for epoch, value in zip((8, 9, 10), VALUES, strict=False)
-            for mode, first in (("val", {}), ("test", {"perplexity": 1.0}))
-        )
-    )
-
-    for own in (lines[::2], lines[1::2]):
-        assert {tuple(places(line, "accuracy", "loss")) for line in own} == {
-            tuple(places(own[0], "accuracy", "loss"))
-        }
-
-
-def test_a_value_that_comes_sometimes_moves_no_other(attach: Attach) -> None:
-    """Its place is blank in the lines that lack it; and what came once, before the rest, leaves no place."""
-    console = Console(attach)
-    seldom: list[dict[str, float]] = [
+def test_a_value_that_comes_sometimes_moves_no_other(console: Console) -> None:
+    """Its place is blank in the lines that lack it; a value that came once, before the rest, leaves no place."""
+    seldom: list[dict[str, Any]] = [
         {},
         {"norm": 1.0},
         {},
@@ -207,134 +228,39 @@ def test_a_value_that_comes_sometimes_moves_no_other(attach: Attach) -> None:
 
     first, *lines = console.lines(
         train(0, parameters=1e5),
-        *(logged({**own, "loss": 1.0, "acc": 0.5}, 10 * i) for i, own in enumerate(seldom, start=1)),
+        *(train(10 * i, **own, loss=1.0, acc=0.5) for i, own in enumerate(seldom, start=1)),
     )
 
     assert "parameters: 100000.0000" in first
-    assert {tuple(places(line, "loss", "acc")) for line in lines} == {tuple(places(lines[0], "loss", "acc"))}
+    check_places(lines, "loss", "acc")
     assert {place for line in lines for place in places(line, "norm")} == {-1, places(lines[1], "norm")[0]}
     assert lines[2].endswith("acc: 0.5000")
 
 
-def test_a_value_that_is_longer_than_all_before_widens_its_place(attach: Attach) -> None:
+def test_a_value_that_is_longer_than_all_before_widens_its_place(console: Console) -> None:
     """It is whole, and those after it keep the new place."""
-    console = Console(attach)
+    losses = [1.0, 1.0, -2e-100, 1.0]
 
-    lines = console.lines(
-        *(train(10 * i, loss=loss, acc=0.5) for i, loss in enumerate([1.0, 1.0, -2e-100, 1.0], start=1))
-    )
+    lines = console.lines(*(train(10 * i, loss=loss, acc=0.5) for i, loss in enumerate(losses, start=1)))
 
     at = [*(places(line, "acc")[0] for line in lines)]
     assert "loss: -2.0000e-100  acc" in lines[2]
     assert at == [at[0], at[0], at[0] + 2, at[0] + 2]
 
 
-def test_names_without_end_take_no_places_without_end(attach: Attach) -> None:
-    """A line stays as long as its own values are, and some more."""
-    console = Console(attach)
-
+def test_names_without_end_take_no_places_without_end(console: Console) -> None:
+    """The number of columns is limited."""
+    values: list[dict[str, Any]] = [{f"image_{i}": 1.0} for i in range(150) for _ in range(2)]
     lines = console.lines(
-        *(logged({f"image_{i}": 1.0}, 10 * (2 * i + k)) for i in range(500) for k in range(1, 3)),
-        train(10_010, loss=1.0),
-        train(10_020, image_499=1.0),
+        *(train(10 * step, **value) for step, value in enumerate(values, start=1)),
+        train(3010, loss=1.0),
+        train(3020, image_149=1.0),
     )
 
-    assert len(lines[-1]) < 5000
+    assert len(lines[-1]) < 3000
 
 
-def test_lines_keep_the_order_of_their_events(attach: Attach) -> None:
-    """What was held back comes before a later validation."""
-    console = Console(attach)
-    val = ScalarsLogged(mode="val", epoch=1, max_epochs=10, scalars={"loss": 1.0})
-
-    lines = console.lines(train(10, loss=1.0), train(15, loss=2.0), val)
-
-    assert [line.split("  loss")[0] for line in lines] == [
-        "Epoch(train)  [1][10]",
-        "Epoch(train)  [1][15]",
-        "Epoch(val)  [1]",
-    ]
-
-
-def test_time_left_comes_from_smoothed_times(attach: Attach) -> None:
-    """The mean of the first five intervals; from then on a new one counts a fifth."""
-    console = Console(attach)
-    times = [1.0, 2.0, 3.0, 2.0, 2.0, 7.0]
-
-    lines = console.lines(*(train(1700 + 10 * i, time=time) for i, time in enumerate(times)))
-
-    shown = [line.split("eta: ")[1].split("  ")[0] for line in lines]
-    assert shown == ["0:01:40", "0:02:15", "0:02:40", "0:02:20", "0:02:00", "0:02:30"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"),
-    [
-        (0.000493, "2028 it/s"),
-        (0.00493, "202.8 it/s"),
-        (0.1, "10.0 it/s"),
-        (0.4, "2.5 it/s"),
-        (7.0, "0.143 it/s"),
-        (300.0, "0.00333 it/s"),
-    ],
-)
-def test_speed_shows_three_digits_at_least(attach: Attach, seconds: float, shown: str) -> None:
-    """Iterations that take minutes have a speed too."""
-    console = Console(attach)
-
-    (line,) = console.lines(train(10, time=seconds))
-
-    assert shown in line
-
-
-def test_speed_is_known_where_the_end_is_not(attach: Attach) -> None:
-    """A run of unknown length has no time left, but a speed."""
-    console = Console(attach)
-
-    (line,) = console.lines(ScalarsLogged(step=10, iter=9, scalars={"time": 0.01, "loss": 0.5}))
-
-    assert line == "Iter(train) [10]  100.0 it/s   loss: 0.5000      time: 0.0100"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(3600.0, "1:00:00"), (36000.0, "10:00:00"), (360000.0, "100:00:00")]
-)
-def test_time_left_is_in_hours(attach: Attach, seconds: float, shown: str) -> None:
-    """Days are hours too: the text keeps its form."""
-    console = Console(attach)
-
-    (line,) = console.lines(train(1799, time=seconds))
-
-    assert f"eta: {shown} " in line
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
-def test_times_that_are_none_give_no_time_left(attach: Attach, seconds: float) -> None:
-    """Nonsense under the name `time` ends nothing."""
-    console = Console(attach)
-
-    (line,) = console.lines(train(10, time=seconds))
-
-    assert "eta" not in line
-    assert "it/s" not in line
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "shown"),
-    [
-        ("loss", 0.12345, "0.1235"), ("loss", 0.0, "0.0000"), ("loss", 1.5e-6, "1.5000e-06"),
-        ("loss", 2.5e7, "2.5000e+07"), ("loss", float("nan"), "nan"), ("loss", float("-inf"), "-inf"),
-        ("base_lr", 0.1, "1.0000e-01"), ("lr/head", 0.1, "1.0000e-01"), ("time", 0.0001, "0.0001"),
-        ("step_time", 0.0004, "0.0004"),
-    ],
-)  # fmt: skip
-def test_numbers_show_what_they_are(attach: Attach, name: str, value: float, shown: str) -> None:
-    """Four places, or a power of ten where those would show nothing."""
-    console = Console(attach)
-
-    (line,) = console.lines(ScalarsLogged(mode="val", scalars={name: value}))
-
-    assert line == f"Iter(val) [0]  {name}: {shown}"
+# --- other events ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -354,11 +280,14 @@ def test_numbers_show_what_they_are(attach: Attach, name: str, value: float, sho
         (AfterRun(iter=7, reason="error", error="E: x"), "Run ended at iteration 7: error: E: x"),
     ],
 )  # fmt: skip
-def test_other_events_are_a_line_each(attach: Attach, event: Event, line: str) -> None:
-    """What happens besides iterations is said in words."""
-    console = Console(attach)
-
+def test_other_events_are_a_line_each(console: Console, event: Event, line: str) -> None:
+    """Events besides iterations are said in words."""
     assert console.lines(event) == [line]
+
+
+def test_an_event_without_words_of_its_own_is_named() -> None:
+    """A subclass may subscribe to more."""
+    assert notice(BeforeRun()).startswith("before_run: BeforeRun(")
 
 
 HOSTILE = "\x1b]0;title\x07\r\x9b2J\u202e\n[bold]"
@@ -381,10 +310,8 @@ HOSTILE = "\x1b]0;title\x07\r\x9b2J\u202e\n[bold]"
         AfterRun(reason=HOSTILE, error=HOSTILE),
     ],
 )
-def test_a_terminal_obeys_no_text(attach: Attach, event: Event) -> None:
+def test_a_terminal_obeys_no_text(console: Console, event: Event) -> None:
     """Control characters and direction marks are escapes; only a text that was logged may have several lines."""
-    console = Console(attach)
-
     console.lines(event)
 
     shown = console.stream.getvalue()
@@ -395,39 +322,26 @@ def test_a_terminal_obeys_no_text(attach: Attach, event: Event) -> None:
     assert shown.count("\n") == (2 if isinstance(event, TextLogged) else 1)
 
 
-def test_an_event_without_words_of_its_own_is_named() -> None:
-    """A subclass may subscribe to more."""
-    assert notice(BeforeRun()).startswith("before_run: BeforeRun(")
+# --- the output --------------------------------------------------------------------------------------------
 
-
-def test_a_second_run_starts_over(attach: Attach) -> None:
-    """The distance between lines is not carried from one run into the next."""
-    console = Console(attach)
-
-    lines = console.lines(train(10, loss=1.0), AfterRun(iter=10), BeforeRun(), train(1, loss=1.0))
-
-    assert lines[-1] == "Epoch(train)  [1][1]  loss: 1.0000"
+LINE = "Epoch(train)  [1][10]  loss: 0.5000\n"
 
 
 def test_standard_output_is_the_default(attach: Attach, capsys: pytest.CaptureFixture[str]) -> None:
     """Not a terminal under pytest: plain lines."""
-    bus = attach(ConsoleWriter())
+    emit(attach(ConsoleWriter()), train(10, loss=0.5))
 
-    bus.emit(train(10, loss=0.5))
-    bus.flush()
-
-    assert capsys.readouterr().out == "Epoch(train)  [1][10]  loss: 0.5000\n"
+    assert capsys.readouterr().out == LINE
 
 
 def test_a_program_without_standard_output_has_a_console_that_says_nothing(
     attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under a scheduler that closes it, where Python has None: that is no failure of the console."""
+    """A scheduler may close it, and Python has None: that is no failure of the console."""
     monkeypatch.setattr(sys, "stdout", None)
     writer = ConsoleWriter()
     bus = attach(writer)
-    bus.emit(BeforeRun())
-    bus.flush()
+    emit(bus, BeforeRun())
 
     assert writer.nobody_reads
     assert (account(bus).delivered, account(bus).error) == (1, "")
@@ -436,86 +350,56 @@ def test_a_program_without_standard_output_has_a_console_that_says_nothing(
 def test_characters_the_output_cannot_show_are_escaped(attach: Attach) -> None:
     """A text in another script does not end the console."""
     raw = io.BytesIO()
-    bus = attach(ConsoleWriter(stream=io.TextIOWrapper(raw, encoding="ascii")))
-
-    bus.emit(TextLogged(text="größer"))
-    bus.flush()
+    emit(attach(ConsoleWriter(stream=io.TextIOWrapper(raw, encoding="ascii"))), TextLogged(text="größer"))
 
     assert raw.getvalue() == b"gr\\xf6\\xdfer\n"
 
 
 def test_an_output_that_fails_is_named_and_never_raises(attach: Attach, account: Account) -> None:
-    """emit goes on as before; the account says what failed."""
+    """Each emit returns; the account has the error."""
     with open("/dev/full", "w", buffering=1) as stream:
-        bus = attach(ConsoleWriter(stream=stream))
-
-        for step in (10, 20, 30):
-            bus.emit(train(step, loss=1.0))
-        bus.close()
+        bus = attach(ConsoleWriter(1, stream=stream))
+        write(bus, *(train(step, loss=1.0) for step in (1, 2, 3)))
 
         assert (account(bus).delivered, account(bus).failed) == (0, 1)
         assert "No space left on device" in account(bus).error
-        discard(stream)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # for the text in its buffer
 
 
-def test_closing_twice_is_safe() -> None:
-    """A writer that never opened closes too."""
-    writer = ConsoleWriter()
-
-    writer.close()
-    writer.close()
-
-
-def test_an_interval_below_one_is_refused() -> None:
-    """The error names the bound and the value given."""
-    with pytest.raises(ValueError, match="interval must be at least 1 iteration, got 0"):
-        ConsoleWriter(0)
+def pipe_without_reader() -> TextIO:
+    """As standard output is once `head` has left."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    return open(writer, "w", encoding="utf-8")
 
 
-@pytest.mark.parametrize("interval", ["5", 2.5, True])
-def test_an_interval_that_is_no_int_is_refused(interval: Any) -> None:
-    """At the line that wrote it, with what came."""
-    with pytest.raises(TypeError, match=f"interval must be an int, got {interval!r}"):
+def test_a_reader_that_leaves_is_no_failure(attach: Attach, account: Account) -> None:
+    """Nothing more is shown, every event counts as delivered, and text of other code in the buffer is left alone."""
+    stream = pipe_without_reader()
+    writer = ConsoleWriter(1, stream=stream)
+    bus = attach(writer)
+    emit(bus, *(train(step, loss=1.0) for step in (1, 2, 3)))
+
+    got = account(bus)
+    assert (writer.nobody_reads, got.delivered, got.failed, got.error) == (True, 3, 0, "")
+    bus.close()
+    with pytest.raises(BrokenPipeError):  # the text in its buffer
+        stream.close()
+
+
+@pytest.mark.parametrize(
+    ("interval", "error", "message"),
+    [
+        (0, ValueError, "interval must be at least 1, got 0"),
+        ("5", TypeError, "interval must be an int, got '5'"),
+        (2.5, TypeError, "interval must be an int, got 2.5"),
+        (True, TypeError, "interval must be an int, got True"),
+    ],
+)
+def test_a_bad_interval_is_refused(interval: Any, error: type[Exception], message: str) -> None:
+    """The constructor names the argument, and what came."""
+    with pytest.raises(error, match=message):
         ConsoleWriter(interval)
-
-
-def test_a_bar_without_rich_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asks for the bar is told what to install."""
-    without_rich(monkeypatch)
-
-    with pytest.raises(ImportError, match=r"needs rich: pip install 'torch-eventloop\[demo\]'"):
-        ConsoleWriter(progress=True)
-
-
-def test_without_rich_a_terminal_gets_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bar is an extra: nobody has to install it."""
-    without_rich(monkeypatch)
-    stream = Terminal()
-    bus = attach(ConsoleWriter(stream=stream))
-
-    bus.emit(train(10, loss=0.5))
-    bus.flush()
-
-    assert stream.getvalue() == "Epoch(train)  [1][10]  loss: 0.5000\n"
-
-
-def test_a_dumb_terminal_gets_lines(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that cannot move its cursor has no bar."""
-    monkeypatch.setenv("TERM", "dumb")
-    stream = Terminal()
-    bus = attach(ConsoleWriter(stream=stream))
-
-    bus.emit(train(10, loss=0.5))
-    bus.flush()
-
-    assert stream.getvalue() == "Epoch(train)  [1][10]  loss: 0.5000\n"
-
-
-def discard(stream: TextIO) -> None:
-    """Let what is left in its buffer go nowhere."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
 
 
 class Terminal(io.StringIO):
@@ -525,42 +409,18 @@ class Terminal(io.StringIO):
         return True
 
 
-def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_without_rich_a_terminal_gets_lines(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch, term: str
+) -> None:
+    """So does one that cannot move its cursor. `progress=True` names the package that it needs."""
+    monkeypatch.setenv("TERM", term)
     monkeypatch.delitem(sys.modules, "eventloop.writers.progress", raising=False)
     monkeypatch.delattr("eventloop.writers.progress", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
+    stream = Terminal()
+    emit(attach(ConsoleWriter(stream=stream)), train(10, loss=0.5))
 
-
-def pipe_without_reader(encoding: str = "utf-8") -> TextIO:
-    """As standard output is once `head` has left."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    return open(writer, "w", encoding=encoding)
-
-
-def test_a_reader_that_leaves_is_no_failure(attach: Attach, account: Account) -> None:
-    """Nothing more is shown, every event counts as delivered, and what was printed elsewhere is left alone."""
-    stream = pipe_without_reader()
-    writer = ConsoleWriter(1, stream=stream)
-    bus = attach(writer)
-    for step in (1, 2, 3):
-        bus.emit(train(step, loss=1.0))
-    assert bus.flush()
-
-    got = account(bus)
-    assert (writer.nobody_reads, got.delivered, got.failed, got.error) == (True, 3, 0, "")
-    bus.close()
-    with pytest.raises(BrokenPipeError):  # what it had in its buffer
-        stream.close()
-
-
-def test_other_errors_of_the_output_are_failures(attach: Attach, account: Account) -> None:
-    """A full disk is one."""
-    with open("/dev/full", "w", encoding="utf-8") as stream:
-        bus = attach(ConsoleWriter(1, stream=stream))
-        bus.emit(train(1, loss=1.0))
-        bus.flush()
-
-        assert account(bus).failed == 1
-        assert "No space left" in account(bus).error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    assert stream.getvalue() == LINE
+    with pytest.raises(ImportError, match=r"needs rich: pip install 'torch-eventloop\[demo\]'"):
+        ConsoleWriter(progress=True)

@@ -1,4 +1,4 @@
-"""A disk that gets full under a writer of a training: the writer fails, visibly, and the training does not notice."""
+"""Writers and the disk: when EventLogWriter calls fsync, what it does where that fails, and a disk that gets full."""
 
 from __future__ import annotations
 
@@ -7,23 +7,160 @@ import importlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from eventloop import Trainer
-from eventloop.eventlog.reader import read_events
 from eventloop.events import HandlerFailed
-from eventloop.hooks.hook import Hook
+from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.writers import JSONLWriter, TensorBoardWriter
+from eventloop.writers import JSONLWriter, TensorBoardWriter, event_log_writer
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
-from tests.support.trainers import batches, tiny_model
+from tests import no_threads
+from tests.conftest import DEADLINE
+from tests.support.trainers import MakeTrainer, batches
+from tests.writers.conftest import Account, Attach, train, write
+
+IO_ERROR = OSError(5, "Input/output error")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "events.evl"
+
+
+class Synced:
+    """Stands for `os.fsync`: counts the calls for the log, and knows its size at the last one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.size = self.calls = 0
+        self.called = threading.Event()
+        self.error: OSError | None = None
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self)
+
+    def __call__(self, descriptor: int) -> None:
+        self._fsync(descriptor)
+        if not os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            self.calls += 1
+            self.size = os.fstat(descriptor).st_size
+            self.called.set()
+            if self.error is not None:
+                raise self.error
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
+    return Synced(monkeypatch)
+
+
+def test_a_write_is_synced_within_the_interval(attach: Attach, path: Path, synced: Synced) -> None:
+    """No other event needs to follow; later writes are synced by close."""
+    bus = attach(EventLogWriter(fsync_interval=0.01))
+    bus.emit(train(1)[0])
+
+    assert synced.called.wait(DEADLINE)
+    bus.close()
+
+    assert synced.size == path.stat().st_size
+
+
+def test_flush_syncs(attach: Attach, path: Path, synced: Synced) -> None:
+    """Events that were flushed survive a crash of the machine, however long the interval is."""
+    bus = attach(EventLogWriter(fsync_interval=3600))
+    bus.emit(train(1)[0])
+    bus.flush()
+
+    assert synced.size == path.stat().st_size
+
+
+def test_interval_zero_syncs_each_write_and_none_never(attach: Attach, path: Path, synced: Synced) -> None:
+    """0 is for runs that may lose nothing, None for scratch runs on slow disks."""
+    write(attach(EventLogWriter(fsync_interval=None)), *train(1))
+    assert synced.calls == 0
+
+    write(attach(EventLogWriter(fsync_interval=0)), *train(*range(1, EventLogWriter.batch + 2)))
+    assert synced.calls >= 3  # the facts of the run, two pieces, and the close
+    assert synced.size == path.stat().st_size
+
+
+def test_without_a_thread_writes_sync_themselves(
+    path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no thread can be started, one write in each interval and the close sync."""
+    no_threads.refuse(monkeypatch)
+    now = [1000.0]
+    monkeypatch.setattr(event_log_writer, "monotonic", lambda: now[0])
+    writer = EventLogWriter(fsync_interval=10.0)
+    writer.open(Run(work_dir=str(path.parent)))
+    calls = []
+    for now[0] in (1001.0, 1009.0, 1010.0, 1011.0):
+        writer.write_batch([*train(1)])
+        calls.append(synced.calls)
+    writer.close()
+
+    assert calls == [1, 1, 2, 2]
+    assert (synced.calls, synced.size) == (3, path.stat().st_size)
+
+
+@pytest.mark.parametrize("behind", [0, 3])
+def test_a_sync_that_fails_beside_a_close_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, behind: int
+) -> None:
+    """A close waits for the sync in progress, also with events written behind it: the system reports an error of the
+    file once, to the first that syncs it."""
+    began, fails = threading.Event(), threading.Event()
+
+    def fsync(descriptor: int) -> None:
+        if threading.current_thread().name == "eventloop fsync" and not began.is_set():
+            began.set()
+            assert fails.wait(DEADLINE)
+            raise IO_ERROR
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer = EventLogWriter(fsync_interval=0.001)
+    writer.open(Run(work_dir=str(path.parent)))
+    writer.write_batch([*train(1)])
+    assert began.wait(DEADLINE)
+    for _ in range(behind):
+        writer.write_batch([*train(1)])
+    assert [thread.name for thread in threading.enumerate()].count("eventloop fsync") <= 2
+    errors: list[OSError] = []
+
+    def close() -> None:
+        try:
+            writer.close()
+        except OSError as error:
+            errors.append(error)
+
+    closing = threading.Thread(target=close)
+    closing.start()
+    closing.join(0.05)  # a close that does not wait is over by then
+    fails.set()
+    closing.join(DEADLINE)
+    assert errors == [IO_ERROR]
+
+
+def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:
+    """It disables the writer at the next write, as the content of the disk is unknown."""
+    synced.error = IO_ERROR
+    bus = attach(EventLogWriter(fsync_interval=0.001))
+    bus.emit(train(1)[0])
+    assert synced.called.wait(DEADLINE)
+
+    while not account(bus).failed:
+        bus.emit(train(2)[0])
+        bus.flush()
+
+    assert "Input/output error" in account(bus).error
+
+
+# --- a full disk -----------------------------------------------------------------------------------------------
 
 WRITERS: dict[str, tuple[Callable[[], Writer], int]] = {
     "jsonl": (lambda: JSONLWriter(events="*"), 2),
@@ -31,28 +168,6 @@ WRITERS: dict[str, tuple[Callable[[], Writer], int]] = {
     "event_log_writer": (EventLogWriter, 4),
 }
 """By module: a writer, and which of its writes meets the full disk."""
-
-
-class Drains(Hook):
-    """Has what was emitted written after each epoch, so that the disk gets full in the middle of the training."""
-
-    def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
-        trainer.bus.flush()
-
-
-def train(work_dir: Path, *writers: Writer) -> tuple[Trainer, list[HandlerFailed]]:
-    """A training of 3 epochs, and what it was told of failures."""
-    torch.manual_seed(0)
-    model = tiny_model()
-    trainer = Trainer(
-        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.cross_entropy,
-        train_loader=batches(4), max_epochs=3, work_dir=work_dir, writers=writers, hooks=[Drains()],
-        default_hooks={"checkpoint": None},
-    )  # fmt: skip
-    failures: list[HandlerFailed] = []
-    trainer.bus.subscribe(failures.append, "handler_failed")
-    trainer.train()
-    return trainer, failures
 
 
 def fill_disk(patch: pytest.MonkeyPatch, module: str, number: int) -> None:
@@ -71,43 +186,32 @@ def fill_disk(patch: pytest.MonkeyPatch, module: str, number: int) -> None:
     patch.setattr(importlib.import_module(f"eventloop.writers.{module}"), "write_all", write)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("module", WRITERS)
-def test_a_full_disk_changes_no_weight(module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Training goes on to its end, with the same weights as without the writer, which is told of as failed: in
-    handler_failed on the training thread, and in the summary."""
+def test_a_full_disk_changes_no_weight(
+    module: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    """Training completes with the same weights as without the writer, whose failure is reported in handler_failed, on the
+    training thread, and in the summary."""
     make, number = WRITERS[module]
     fill_disk(monkeypatch, module, number)
     writer = make()
-    without, _ = train(tmp_path / "without")
-    trainer, failures = train(tmp_path / "with", writer)
-    name = type(writer).__name__
+    without = make_trainer(work_dir=tmp_path / "without", train_loader=batches(4))
+    without.train()
+    trainer = make_trainer(work_dir=tmp_path / "with", train_loader=batches(4), writers=[writer])
+    trainer.bus.subscribe(lambda event: trainer.bus.flush(), "after_train_epoch")
+    failures: list[HandlerFailed] = []
+    trainer.bus.subscribe(failures.append, "handler_failed")
+    trainer.train()
 
-    assert trainer.iter == without.iter == 12
+    assert trainer.iter == without.iter
     for key, value in without.model.state_dict().items():
         assert torch.equal(trainer.model.state_dict()[key], value)
+    name = type(writer).__name__
     assert [(failed.handler, failed.error) for failed in failures] == [
         (name, "OSError: [Errno 28] No space left on device")
     ]
-    assert "not everything was delivered:" in trainer.summary()
     assert f"{name}: " in trainer.summary().split("not everything was delivered:")[1]
-    for each in (without, trainer):
-        each.close()
-
-
-def test_the_log_ends_with_its_last_whole_record(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Half of a record is taken back, as far as the disk allows, and a next run goes on behind."""
-    with monkeypatch.context() as patched:
-        fill_disk(patched, "event_log_writer", 4)
-        train(tmp_path, EventLogWriter())[0].close()
-    reader = read_events(tmp_path)
-    kept = len(list(reader))
-    assert (kept > 0, reader.torn) == (True, None)
-
-    train(tmp_path, EventLogWriter())[0].close()
-    reader = read_events(tmp_path)
-    sequence = [record.sequence for record in reader]
-    assert sequence == list(range(len(sequence)))
-    assert (len(sequence) > kept, reader.damaged, reader.torn) == (True, 0, None)
 
 
 LIMITED = """

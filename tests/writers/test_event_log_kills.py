@@ -130,25 +130,12 @@ def test_what_was_emitted_gets_to_the_files(killed: tuple[Path, list[dict[str, A
 
 @pytest.mark.slow
 def test_a_kill_leaves_one_torn_tail_at_most(killed: tuple[Path, list[dict[str, Any]]]) -> None:
-    """Nothing before it is damaged, and the next run's opening removes it."""
-    _, rounds = killed
+    """Nothing before it is damaged, and the next run's opening removes it: over all kills no number of the sequence is
+    missing, or there twice."""
+    directory, rounds = killed
 
-    for found in rounds:
-        assert found["damaged"] == 0
-        assert found["torn_lines"] <= 1
-
-
-@pytest.mark.slow
-def test_the_sequence_goes_on_over_all_kills(killed: tuple[Path, list[dict[str, Any]]]) -> None:
-    """No number is missing, or there twice."""
-    directory, _ = killed
-
-    sequence = [record.sequence for record in read_events(directory, on_torn="ignore")]
-
-    assert sequence == list(range(len(sequence)))
-    assert len(read_tags(directory, "before_run")) == KILLS
-
-
-def read_tags(directory: Path, name: str) -> list[str]:
-    """The events of a name."""
-    return [record.tag for record in read_events(directory, only=name, on_torn="ignore")]
+    assert [found["damaged"] for found in rounds] == [0] * KILLS
+    assert all(found["torn_lines"] <= 1 for found in rounds)
+    records = list(read_events(directory, on_torn="ignore"))
+    assert [record.sequence for record in records] == list(range(len(records)))
+    assert [record.tag for record in records].count("before_run") == KILLS

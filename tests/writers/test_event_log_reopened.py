@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from eventloop.bus import Bus
-from eventloop.eventlog.format import BLOCK, FRAME, HEADER, LogEnd, find_end, pack, payload_at
+from eventloop.eventlog.format import BLOCK, HEADER, LogEnd, find_end, pack
 from eventloop.eventlog.reader import read_events
-from eventloop.events import Event, ImageLogged, ScalarsLogged
+from eventloop.events import Event, ImageLogged
 from eventloop.writers.event_log_writer import EventLogWriter
+from tests.writers.conftest import Attach
+from tests.writers.conftest import train as scalars
+from tests.writers.conftest import write as emit_all
 
-Attach = Callable[..., Bus]
+Write = Callable[..., None]
 
 
 @pytest.fixture
@@ -24,19 +26,9 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def write(attach: Attach) -> Callable[..., None]:
-    """Another run, which emits these events."""
-
-    def run(*events: Event) -> None:
-        bus = attach(EventLogWriter())
-        for event in events:
-            bus.emit(event)
-        bus.close()
-
-    return run
-
-
-Write = Callable[..., None]
+def write(attach: Attach) -> Write:
+    """`write(*events)` is another run, which emits these events."""
+    return lambda *events: emit_all(attach(EventLogWriter()), *events)
 
 
 class BlobKept(Event):
@@ -53,22 +45,9 @@ def blob(data: bytes) -> Event:
     return BlobKept(data=data)
 
 
-def scalars(*steps: int) -> list[Event]:
-    return [ScalarsLogged(step=step, iter=step - 1, scalars={"loss": 1 / step}) for step in steps]
-
-
 def frame(*record: object) -> bytes:
     payload = msgspec.msgpack.encode(record)
     return pack(payload) + payload
-
-
-def frames_of(path: Path) -> Iterator[tuple[int, str]]:
-    """Offset and tag of each record of an intact log."""
-    data, at = path.read_bytes(), len(HEADER)
-    while (payload := payload_at(data, at)) is not None:
-        yield at, msgspec.msgpack.decode(payload)[0]
-        at += FRAME.size + len(payload)
-    assert at == len(data)
 
 
 def end_of(path: Path) -> LogEnd:
@@ -144,19 +123,6 @@ def test_records_of_another_version_are_skipped(write: Write, path: Path) -> Non
     reader = read_events(path)
     assert [(record.sequence, record.event) for record in reader] == [*enumerate(scalars(1, 2))]
     assert (reader.unknown, reader.unreadable, reader.left_out, reader.damaged) == ({}, {}, 0, 0)
-
-
-def test_damage_is_not_the_end(write: Write, path: Path) -> None:
-    """No run removes the records behind damaged bytes."""
-    write(*scalars(1, 2, 3))
-    data = bytearray(path.read_bytes())
-    data[[at for at, tag in frames_of(path) if tag == "scalars_logged"][1] + 20] ^= 0x10
-    path.write_bytes(data)
-
-    write(*scalars(4))
-
-    assert path.read_bytes().startswith(data)
-    assert [record.sequence for record in read_events(path, on_torn="ignore")] == [0, 2, 3]
 
 
 def test_a_mark_across_two_blocks(write: Write, path: Path) -> None:

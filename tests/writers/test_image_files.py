@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import ImageLogged
 from eventloop.events.run import Run
 from eventloop.writers.image_files import ImageFileWriter
+from tests.writers.conftest import Account, Attach, write
 
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
 Array = npt.NDArray[Any]
 
 
@@ -27,12 +23,6 @@ def logged(image: Array, name: str = "cat", step: int = 1, mode: str = "train") 
     return ImageLogged(
         name=name, step=step, mode=mode, data=image.tobytes(), shape=image.shape, dtype=str(image.dtype)
     )
-
-
-def write(bus: Bus, *events: ImageLogged) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close()
 
 
 def read(path: Path) -> Array:
@@ -49,40 +39,36 @@ def random_image(*shape: int) -> npt.NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-@pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_bytes_survive(attach: Attach, tmp_path: Path, channels: int) -> None:
-    """Gray, gray with alpha, RGB and RGBA come back pixel for pixel."""
-    image = random_image(5, 7, channels)
+@pytest.mark.parametrize("channels", [(), (1,), (2,), (3,), (4,)])
+def test_bytes_survive(attach: Attach, tmp_path: Path, channels: tuple[int, ...]) -> None:
+    """Grey, with and without a dimension for it, grey with alpha, RGB and RGBA come back pixel for pixel."""
+    image = random_image(5, 7, *channels)
 
     write(attach(ImageFileWriter()), logged(image, step=40))
 
     assert (read(tmp_path / "images/train/cat/40.png") == image.squeeze()).all()
 
 
-def test_an_image_without_channels_is_gray(attach: Attach, tmp_path: Path) -> None:
-    """A shape of (height, width) will do."""
-    image = random_image(5, 7)
+FLOATS = [[[0.0], [0.5], [1.0], [7.0], [-1.0], [np.nan], [np.inf], [-np.inf]]]
 
+
+@pytest.mark.parametrize(
+    ("image", "written"),
+    [
+        (np.array(FLOATS, "float16"), [[0, 128, 255, 255, 0, 0, 255, 0]]),
+        (np.array(FLOATS, "float32"), [[0, 128, 255, 255, 0, 0, 255, 0]]),
+        (np.array(FLOATS, "float64"), [[0, 128, 255, 255, 0, 0, 255, 0]]),
+        (np.array([[True, False]]), [[255, 0]]),
+    ],
+    ids=["float16", "float32", "float64", "bool"],
+)
+def test_floats_are_intensities(
+    attach: Attach, tmp_path: Path, image: Array, written: list[list[int]]
+) -> None:
+    """0 to 1 is black to white; values beyond are clipped, and NaN is black. In a mask True is white."""
     write(attach(ImageFileWriter()), logged(image))
 
-    assert (read(tmp_path / "images/train/cat/1.png") == image).all()
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_floats_are_intensities(attach: Attach, tmp_path: Path, dtype: str) -> None:
-    """0 to 1 is black to white; what is beyond is cut, and NaN is black."""
-    image = np.array([[0.0, 0.5, 1.0, 7.0, -1.0, np.nan, np.inf, -np.inf]], dtype)[:, :, None]
-
-    write(attach(ImageFileWriter()), logged(image))
-
-    assert read(tmp_path / "images/train/cat/1.png").tolist() == [[0, 128, 255, 255, 0, 0, 255, 0]]
-
-
-def test_true_is_white(attach: Attach, tmp_path: Path) -> None:
-    """A mask is an image."""
-    write(attach(ImageFileWriter()), logged(np.array([[True, False]])))
-
-    assert read(tmp_path / "images/train/cat/1.png").tolist() == [[255, 0]]
+    assert read(tmp_path / "images/train/cat/1.png").tolist() == written
 
 
 def test_each_mode_name_and_step_is_a_file(attach: Attach, tmp_path: Path) -> None:
@@ -119,37 +105,28 @@ def test_a_resumed_run_writes_over_the_steps_it_runs_again(attach: Attach, tmp_p
 @pytest.mark.parametrize(
     ("name", "folder"),
     [
-        ("../../out", "%2E%2E/%2E%2E/out"),
-        ("/etc", "%/etc"),
-        ("a:b?", "a%3Ab%3F"),
-        ("50%", "50%25"),
-        ("größe 1", "größe 1"),
-        (".hidden", "%2Ehidden"),
-        ("", "%"),
-        ("nul\x00", "nul%00"),
-        ("caf\udce9", "caf%DCE9"),
+        ("../../out", "%2E%2E/%2E%2E/out"), ("/etc", "%/etc"), ("a:b?", "a%3Ab%3F"), ("50%", "50%25"),
+        ("größe 1", "größe 1"), (".hidden", "%2Ehidden"), ("", "%"), ("nul\x00", "nul%00"),
     ],
-)
+)  # fmt: skip
 def test_names_stay_inside_the_folder(attach: Attach, tmp_path: Path, name: str, folder: str) -> None:
-    """Whatever a name holds, it is a path below the mode's folder, and another one for another name."""
+    """Any name is a path below the mode's folder, and another one for another name."""
     write(attach(ImageFileWriter()), logged(random_image(1, 1), name))
 
     assert files(tmp_path) == [f"images/train/{folder}/1.png"]
 
 
 @pytest.mark.parametrize(
-    ("mode", "folder"), [("{root}/out", None), ("a/../../../out", "a%2F..%2F..%2F..%2Fout"), ("..", "%2E%2E")]
+    ("mode", "folder"), [("/out", "%2Fout"), ("a/../../../out", "a%2F..%2F..%2F..%2Fout"), ("..", "%2E%2E")]
 )
-def test_modes_stay_inside_the_folder(tmp_path: Path, mode: str, folder: str | None) -> None:
+def test_modes_stay_inside_the_folder(tmp_path: Path, mode: str, folder: str) -> None:
     """A mode is one folder, also where it is an absolute path."""
     writer = ImageFileWriter()
     writer.open(Run(work_dir=str(tmp_path / "run")))
 
-    writer.write(logged(random_image(1, 1), mode=mode.format(root=tmp_path)))
+    writer.write(logged(random_image(1, 1), mode=mode))
 
-    (made,) = files(tmp_path)
-    assert made.startswith("run/images/%2F" if folder is None else f"run/images/{folder}/cat/1.png")
-    assert made.count("/") == 4
+    assert files(tmp_path) == [f"run/images/{folder}/cat/1.png"]
 
 
 def test_a_long_name_is_cut(attach: Attach, tmp_path: Path) -> None:

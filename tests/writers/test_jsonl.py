@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import json
-import logging
-import math
 import os
-import signal
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import (
     AfterRun,
     AfterValEpoch,
@@ -30,15 +21,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, read_jsonl
-
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
-
-
-def write(bus: Bus, *events: Event) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close()
+from tests.writers.conftest import FLOATS, Attach, write
 
 
 def append(work_dir: Path, *events: Event) -> None:
@@ -58,134 +41,97 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "metrics.jsonl"
 
 
+# --- lines -------------------------------------------------------------------------------------------------
+
+
 def test_scalars_are_one_flat_line(attach: Attach, path: Path) -> None:
     """A line of scalars is mode, step, iter, epoch and the metrics, in that order."""
-    bus = attach(JSONLWriter())
-
-    write(bus, ScalarsLogged(step=40, iter=39, epoch=1, scalars={"loss": 0.25, "lr": 1e-3}))
+    write(attach(JSONLWriter()), ScalarsLogged(step=40, iter=39, epoch=1, scalars={"loss": 0.25, "lr": 1e-3}))
 
     assert path.read_text() == '{"mode":"train","step":40,"iter":39,"epoch":1,"loss":0.25,"lr":0.001}\n'
 
 
 def test_every_event_is_a_line_in_order(attach: Attach, path: Path) -> None:
     """Nothing is merged, left out or reordered, however many events one write holds."""
-    bus = attach(JSONLWriter())
-
-    write(bus, *(ScalarsLogged(step=step, scalars={"loss": 1 / (step + 1)}) for step in range(5000)))
+    events = [ScalarsLogged(step=step, scalars={"loss": 1 / (step + 1)}) for step in range(5000)]
+    write(attach(JSONLWriter()), *events)
 
     assert [(row["step"], row["loss"]) for row in rows(path)] == [(s, 1 / (s + 1)) for s in range(5000)]
 
 
+class FolderMade(Event):
+    """An event of the user's own."""
+
+    folder: Path
+
+
 def test_other_events_keep_their_tag(attach: Attach, path: Path) -> None:
-    """A line that is no scalars says in "event" what it is."""
-    bus = attach(JSONLWriter())
+    """The key "event" names an event without scalars; a field without a form in JSON becomes its text."""
+    write(
+        attach(JSONLWriter(events="*")),
+        CheckpointSaved(iter=9, path="a", bytes=12, seconds=0.5), AfterRun(iter=10, reason="stopped"),
+        ImageLogged(name="cat", data=b"\x00\x01", shape=(1, 2, 1)), FolderMade(folder=Path("a/b")),
+    )  # fmt: skip
 
-    write(bus, CheckpointSaved(iter=9, path="a", bytes=12, seconds=0.5), AfterRun(iter=10, reason="stopped"))
-
-    saved, ended = rows(path)
+    saved, ended, image, made = rows(path)
     assert (saved["event"], saved["path"], saved["bytes"]) == ("checkpoint_saved", "a", 12)
     assert (ended["event"], ended["reason"], ended["error"]) == ("after_run", "stopped", None)
+    assert image["event"] == "image_logged"
+    assert made == {"event": "folder_made", "folder": "a/b"}
 
 
-def test_flush_makes_lines_visible(attach: Attach, path: Path) -> None:
-    """After bus.flush another reader finds everything, while the writer is still open."""
-    bus = attach(JSONLWriter())
-
-    bus.emit(ScalarsLogged(step=1))
-    bus.flush()
-
-    assert [row["step"] for row in rows(path)] == [1]
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0.1, -0.0, 5e-324, 1.7976931348623157e308])
+@FLOATS
 def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
-    """What is read is bit for bit what was written, NaN and the infinities included."""
-    bus = attach(JSONLWriter())
+    """The value that is read is bit for bit the one written, in scalars and in a mapping of another event. Any JSON
+    parser reads the file, as NaN and the infinities are strings in it."""
+    write(
+        attach(JSONLWriter(events="*")), ScalarsLogged(scalars={"loss": value}), AfterValEpoch(metrics={"loss": value})
+    )  # fmt: skip
 
-    write(bus, ScalarsLogged(scalars={"loss": value}))
-
-    (row,) = rows(path)
-    assert repr(row["loss"]) == repr(value)
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(math.nan, "NaN"), (math.inf, "Infinity"), (-math.inf, "-Infinity")]
-)
-def test_lines_are_strict_json(attach: Attach, path: Path, value: float, text: str) -> None:
-    """Any JSON parser reads the file: what JSON cannot say is a string."""
-    bus = attach(JSONLWriter())
-
-    write(bus, ScalarsLogged(scalars={"loss": value}))
-
-    assert json.loads(path.read_text(), parse_constant=pytest.fail)["loss"] == text
-
-
-def test_nan_inside_other_events_survives(attach: Attach, path: Path) -> None:
-    """Metrics in a mapping of an event are encoded as those of scalars."""
-    bus = attach(JSONLWriter(events=[AfterValEpoch]))
-
-    write(bus, AfterValEpoch(metrics={"loss": math.inf, "accuracy": 0.5}))
-
-    assert rows(path)[0]["metrics"] == {"loss": math.inf, "accuracy": 0.5}
+    scalars, epoch = rows(path)
+    assert repr(scalars["loss"]) == repr(epoch["metrics"]["loss"]) == repr(value)
+    texts = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    line = json.loads(path.read_text().splitlines()[0], parse_constant=pytest.fail)
+    assert line["loss"] == texts.get(repr(value), value)
 
 
 @pytest.mark.parametrize("text", ["NaN", "Infinity", "-Infinity", "~NaN", "~~Infinity", "NaNs", "~"])
 def test_a_text_that_reads_like_a_number_stays_a_text(attach: Attach, path: Path, text: str) -> None:
-    """The encoding of NaN takes no text away."""
-    bus = attach(JSONLWriter())
-
-    write(bus, TextLogged(text=text), RunInfo(info={"fill": text}))
+    """The encoding of NaN replaces no text."""
+    write(attach(JSONLWriter()), TextLogged(text=text), RunInfo(info={"fill": text}))
 
     logged, info = rows(path)
     assert (logged["text"], info["info"]) == (text, {"fill": text})
 
 
-def test_reserved_names_are_not_lost(attach: Attach, path: Path) -> None:
-    """Metrics called like the keys of a line, or like each other's replacement, all get a key of their own."""
-    names = ["step", "iter", "epoch", "mode", "event", "scalars/step", "scalars/scalars/step"]
+def test_two_files_of_one_run(attach: Attach, tmp_path: Path) -> None:
+    """A second writer with a name of its own fills a second file, in a folder that it makes."""
     bus = attach(JSONLWriter())
+    events = JSONLWriter("logs/events.jsonl", events=[AfterRun], name="event log")
+    events.attach(bus, lambda: Run(work_dir=str(tmp_path)))
 
-    write(bus, ScalarsLogged(step=7, scalars={name: float(i) for i, name in enumerate(names)}))
+    write(bus, ScalarsLogged(step=1), AfterRun())
 
-    (row,) = rows(path)
-    assert (row["step"], row["mode"]) == (7, "train")
-    assert [row["scalars/" + name] for name in names] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
-
-
-def test_numpy_numbers_are_numbers(attach: Attach, path: Path) -> None:
-    """A handwritten event with numpy's scalars is written like one with floats."""
-    scalars: dict[str, Any] = {"half": np.float32(0.5), "nan": np.float32("nan"), "three": np.int64(3)}
-    bus = attach(JSONLWriter())
-
-    write(bus, ScalarsLogged(scalars=scalars))
-
-    (row,) = rows(path)
-    assert (row["half"], row["three"], math.isnan(row["nan"])) == (0.5, 3, True)
+    assert [row["event"] for row in rows(tmp_path / "logs/events.jsonl")] == ["after_run"]
+    with pytest.raises(ValueError, match="unknown event 'scalars_loged': did you mean 'scalars_logged'"):
+        JSONLWriter(events=["scalars_loged"])
 
 
-def test_a_field_without_json_form_is_its_text(attach: Attach, path: Path) -> None:
-    """An event of the user's own cannot end the file."""
-
-    class FolderMade(Event):
-        folder: Path
-
-    bus = attach(JSONLWriter(events=["folder_made"]))
-
-    write(bus, FolderMade(folder=Path("a/b")))
-
-    assert rows(path) == [{"event": "folder_made", "folder": "a/b"}]
+# --- a file that is there ----------------------------------------------------------------------------------
 
 
-def test_a_resumed_run_appends(attach: Attach, path: Path) -> None:
-    """Opening an existing file keeps its lines."""
-    for step in (1, 2):
-        write(attach(JSONLWriter(), start_iter=step - 1), ScalarsLogged(step=step))
+@pytest.mark.parametrize("before", ['{"mode":"train","step":1}\n', '{"mode":"train","step":1}'])
+def test_a_resumed_run_appends(tmp_path: Path, path: Path, before: str) -> None:
+    """An existing file keeps its lines, also a last one that lacks only its end."""
+    path.write_text(before)
+
+    append(tmp_path, ScalarsLogged(step=2))
 
     assert [row["step"] for row in rows(path)] == [1, 2]
 
 
 def test_a_torn_last_line_is_reported_to_readers(path: Path) -> None:
-    """Of a run that was killed in the middle of a line they get the others."""
+    """Readers of a run that was killed in the middle of a line get the other lines."""
     path.write_text('{"mode":"train","step":1}\n{"mode":"tra')
 
     with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 2 was cut short and is left out: b'\{"):
@@ -195,7 +141,7 @@ def test_a_torn_last_line_is_reported_to_readers(path: Path) -> None:
 
 
 def test_a_torn_last_line_is_removed(tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Wherever a kill cut it, the next opening leaves whole lines, says once how many bytes it removed, and goes on."""
+    """Wherever a kill cut it, the next opening leaves whole lines, logs once how many bytes it removed, and goes on."""
     first, line = b'{"mode":"train","step":1}\n', '{"mode":"val","step":2,"scalars/a b":"é"}'.encode()
     for end in range(1, len(line)):
         path.write_bytes(first + line[:end])
@@ -209,40 +155,28 @@ def test_a_torn_last_line_is_removed(tmp_path: Path, path: Path, caplog: pytest.
         ]
 
 
-def test_a_torn_line_longer_than_what_is_read_at_once_is_removed(tmp_path: Path, path: Path) -> None:
-    """As that of an image; also where it is all there is."""
-    for whole in (b"", b'{"step":1}\n'):
-        path.write_bytes(whole + b'{"event":"image_logged","data":"' + b"A" * 300_000)
-
-        append(tmp_path)
-
-        assert path.read_bytes() == whole
-
-
-@pytest.mark.parametrize("zeros", [b"\0" * 9, b'{"mode":"tr' + b"\0" * 9], ids=["alone", "in a line"])
-def test_zeros_that_a_crash_left_are_removed(tmp_path: Path, path: Path, zeros: bytes) -> None:
-    """A file may be as long as it was before the machine went down, and lack its last bytes."""
-    path.write_bytes(b'{"step":1}\n' + zeros)
-
-    append(tmp_path)
-
-    assert path.read_bytes() == b'{"step":1}\n'
-
-
 @pytest.mark.parametrize(
-    "last",
-    [b'{"a": 1e999}', b"a line of another program", b" {", b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}"],
-    ids=["whole", "text", "no line of ours", "nested"],
+    ("content", "kept"),
+    [
+        (b'{"event":"image_logged","data":"' + b"A" * 300_000, b""),
+        (b'{"step":1}\n{"event":"image_logged","data":"' + b"A" * 300_000, b'{"step":1}\n'),
+        (b'{"step":1}\n' + b"\0" * 9, b'{"step":1}\n'),
+        (b'{"step":1}\n{"mode":"tr' + b"\0" * 9, b'{"step":1}\n'),
+        (b'{"a": 1e999}', b'{"a": 1e999}\n'),
+        (b"a line of another program", b"a line of another program\n"),
+        (b" {", b" {\n"),
+        (b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}", b'{"a":' + b"[" * 5000 + b"]" * 5000 + b"}\n"),
+    ],
+    ids=["long and alone", "long", "zeros", "zeros in a line", "whole", "text", "no line of ours", "nested"],
 )
-def test_a_last_line_that_is_not_torn_is_ended(
-    tmp_path: Path, path: Path, caplog: pytest.LogCaptureFixture, last: bytes
-) -> None:
-    """Nothing is removed that a kill of a writer cannot have left."""
-    path.write_bytes(last)
+def test_what_a_crash_left_is_removed(tmp_path: Path, path: Path, content: bytes, kept: bytes) -> None:
+    """A torn line may be longer than a block, and a crash of the machine may leave zeros for the last bytes. Other bytes
+    are kept, and get a line end."""
+    path.write_bytes(content)
 
     append(tmp_path)
 
-    assert (path.read_bytes(), caplog.messages) == (last + b"\n", [])
+    assert path.read_bytes() == kept
 
 
 def test_a_fifo_gets_the_lines(tmp_path: Path, path: Path) -> None:
@@ -256,92 +190,4 @@ def test_a_fifo_gets_the_lines(tmp_path: Path, path: Path) -> None:
         assert json.loads(file.read())["step"] == 2
 
 
-def test_a_last_line_that_lacks_only_its_end_is_kept(attach: Attach, path: Path) -> None:
-    """A complete object without a line break is no torn line."""
-    path.write_text('{"mode":"train","step":1}')
-
-    write(attach(JSONLWriter()), ScalarsLogged(step=2))
-
-    assert [row["step"] for row in rows(path)] == [1, 2]
-
-
-def test_what_was_flushed_survives_a_kill(tmp_path: Path, path: Path) -> None:
-    """SIGKILL right after a flush loses nothing: the writer keeps no buffer."""
-    script = (
-        "import os, signal; from eventloop.bus import Bus; from eventloop.events.run import Run\n"
-        "from eventloop.events import ScalarsLogged; from eventloop.writers import JSONLWriter\n"
-        f"bus = Bus(); JSONLWriter().attach(bus, lambda: Run(work_dir={str(tmp_path)!r}))\n"
-        "for step in range(100): bus.emit(ScalarsLogged(step=step))\n"
-        "bus.flush(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-
-    killed = subprocess.run([sys.executable, "-c", script], check=False)
-
-    assert killed.returncode == -signal.SIGKILL
-    assert [row["step"] for row in rows(path)] == list(range(100))
-
-
-def test_every_event_can_be_written(attach: Attach, path: Path) -> None:
-    """ "*" makes the file a log of all events, payloads included."""
-    bus = attach(JSONLWriter(events="*"))
-
-    write(bus, AfterValEpoch(epoch=1), ImageLogged(name="cat", data=b"\x00\x01", shape=(1, 2, 1)))
-
-    assert [row["event"] for row in rows(path)] == ["after_val_epoch", "image_logged"]
-
-
-def test_an_unknown_event_is_refused_at_construction() -> None:
-    """A misspelled name is an error at the line that made it, with a suggestion."""
-    with pytest.raises(ValueError, match="scalars_logged"):
-        JSONLWriter(events=["scalars_loged"])
-
-
-def test_two_files_of_one_run(attach: Attach, tmp_path: Path) -> None:
-    """A second writer with a name of its own fills a second file, in a folder that it makes."""
-    bus = attach(JSONLWriter())
-    events = JSONLWriter("logs/events.jsonl", events=[AfterRun], name="event log")
-    events.attach(bus, lambda: Run(work_dir=str(tmp_path)))
-
-    write(bus, ScalarsLogged(step=1), AfterRun())
-
-    assert [row["event"] for row in rows(tmp_path / "logs/events.jsonl")] == ["after_run"]
-
-
-def test_a_full_disk_is_named_and_never_raises(
-    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture
-) -> None:
-    """emit goes on as before; the account says what failed, and closing is clean."""
-    bus = attach(JSONLWriter("/dev/full"))
-
-    with caplog.at_level(logging.ERROR, "eventloop"):
-        for step in range(10):
-            bus.emit(ScalarsLogged(step=step))
-        bus.close()
-
-    stats = account(bus)
-    assert stats.delivered == 0
-    assert stats.failed + stats.dropped == 10
-    assert "No space left on device" in stats.error
-    assert [record.message for record in caplog.records] == [
-        "background subscriber JSONLWriter failed and is disabled"
-    ]
-
-
-def test_a_folder_that_cannot_be_written_is_named(attach: Attach, account: Account, tmp_path: Path) -> None:
-    """The account has the path that was refused."""
-    (tmp_path / "taken").write_text("a file, no folder")
-    bus = attach(JSONLWriter(), work_dir=str(tmp_path / "taken"))
-
-    bus.emit(ScalarsLogged(step=1))
-    bus.close()
-
-    assert account(bus).failed == 1
-    assert os.fspath(tmp_path / "taken") in account(bus).error
-
-
-def test_closing_twice_is_safe() -> None:
-    """A writer that never opened closes too."""
-    writer = JSONLWriter()
-
-    writer.close()
-    writer.close()
+# --- failures ----------------------------------------------------------------------------------------------

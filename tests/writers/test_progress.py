@@ -9,17 +9,12 @@ import pty
 import re
 import sys
 import threading
-from collections.abc import Callable
 
 import pytest
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import AfterRun, BeforeRun, BeforeVal, CheckpointSaved, Event, ScalarsLogged
 from eventloop.writers import ConsoleWriter, progress
-
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
+from tests.writers.conftest import Account, Attach, emit, write
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
 
@@ -79,12 +74,16 @@ def val(step: int) -> ScalarsLogged:
 def shown(attach: Attach, *events: Event) -> str:
     """What a terminal was sent when `events` were emitted and the bus flushed, the bus being still open."""
     terminal = PseudoTerminal()
-    bus = attach(ConsoleWriter(stream=terminal.stream))
-    for event in events:
-        bus.emit(event)
-    bus.flush()
+    emit(attach(ConsoleWriter(stream=terminal.stream)), *events)
     terminal.stream.write("<after>")
     return terminal.hang_up()
+
+
+def drawn(attach: Attach, *events: Event) -> str:
+    """The text of a bar on a stream, from events up to the close of the bus."""
+    stream = io.StringIO()
+    write(attach(ConsoleWriter(progress=True, stream=stream)), *events)
+    return plain(stream.getvalue())
 
 
 def plain(text: str) -> str:
@@ -99,20 +98,25 @@ def test_the_bar_says_where_the_run_is(attach: Attach) -> None:
     assert "epoch  3/10 ━────  450/1800  loss  0.0022   1000 it/s  eta  0:00:01  lr 1.0e-03\r\n" in seen
 
 
-def test_what_others_print_after_the_run_is_clean(attach: Attach) -> None:
-    """When after_run was delivered the cursor is back, at the beginning of a line of its own."""
-    seen = shown(attach, BeforeRun(), train(10), AfterRun(iter=10))
+@pytest.mark.parametrize(
+    ("end", "line"),
+    [
+        (AfterRun(iter=10), "completed"),
+        (AfterRun(iter=10, reason="error", error="ValueError: x"), "error: ValueError: x"),
+    ],
+)
+def test_what_others_print_after_the_run_is_clean(attach: Attach, end: AfterRun, line: str) -> None:
+    """When after_run was delivered the cursor is back, at the beginning of a line of its own; late values begin no second
+    bar."""
+    seen = shown(attach, BeforeRun(), train(10), end)
 
     assert seen.index(HIDE_CURSOR) < seen.rindex(SHOW_CURSOR)
-    assert plain(seen).endswith("\r\nRun ended at iteration 10: completed\r\n<after>")
-
-
-def test_a_failed_run_ends_the_bar_too(attach: Attach) -> None:
-    """A traceback that follows starts on a clean line."""
-    seen = shown(attach, BeforeRun(), train(10), AfterRun(iter=10, reason="error", error="ValueError: x"))
-
     assert HIDE_CURSOR not in seen[seen.rindex(SHOW_CURSOR) :]
-    assert plain(seen).endswith("\r\nRun ended at iteration 10: error: ValueError: x\r\n<after>")
+    assert plain(seen).endswith(f"\r\nRun ended at iteration 10: {line}\r\n<after>")
+
+    seen = shown(attach, BeforeRun(), train(10), end, train(20))
+    assert seen.count(HIDE_CURSOR) == 1
+    assert "Epoch(train)  [1][20]  lr: 1.0000e-03" in seen
 
 
 def test_texts_of_a_run_are_no_commands(attach: Attach) -> None:
@@ -129,10 +133,7 @@ def test_texts_of_a_run_are_no_commands(attach: Attach) -> None:
 def test_closing_the_bus_ends_the_bar(attach: Attach) -> None:
     """Without an after_run too, as at interpreter exit."""
     terminal = PseudoTerminal()
-    bus = attach(ConsoleWriter(stream=terminal.stream))
-
-    bus.emit(train(10))
-    bus.close()
+    write(attach(ConsoleWriter(stream=terminal.stream)), train(10))
 
     assert terminal.hang_up().endswith(SHOW_CURSOR)
 
@@ -163,86 +164,37 @@ def test_a_run_without_training_has_no_bar(attach: Attach) -> None:
 
 
 def test_the_bar_is_drawn_at_most_ten_times_a_second(attach: Attach, clock: list[float]) -> None:
-    """A thousand events at one moment are drawn when they begin, and when the bar ends."""
+    """A thousand events at one moment are drawn when they begin, and when the bar ends; an event a tenth of a second after
+    the last drawing is drawn."""
     stream = io.StringIO()
     bus = attach(ConsoleWriter(progress=True, stream=stream))
 
-    for step in range(1, 1001):
+    for step in range(1, 1000):
         bus.emit(train(step))
-    bus.close()
+    bus.flush()  # draws what is held back
+    clock[0] += 1.01 * progress.REFRESH_SECONDS
+    write(bus, train(1000), train(1001))
 
-    drawn = re.findall(r" +(\d+)/1800", plain(stream.getvalue()))
-    assert drawn == ["1", "1000"]
-
-
-def test_the_bar_moves_when_time_has_passed(attach: Attach, clock: list[float]) -> None:
-    """An event a tenth of a second after the last drawing is drawn."""
-    stream = io.StringIO()
-    bus = attach(ConsoleWriter(progress=True, stream=stream))
-
-    for step in (1, 2, 3):
-        bus.emit(train(step))
-        bus.flush()  # draws what is held back
-        clock[0] += progress.REFRESH_SECONDS
-    bus.close()
-
-    assert {"1", "2", "3"} <= set(re.findall(r" +(\d+)/1800", plain(stream.getvalue())))
+    assert re.findall(r" +(\d+)/1800", plain(stream.getvalue())) == ["1", "999", "1000", "1001"]
 
 
-def test_the_line_keeps_its_width(attach: Attach) -> None:
-    """Numbers that grow do not push the others around."""
-    terminal = PseudoTerminal()
-    bus = attach(ConsoleWriter(stream=terminal.stream))
-
-    for step in (1, 10, 100, 1000, 1800):
-        bus.emit(train(step))
-        bus.flush()
-    bus.close()
-
-    lines = re.findall(r"epoch[^\r\n]*", plain(terminal.hang_up()))
-    assert len(lines) >= 5
-    assert len({len(line) for line in lines}) == 1
-
-
-def test_what_the_program_prints_begins_a_line(attach: Attach, clock: list[float]) -> None:
-    """Beside the bar, and behind a line above it."""
-    for events in ([train(10)], [train(10), val(10)]):
-        stream = io.StringIO()
-        bus = attach(ConsoleWriter(progress=True, stream=stream))
-        for event in events:
-            bus.emit(event)
-        bus.flush()
-
-        assert stream.getvalue().endswith("\r")
-
-
-def test_values_after_the_end_are_lines(attach: Attach) -> None:
-    """A value that came late from a device starts no second bar."""
-    seen = shown(attach, BeforeRun(), train(10), AfterRun(iter=10), train(20))
-
-    assert seen.count(HIDE_CURSOR) == 1
-    assert "Epoch(train)  [1][20]  lr: 1.0000e-03" in seen
-
-
-def test_standard_output_is_left_alone(attach: Attach) -> None:
-    """A print on the training thread never goes through the bar's lock."""
+@pytest.mark.parametrize("events", [[train(10)], [train(10), val(10)]])
+def test_what_the_program_prints_begins_a_line(
+    attach: Attach, clock: list[float], events: list[Event]
+) -> None:
+    """Beside the bar, and behind a line above it; a print never waits for the bar, as it has not replaced the stream."""
     before = sys.stdout, sys.stderr
-    bus = attach(ConsoleWriter(progress=True, stream=io.StringIO()))
+    stream = io.StringIO()
+    emit(attach(ConsoleWriter(progress=True, stream=stream)), *events)
 
-    bus.emit(train(1))
-    bus.flush()
-
+    assert stream.getvalue().endswith("\r")
     assert (sys.stdout, sys.stderr) == before
 
 
 def test_an_ascii_terminal_gets_an_ascii_bar(attach: Attach) -> None:
     """Where the encoding has no line characters."""
     raw = io.BytesIO()
-    stream = io.TextIOWrapper(raw, encoding="ascii")
-    bus = attach(ConsoleWriter(progress=True, stream=stream))
-
-    bus.emit(train(900))
-    bus.close()
+    write(attach(ConsoleWriter(progress=True, stream=io.TextIOWrapper(raw, encoding="ascii"))), train(900))
 
     assert "##---" in plain(raw.getvalue().decode("ascii"))
 
@@ -250,13 +202,8 @@ def test_an_ascii_terminal_gets_an_ascii_bar(attach: Attach) -> None:
 def test_a_narrow_terminal_goes_without_the_bar(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers first: the line is never wrapped, and a number that has no room is left out rather than cut."""
     monkeypatch.setenv("COLUMNS", "40")
-    stream = io.StringIO()
-    bus = attach(ConsoleWriter(progress=True, stream=stream))
 
-    bus.emit(train(900))
-    bus.close()
-
-    assert set(re.findall(r"epoch[^\r\n]*", plain(stream.getvalue()))) == {
+    assert {*re.findall(r"epoch[^\r\n]*", drawn(attach, train(900)))} == {
         "epoch  6/10   900/1800  loss  0.0011"
     }
 
@@ -273,24 +220,16 @@ def test_a_narrow_terminal_goes_without_the_bar(attach: Attach, monkeypatch: pyt
 )
 def test_numbers_that_grow_get_shorter(attach: Attach, value: float, shown: str) -> None:
     """A loss that explodes does not push the rest away."""
-    stream = io.StringIO()
-    bus = attach(ConsoleWriter(progress=True, stream=stream))
-
-    bus.emit(ScalarsLogged(step=12, scalars={"loss": value, "lr": 0.5}))
-    bus.close()
-
-    assert f"loss {shown}  lr 5.0e-01" in plain(stream.getvalue())
+    assert f"loss {shown}  lr 5.0e-01" in drawn(
+        attach, ScalarsLogged(step=12, scalars={"loss": value, "lr": 0.5})
+    )
 
 
 def test_a_run_of_unknown_length_counts(attach: Attach) -> None:
     """Without a total there is neither a bar nor a time left."""
-    stream = io.StringIO()
-    bus = attach(ConsoleWriter(progress=True, stream=stream))
+    event = ScalarsLogged(step=12, scalars={"loss": 0.5, "time": 0.5})
 
-    bus.emit(ScalarsLogged(step=12, scalars={"loss": 0.5, "time": 0.5}))
-    bus.close()
-
-    assert "iter   12  loss  0.5000      2 it/s" in plain(stream.getvalue())
+    assert "iter   12  loss  0.5000      2 it/s" in drawn(attach, event)
 
 
 def test_a_terminal_that_is_gone_is_named_and_never_raises(attach: Attach, account: Account) -> None:

@@ -1,46 +1,27 @@
-"""TensorBoardWriter: what TensorBoard's own reader finds in the files."""
+"""TensorBoardWriter: the curves and texts that TensorBoard's own reader finds in the files."""
 
 from __future__ import annotations
 
-import math
+import io
+import os
+import random
+import signal
+import struct
 import sys
-from collections.abc import Callable
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
+import numpy as np
 import pytest
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
-from eventloop.events import Event, RunInfo, ScalarsLogged, TextLogged
-from eventloop.events.run import Run
+from eventloop.events import BeforeTrain, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.writers import TensorBoardWriter
-
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
-
-
-def read(folder: Path) -> Any:
-    """What TensorBoard shows of a folder, without the limit on points that its server applies."""
-    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    reader.Reload()
-    return reader
-
-
-def curve(folder: Path, tag: str) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in read(folder).Scalars(tag)]
-
-
-def write(bus: Bus, *events: Event) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close()
-
-
-def train(*steps: int, loss: float = 0.5) -> list[ScalarsLogged]:
-    return [ScalarsLogged(step=step, iter=step - 1, scalars={"loss": loss}) for step in steps]
+from eventloop.writers.tfrecord import frame
+from tests.writers.conftest import Attach, curve, emit, tensorboard, train, val, worker_of, write
 
 
 @pytest.fixture
@@ -49,102 +30,48 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_scalar_is_found_with_its_step(attach: Attach, folder: Path) -> None:
-    """Each name is a curve `{mode}/{name}` that has each value at its step."""
-    names = [f"metric_{i}" for i in range(10)]
-    bus = attach(TensorBoardWriter())
-
-    write(
-        bus, *(ScalarsLogged(step=s, scalars={n: s * i for i, n in enumerate(names)}) for s in range(1, 501))
-    )
-
-    for i, name in enumerate(names):
-        assert curve(folder, f"train/{name}") == [(s, s * i) for s in range(1, 501)]
-
-
-def test_names_that_change_from_event_to_event(attach: Attach, folder: Path) -> None:
-    """Whatever names an event has, and however many sets of them there are, each value is at its own."""
-    bus, sets = attach(TensorBoardWriter()), 150
+    """Each name is a curve `{mode}/{name}` that has each value at its step, also where ever other names come together."""
     events = [
-        ScalarsLogged(step=step, scalars={"loss": float(step), f"part_{step % sets}": float(-step)})
-        for step in range(1, 2 * sets + 1)
+        ScalarsLogged(step=step, scalars={"loss": float(step), f"part_{step % 150}": float(-step)})
+        for step in range(1, 301)
     ]
 
-    write(bus, *events)
+    write(attach(TensorBoardWriter()), *events, val(10, loss=0.25))
 
-    assert curve(folder, "train/loss") == [(step, step) for step in range(1, 2 * sets + 1)]
-    assert curve(folder, "train/part_7") == [(7, -7), (7 + sets, -7 - sets)]
-
-
-def test_modes_are_apart(attach: Attach, folder: Path) -> None:
-    """The loss of training and of validation are two curves."""
-    bus = attach(TensorBoardWriter())
-
-    write(bus, *train(10, loss=0.5), ScalarsLogged(mode="val", step=10, scalars={"loss": 0.25}))
-
-    assert curve(folder, "train/loss") == [(10, 0.5)]
-    assert curve(folder, "val/loss") == [(10, 0.25)]
+    reader = tensorboard(folder)
+    curves = {
+        tag: [(point.step, point.value) for point in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]
+    }
+    assert len(curves) == 152
+    assert curves["train/loss"] == [(step, step) for step in range(1, 301)]
+    assert curves["train/part_7"] == [(7, -7), (157, -157)]
+    assert curves["val/loss"] == [(10, 0.25)]
 
 
 def test_a_late_value_keeps_its_step(attach: Attach, folder: Path) -> None:
     """A value that arrives after later ones takes none of them away."""
-    bus = attach(TensorBoardWriter())
+    write(attach(TensorBoardWriter()), *train(40, 36, 50))
 
-    write(bus, *train(40, 36, 50))
-
-    assert sorted(curve(folder, "train/loss")) == [(36, 0.5), (40, 0.5), (50, 0.5)]
-
-
-def test_nan_and_infinities_are_kept(attach: Attach, folder: Path) -> None:
-    """A loss that has diverged is seen to have diverged."""
-    bus = attach(TensorBoardWriter())
-
-    write(bus, *train(1, loss=math.nan), *train(2, loss=math.inf), *train(3, loss=-math.inf))
-
-    nan, *infinities = [value for _, value in curve(folder, "train/loss")]
-    assert math.isnan(nan)
-    assert infinities == [math.inf, -math.inf]
+    assert sorted(curve(folder, "train/loss")) == [(36, 9.0), (40, 10.0), (50, 12.5)]
 
 
 def test_texts_are_found(attach: Attach, folder: Path) -> None:
-    """A text is under its mode and name, at its step."""
-    bus = attach(TensorBoardWriter())
+    """A text is under its mode and name, at its step, in TensorBoard's text tab."""
+    write(attach(TensorBoardWriter()), TextLogged(mode="val", name="note", text="größer", step=3))
 
-    write(bus, TextLogged(mode="val", name="note", text="größer", step=3))
-
-    (text,) = read(folder).Tensors("val/note")
+    (text,) = tensorboard(folder).Tensors("val/note")
     assert (text.step, text.tensor_proto.string_val[0].decode()) == (3, "größer")
-
-
-def test_texts_belong_to_the_text_plugin(attach: Attach, folder: Path) -> None:
-    """TensorBoard shows them in its text tab."""
-    bus = attach(TensorBoardWriter())
-
-    write(bus, TextLogged(name="note", text="hello"))
-
-    assert read(folder).SummaryMetadata("train/note").plugin_data.plugin_name == "text"
+    assert tensorboard(folder).SummaryMetadata("val/note").plugin_data.plugin_name == "text"
 
 
 def test_run_info_is_a_table(attach: Attach, folder: Path) -> None:
     """Cells with bars and line breaks stay in their cell."""
-    bus = attach(TensorBoardWriter())
+    write(attach(TensorBoardWriter()), RunInfo(info={"model": "ResNet", "plan": "a|b\nc"}))
 
-    write(bus, RunInfo(info={"model": "ResNet", "plan": "a|b\nc"}))
-
-    (text,) = read(folder).Tensors("run_info")
+    (text,) = tensorboard(folder).Tensors("run_info")
     assert text.tensor_proto.string_val[0].decode() == (
         "|key|value|\n|---|---|\n|model|ResNet|\n|plan|a\\|b<br>c|"
     )
-
-
-def test_flush_makes_values_visible(attach: Attach, folder: Path) -> None:
-    """After bus.flush TensorBoard finds everything, while the writer is still open."""
-    bus = attach(TensorBoardWriter())
-
-    for event in train(1, 2):
-        bus.emit(event)
-    bus.flush()
-
-    assert curve(folder, "train/loss") == [(1, 0.5), (2, 0.5)]
 
 
 def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: Path) -> None:
@@ -159,20 +86,9 @@ def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: 
 def test_many_resumes_in_one_second_keep_their_order(attach: Attach, folder: Path) -> None:
     """Files are read in the order in which they were opened, however quickly they follow each other."""
     for start in range(0, 120, 10):
-        write(
-            attach(TensorBoardWriter(), start_iter=start), *train(*range(start + 1, start + 20), loss=start)
-        )
+        write(attach(TensorBoardWriter(), start_iter=start), *train(*range(start + 1, start + 20)))
 
     assert [step for step, _ in curve(folder, "train/loss")] == list(range(1, 130))
-
-
-def test_log_dir_can_be_chosen(attach: Attach, tmp_path: Path) -> None:
-    """The files of several runs can share a folder that TensorBoard is started on."""
-    bus = attach(TensorBoardWriter(tmp_path / "all" / "run1"))
-
-    write(bus, *train(1))
-
-    assert curve(tmp_path / "all" / "run1", "train/loss") == [(1, 0.5)]
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,37 +101,67 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         TensorBoardWriter()
 
 
-def test_a_folder_that_cannot_be_made_is_named(attach: Attach, account: Account, folder: Path) -> None:
-    """emit never raises; the account has the path that was refused."""
-    folder.write_text("a file, no folder")
+PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3).tobytes()
+
+
+# --- images, and a process -------------------------------------------------------------------------------------
+
+
+def image(step: int) -> ImageLogged:
+    return ImageLogged(name="cat", step=step, data=PIXELS, shape=(4, 4, 3))
+
+
+def steps(entries: list[Any]) -> list[int]:
+    return [entry.step for entry in entries]
+
+
+def accounts(bus: Bus) -> dict[str, tuple[str, int, int]]:
+    return {
+        stats.name: (stats.runs_on, stats.delivered, stats.failed + stats.dropped) for stats in bus.stats()
+    }
+
+
+def test_images_and_scalars_are_in_one_file_of_the_thread(attach: Attach, folder: Path) -> None:
+    """No image starts a process."""
     bus = attach(TensorBoardWriter())
+    write(bus, *train(1), image(2), *train(3))
 
-    write(bus, *train(1, 2))
-
-    stats = account(bus)
-    assert (stats.delivered, stats.failed + stats.dropped) == (0, 2)
-    assert str(folder) in stats.error
-
-
-def test_a_full_disk_is_named_and_never_raises(attach: Attach, account: Account) -> None:
-    """emit goes on as before; the account says what failed, and how many values were lost."""
-
-    class OnFullDisk(TensorBoardWriter):
-        def open(self, run: Run) -> None:
-            self._file = FileIO("/dev/full", "wb")
-
-    bus = attach(OnFullDisk())
-
-    write(bus, *train(*range(1, 11)))
-
-    stats = account(bus)
-    assert (stats.delivered, stats.failed + stats.dropped) == (0, 10)
-    assert "No space left on device" in stats.error
+    assert accounts(bus) == {"TensorBoardWriter": ("thread", 3, 0)}
+    (path,) = folder.iterdir()
+    assert path.name.endswith(f".{os.getpid()}")
+    assert steps(tensorboard(folder).Scalars("train/loss")) == [1, 3]
 
 
-def test_closing_twice_is_safe() -> None:
-    """A writer that never opened closes too."""
-    writer = TensorBoardWriter()
+@pytest.mark.slow
+def test_process_that_is_killed_is_replaced(attach: Attach, folder: Path) -> None:
+    """With `offload="process"` all events are written in a process; the next one goes on at the first event that was not
+    acknowledged, and every curve is whole."""
+    bus = attach(TensorBoardWriter(offload="process"), start_iter=10)
+    emit(bus, BeforeTrain(iter=10), *train(11), image(12), *train(*range(13, 20)))
+    os.kill(worker_of(bus), signal.SIGKILL)
+    write(bus, *train(*range(20, 30)), image(30))
 
-    writer.close()
-    writer.close()
+    reader = tensorboard(folder)
+    assert steps(reader.Scalars("train/loss")) == [11, *range(13, 30)]
+    assert steps(reader.Images("train/cat")) == [12, 30]
+    ((runs_on, _, lost),) = accounts(bus).values()
+    assert (runs_on, lost) == ("process", 0)
+
+
+# --- the record format, against TensorBoard's own --------------------------------------------------------------
+
+
+def test_the_checksum_is_the_one_in_c() -> None:
+    """The library has its C part here: its fallback in Python would hold the interpreter as TensorBoard's does."""
+    assert google_crc32c.implementation == "c"
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 5, 100, 1023, 1024, 1025, 3079])
+def test_records_are_those_of_tensorboard(size: int) -> None:
+    """A framed record is byte for byte what tensorboard's RecordWriter writes."""
+    data, file = random.Random(size).randbytes(size), io.BytesIO()
+
+    RecordWriter(file).write(data)
+
+    assert frame(data) == file.getvalue()
+    assert struct.unpack("<I", frame(data)[-4:]) == (masked_crc32c(data),)

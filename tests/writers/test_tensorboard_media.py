@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +12,17 @@ import numpy.typing as npt
 import pytest
 import torch
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from eventloop.bus import Bus
-from eventloop.bus.subscription import SubscriptionStats
-from eventloop.events import AfterRun, BeforeTrain, Event, HistogramLogged, ImageLogged, ScalarsLogged
+from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
+from tests.writers.conftest import Account, Attach, train, write
+from tests.writers.conftest import tensorboard as read
 
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
 Array = npt.NDArray[Any]
-
-
-def read(folder: Path) -> Any:
-    reader = EventAccumulator(str(folder), size_guidance={"images": 0, "histograms": 0, "scalars": 0})
-    reader.Reload()
-    return reader
-
-
-def write(bus: Bus, *events: Event) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close()
 
 
 def image(array: Array, step: int = 1) -> ImageLogged:
@@ -75,30 +59,20 @@ def test_images_come_back(attach: Attach, folder: Path, channels: int) -> None:
             assert (np.asarray(decoded) == array.squeeze()).all()
 
 
-def test_what_is_no_image_is_named(attach: Attach, account: Account) -> None:
-    """The account says which one and why."""
-    bus = attach(TensorBoardWriter())
-
-    write(bus, image(np.zeros((3, 8, 8), np.float32)))
-
-    assert "image 'cat' must have the shape (height, width, channels)" in account(bus).error
-
-
-def test_a_bad_image_fails_alone(attach: Attach, account: Account, folder: Path) -> None:
-    """The events that are written with it in one batch are there."""
+def test_what_is_no_image_is_named(attach: Attach, account: Account, folder: Path) -> None:
+    """The account says which image and why; the other events of its batch are written."""
     bus = attach(TensorBoardWriter())
     good = np.zeros((2, 2, 3), np.uint8)
 
     write(bus, image(good, 1), image(np.zeros((3, 8, 8), np.float32), 2), image(good, 3))
 
+    assert "image 'cat' must have the shape (height, width, channels)" in account(bus).error
     assert (account(bus).delivered, account(bus).failed) == (2, 1)
-    reader = EventAccumulator(str(folder), size_guidance={"images": 0})
-    reader.Reload()
-    assert [found.step for found in reader.Images("train/cat")] == [1, 3]
+    assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
-def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None:
-    """Also with those of a batch."""
+def test_own_write_of_a_subclass_is_called(attach: Attach, account: Account, folder: Path) -> None:
+    """Also with the events of a batch, of which a bad one costs itself alone."""
     seen: list[Event] = []
 
     class Mine(TensorBoardWriter):
@@ -106,10 +80,15 @@ def test_own_write_of_a_subclass_is_called(attach: Attach, folder: Path) -> None
             seen.append(event)
             super().write(event)
 
-    events = [image(np.zeros((2, 2, 3), np.uint8), step) for step in (1, 2)]
-    write(attach(Mine()), *events)
+    events = [
+        image(np.zeros((2, 2, channels), np.uint8), step) for step, channels in ((1, 3), (2, 9), (3, 3))
+    ]
+    bus = attach(Mine())
+    write(bus, *events)
 
     assert seen == events
+    assert (account(bus).delivered, account(bus).failed) == (2, 1)
+    assert [found.step for found in read(folder).Images("train/cat")] == [1, 3]
 
 
 # --- histograms --------------------------------------------------------------------------------------------
@@ -153,12 +132,12 @@ def test_the_number_of_bins_can_be_chosen(attach: Attach, folder: Path) -> None:
 
 
 def test_what_is_not_finite_is_counted(attach: Attach, folder: Path) -> None:
-    """Weights that have diverged are a curve, and the others still have their histogram."""
+    """The number of diverged weights is a curve, and the others still have their histogram; an empty one is no error."""
     diverged = np.array([1.0, np.nan, 2.0, np.inf, -np.inf])
 
     write(
         attach(TensorBoardWriter()),
-        histogram(np.ones(5)), histogram(diverged, 2), histogram(np.full(5, np.nan), 3),
+        histogram(np.ones(5)), histogram(diverged, 2), histogram(np.full(5, np.nan), 3), histogram(np.zeros(0), 4),
     )  # fmt: skip
 
     reader = read(folder)
@@ -175,32 +154,12 @@ def test_values_beyond_all_bins_are_counted(attach: Attach, folder: Path) -> Non
     assert (found.histogram_value.min, found.histogram_value.max) == (-1e30, 1e30)
 
 
-def test_an_empty_histogram_ends_nothing(attach: Attach, account: Account) -> None:
-    """No values, no histogram, no error."""
-    bus = attach(TensorBoardWriter())
-
-    write(bus, histogram(np.zeros(0, np.float32)), ScalarsLogged(step=1, scalars={"loss": 1.0}))
-
-    assert (account(bus).delivered, account(bus).failed) == (2, 0)
-
-
 # --- resuming ----------------------------------------------------------------------------------------------
-
-
-def test_training_that_goes_on_replaces_later_images_too(attach: Attach, folder: Path) -> None:
-    """Of every kind TensorBoard forgets the steps that are run again."""
-    array = np.zeros((1, 1, 1), np.uint8)
-    write(attach(TensorBoardWriter()), *(image(array, step) for step in (10, 20, 30)))
-
-    write(attach(TensorBoardWriter()), BeforeTrain(iter=20), image(array, 25))
-
-    assert [entry.step for entry in read(folder).Images("train/cat")] == [10, 20, 25]
 
 
 def test_an_evaluation_of_an_older_checkpoint_takes_nothing_away(attach: Attach, folder: Path) -> None:
     """Only training makes TensorBoard forget."""
-    steps = (10, 20, 30)
-    write(attach(TensorBoardWriter()), *(ScalarsLogged(step=s, scalars={"loss": 1.0}) for s in steps))
+    write(attach(TensorBoardWriter()), *train(10, 20, 30))
 
     test = ScalarsLogged(mode="test", step=20, scalars={"acc": 1.0})
     write(attach(TensorBoardWriter(), start_iter=20), test)
@@ -218,7 +177,7 @@ def content(folder: Path, tag: str) -> Any:
 
 
 def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> None:
-    """A bool is a bool, a text a text, and numbers are numbers."""
+    """A bool is a bool, a text a text, and numbers are numbers; the experiment lists them, and the tags to compare."""
     chosen: dict[str, bool | int | float | str] = {
         "lr": 0.5,
         "layers": 18,
@@ -226,40 +185,28 @@ def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> Non
         "optimizer": "SGD",
     }
 
-    write(attach(TensorBoardWriter(hparams=chosen)), ScalarsLogged(step=1))
+    write(attach(TensorBoardWriter(hparams=chosen, metrics=["val/accuracy"])), ScalarsLogged(step=1))
 
     values = content(folder, metadata.SESSION_START_INFO_TAG).session_start_info.hparams
     assert (values["lr"].number_value, values["layers"].number_value) == (0.5, 18)
     assert (values["nesterov"].bool_value, values["optimizer"].string_value) == (True, "SGD")
-
-
-def test_metrics_of_hparams_name_their_curves(attach: Attach, folder: Path) -> None:
-    """The experiment lists the settings, and the tags that are compared."""
-    write(
-        attach(TensorBoardWriter(hparams={"lr": 0.5}, metrics=["val/accuracy"])),
-        ScalarsLogged(mode="val", step=1, scalars={"accuracy": 0.75}),
-    )
-
     experiment = content(folder, metadata.EXPERIMENT_TAG).experiment
-    assert [info.name for info in experiment.hparam_infos] == ["lr"]
+    assert [info.name for info in experiment.hparam_infos] == [*chosen]
     assert [info.name.tag for info in experiment.metric_infos] == ["val/accuracy"]
-    assert read(folder).Scalars("val/accuracy")[0].value == 0.75
 
 
 @pytest.mark.parametrize(("error", "status"), [(None, "SUCCESS"), ("ValueError: no", "FAILURE")])
-def test_hparams_say_how_the_run_ended(attach: Attach, folder: Path, error: str | None, status: str) -> None:
-    """A run that failed is marked in the table."""
+def test_hparams_say_how_the_run_ended(
+    attach: Attach, folder: Path, tmp_path: Path, error: str | None, status: str
+) -> None:
+    """A run that failed is marked in the table; one without hyperparameters is not in it."""
+    write(attach(TensorBoardWriter(tmp_path / "without")), AfterRun(error=error))
+    assert metadata.SESSION_END_INFO_TAG not in read(tmp_path / "without").summary_metadata
+
     write(attach(TensorBoardWriter(hparams={"lr": 0.5})), AfterRun(error=error))
 
     end = content(folder, metadata.SESSION_END_INFO_TAG).session_end_info
     assert api_pb2.Status.Name(end.status) == f"STATUS_{status}"
-
-
-def test_without_hparams_there_is_no_session(attach: Attach, folder: Path) -> None:
-    """The tab stays empty for runs that were given none."""
-    write(attach(TensorBoardWriter()), AfterRun())
-
-    assert metadata.SESSION_END_INFO_TAG not in read(folder).summary_metadata
 
 
 # --- graphs ------------------------------------------------------------------------------------------------
@@ -311,6 +258,7 @@ def test_tracing_changes_nothing() -> None:
         ({"graph": Net()}, TypeError, r"the bytes that trace_graph\(model, inputs\) returns, got Net"),
         ({"bins": 0}, ValueError, "bins must be a positive int or 'tensorflow', got 0"),
         ({"bins": "auto"}, ValueError, "bins must be a positive int or 'tensorflow', got 'auto'"),
+        ({"offload": "gpu"}, ValueError, "offload must be one of 'auto', 'thread', 'process', got 'gpu'"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
-from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
-from eventloop.events.encoding_errors import Unencodable
-from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
-from tests.conftest import DEADLINE
 from tests.support.process_handlers import MealServed
+from tests.writers.conftest import Account, Attach, emit, in_process, write
 
-Attach = Callable[..., Bus]
-Account = Callable[[Bus], SubscriptionStats]
-Steps = Callable[[Path], list[Any]]
+Make = Callable[[], Writer]
+Read = Callable[[Path], list[dict[str, Any]]]
 
 
 class Odd(Event):
@@ -40,27 +38,27 @@ class Mute:
         raise RuntimeError("no text")
 
 
-def steps_of_log(folder: Path) -> list[Any]:
+def in_log(folder: Path) -> list[dict[str, Any]]:
     records = list(read_events(folder))
     assert [record.sequence for record in records] == [*range(len(records))]
-    return [getattr(record.event, "step", None) for record in records]
+    return [msgspec.structs.asdict(record.event) for record in records]
 
 
-def steps_of_lines(folder: Path) -> list[Any]:
-    return [row.get("step") for row in read_jsonl(folder / "metrics.jsonl")]
+def in_lines(folder: Path) -> list[dict[str, Any]]:
+    return list(read_jsonl(folder / "metrics.jsonl"))
 
 
-FILES: list[Any] = [
-    pytest.param(EventLogWriter, steps_of_log, id="event log"),
-    pytest.param(lambda: JSONLWriter(events="*"), steps_of_lines, id="jsonl"),
-]
-in_each_file = pytest.mark.parametrize(("make", "steps"), FILES)
+in_each_file = pytest.mark.parametrize(
+    ("make", "read"),
+    [
+        pytest.param(EventLogWriter, in_log, id="event log"),
+        pytest.param(lambda: JSONLWriter(events="*"), in_lines, id="jsonl"),
+    ],
+)
 
 
-def write(bus: Bus, *events: Event) -> None:
-    for event in events:
-        bus.emit(event)
-    bus.close(DEADLINE)
+def steps(rows: list[dict[str, Any]]) -> list[Any]:
+    return [row.get("step") for row in rows]
 
 
 def numbers(stats: SubscriptionStats) -> tuple[int, int, int, int]:
@@ -71,30 +69,25 @@ def numbers(stats: SubscriptionStats) -> tuple[int, int, int, int]:
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        (
-            torch.zeros(2),
-            "a torch.Tensor: NoPlainValue: a Tensor with 2 elements cannot be converted to Scalar",
-        ),
+        (torch.zeros(2), "a torch.Tensor: NoPlainValue: a Tensor with 2 elements cannot be converted to Scalar"),
         (np.eye(2), "a numpy.ndarray: NoPlainValue: can only convert an array of size 1 to a Python scalar"),
         ({"a": [1, np.ones(3)]}, "a dict: NoPlainValue: can only convert an array of size 1"),
-        (
-            torch.empty((), device="meta"),
-            "a torch.Tensor: NoPlainValue: Tensor.item() cannot be called on meta",
-        ),
+        (torch.empty((), device="meta"), "a torch.Tensor: NoPlainValue: Tensor.item() cannot be called on meta"),
+        ({"caf\udce9": np.eye(2)}, "a dict: NoPlainValue: can only convert an array of size 1"),
         (Mute(), f"a {__name__}.Mute: RuntimeError: no text"),
     ],
-    ids=["tensor", "array", "nested", "meta", "mute"],
-)
+    ids=["tensor", "array", "nested", "meta", "with a surrogate", "mute"],
+)  # fmt: skip
 def test_an_event_that_cannot_be_encoded_costs_itself_alone(
     attach: Attach, account: Account, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    make: Callable[[], Writer], steps: Steps, value: Any, why: str,
+    make: Make, read: Read, value: Any, why: str,
 ) -> None:  # fmt: skip
     """The others are written in order, the writer goes on, and the log names event and field once."""
     bus = attach(make())
 
     write(bus, *(Odd(step=i, value=value if i % 3 == 1 else i) for i in range(200)))
 
-    assert steps(tmp_path) == [i for i in range(200) if i % 3 != 1]
+    assert steps(read(tmp_path)) == [i for i in range(200) if i % 3 != 1]
     assert numbers(account(bus)) == (133, 67, 0, 0)
     (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert line.startswith(f"{account(bus).name}: odd cannot be encoded for its field value, {why}")
@@ -103,59 +96,74 @@ def test_an_event_that_cannot_be_encoded_costs_itself_alone(
 
 @in_each_file
 def test_a_delivery_of_nothing_else_writes_nothing(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer], steps: Steps
-) -> None:
-    """And what follows it is written."""
+    attach: Attach, account: Account, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Make, read: Read
+) -> None:  # fmt: skip
+    """Later events are written. Of two odd fields the message names the one without a text, also in an event of
+    eventloop's own."""
     bus = attach(make())
-    bus.emit(Odd(value=np.eye(2)))
-    bus.flush(DEADLINE)
-    before = steps(tmp_path)
-    write(bus, Odd(step=5))
+    emit(bus, Odd(step=2**70, value=np.eye(2)))
+    before = steps(read(tmp_path))
+    bad: dict[str, Any] = {"loss": torch.zeros(2)}
+    write(bus, Odd(step=5), ScalarsLogged(step=6, scalars=bad), ScalarsLogged(step=7))
 
-    assert (before, steps(tmp_path)) == ([], [5])
-    assert numbers(account(bus)) == (1, 1, 0, 0)
+    assert (before, steps(read(tmp_path))) == ([], [5, 7])
+    assert numbers(account(bus)) == (2, 2, 0, 0)
+    assert "odd cannot be encoded for its field value, a numpy.ndarray" in caplog.text
+    assert "scalars_logged cannot be encoded for its field scalars, a dict" in caplog.text
 
 
 @in_each_file
 def test_what_has_a_plain_form_is_written(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer], steps: Steps
+    attach: Attach, account: Account, tmp_path: Path, make: Make, read: Read
 ) -> None:
-    """Numbers of numpy, tensors of one element, and whatever has a text, large numbers and keys of any kind included."""
+    """Numbers of numpy, tensors of one element, large numbers, keys of any type and objects with a text are written."""
     values = [np.float32(0.5), torch.tensor(2.0), np.ones(1), Path("a"), object, 2**70, {(1, 2): 3}, 1j]
     bus = attach(make())
 
     write(bus, *(Odd(step=i, value=value) for i, value in enumerate(values)))
 
-    assert steps(tmp_path) == [*range(len(values))]
+    assert steps(read(tmp_path)) == [*range(len(values))]
     assert numbers(account(bus)) == (len(values), 0, 0, 0)
 
 
-@in_each_file
-def test_scalars_that_are_none_cost_themselves_alone(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer], steps: Steps,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """Also in a handwritten event of eventloop's own."""
-    bus = attach(make())
-
-    bad: dict[str, Any] = {"loss": torch.zeros(2)}
-    write(bus, ScalarsLogged(step=1), ScalarsLogged(step=2, scalars=bad), ScalarsLogged(step=3))
-
-    assert steps(tmp_path) == [1, 3]
-    assert numbers(account(bus)) == (2, 1, 0, 0)
-    assert "scalars_logged cannot be encoded for its field scalars, a dict" in caplog.text
+BAD, GOOD = "caf\udce9", "caf\\udce9"
+"""A text with a lone surrogate, as each path is that is no UTF-8, and its form with an escape."""
 
 
 @in_each_file
-def test_two_fields_of_which_one_is_to_blame(
-    attach: Attach, account: Account, make: Callable[[], Writer], steps: Steps
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (BAD, GOOD),
+        ({BAD: [1, {"a": (BAD,)}]}, {GOOD: [1, {"a": [GOOD]}]}),
+        ({"a": Path(BAD), "b": np.float32(0.5)}, {"a": GOOD, "b": 0.5}),
+        (MealServed(dish=BAD), None),
+        ([2**70, BAD], None),
+        ("\ud83d", "\\ud83d"),
+    ],
+    ids=["text", "nested", "objects", "struct", "large number", "of a pair"],
+)
+def test_a_text_with_a_lone_surrogate_is_written(
+    attach: Attach, account: Account, tmp_path: Path, make: Make, read: Read, value: Any, written: Any
 ) -> None:
-    """The one that has no text is named, not the one that is written as text."""
+    """It has escapes, and its neighbours are what they were."""
     bus = attach(make())
 
-    write(bus, Odd(step=2**70, value=np.eye(2)))
+    write(bus, Odd(value="größe"), Odd(value=value), Odd(value="naïve"))
 
-    assert "odd cannot be encoded for its field value, a numpy.ndarray" in account(bus).error
+    first, odd, last = (row["value"] for row in read(tmp_path))
+    assert (first, last) == ("größe", "naïve")
+    assert odd == written if written is not None else GOOD in str(odd).replace("\\\\", "\\")
+    assert numbers(account(bus)) == (3, 0, 0, 0)
+
+
+def test_bytes_and_times_beside_one_stay_what_they_are(attach: Attach, tmp_path: Path) -> None:
+    """The event log has forms for them."""
+    now = datetime.now(UTC)
+
+    write(attach(EventLogWriter()), Odd(value=[b"\xff", now, BAD]))
+
+    assert [row["value"] for row in in_log(tmp_path)] == [[b"\xff", now, GOOD]]
 
 
 def test_the_sequence_goes_on_behind_it(attach: Attach, tmp_path: Path) -> None:
@@ -163,55 +171,21 @@ def test_the_sequence_goes_on_behind_it(attach: Attach, tmp_path: Path) -> None:
     for start in (0, 3):
         write(attach(EventLogWriter()), Odd(step=start), Odd(value=np.eye(2)), Odd(step=start + 1))
 
-    assert steps_of_log(tmp_path) == [0, 1, 3, 4]
+    assert steps(in_log(tmp_path)) == [0, 1, 3, 4]
 
 
 @pytest.mark.slow
 @in_each_file
 def test_in_a_process(
-    attach: Attach, account: Account, tmp_path: Path, make: Callable[[], Writer], steps: Steps,
-    caplog: pytest.LogCaptureFixture,
+    attach: Attach, account: Account, tmp_path: Path, make: Make, read: Read, caplog: pytest.LogCaptureFixture
 ) -> None:  # fmt: skip
-    """What the pipe has a form for and the file has not fails alone in the worker, which goes on."""
-    writer = make()
-    writer.offload = "process"
-    bus = attach(writer)
+    """An event that the pipe can encode and the file cannot fails alone in the worker, which goes on."""
+    bus = attach(in_process(make()))
 
     dishes: list[Any] = ["soup", np.eye(2), "bread", lambda: 1, "cake"]
     write(bus, *(MealServed(dish=dish) for dish in dishes), AfterTrainIter(iter=3))
 
-    assert len(steps(tmp_path)) == 4
+    assert len(steps(read(tmp_path))) == 4
     assert numbers(account(bus)) == (4, 2, 0, 0)
     assert "meal_served cannot be encoded for its field dish, a numpy.ndarray: NoPlainValue: " in caplog.text
     assert "meal_served cannot be encoded for its field dish, a function: " in caplog.text
-
-
-class OneByOne(JSONLWriter):
-    """Leaves batches to the base of all writers, and counts what it was given."""
-
-    written = 0
-
-    def write(self, event: Event) -> None:
-        type(self).written += 1
-        JSONLWriter.write_batch(self, [event])
-
-    def write_batch(self, events: list[Event]) -> None:
-        Writer.write_batch(self, events)
-
-
-def test_a_batch_that_is_written_one_by_one(attach: Attach, account: Account, tmp_path: Path) -> None:
-    """`Writer.write_batch` goes on behind an event that `write` cannot encode, and raises for all of them."""
-    bus = attach(OneByOne(events="*"))
-    events: list[Event] = [Odd(step=i, value=np.eye(2) if i in (3, 5) else i) for i in range(20)]
-    write(bus, *events)
-    writer = OneByOne("again.jsonl")
-    writer.open(Run(work_dir=str(tmp_path)))
-
-    assert steps_of_lines(tmp_path) == [i for i in range(20) if i not in (3, 5)]
-    assert numbers(account(bus)) == (18, 2, 0, 0)
-    with pytest.raises(
-        Unencodable, match=r"odd cannot be encoded for its field value, .* \(and 1 more\)"
-    ) as caught:
-        writer.write_batch(events)
-    assert (caught.value.of, OneByOne.written) == (20, 40)
-    writer.close()

@@ -1,19 +1,25 @@
-"""The base class: what a subclass is called with, when, and on which thread."""
+"""The base class: what a subclass is called with, when, on which thread, and in which process."""
 
 from __future__ import annotations
 
+import inspect
+import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-import eventloop.writers
 from eventloop.bus import Bus
-from eventloop.events import Event, ScalarsLogged
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.writers import Writer
+from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers.jsonl import read_jsonl
+from tests.conftest import DEADLINE
+from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
+from tests.writers.step_file import Longer, StepFile
 
 
 class Recorder(Writer):
@@ -37,32 +43,27 @@ class Recorder(Writer):
         self.calls.append("close")
 
 
-def test_methods_run_in_the_documented_order(attach: Callable[..., Bus]) -> None:
+def test_methods_run_in_the_documented_order(attach: Attach) -> None:
     """open, the writes, flush when the bus is flushed, close once."""
     writer = Recorder()
     bus = attach(writer)
 
-    bus.emit(ScalarsLogged(step=1))
-    bus.emit(ScalarsLogged(step=2))
-    bus.flush()
+    emit(bus, *train(1, 2))
     bus.close()
     bus.close()
 
     assert writer.calls == ["open", "write", "write", "flush", "close"]
 
 
-def test_write_runs_off_the_emitting_thread(attach: Callable[..., Bus]) -> None:
+def test_write_runs_off_the_emitting_thread(attach: Attach) -> None:
     """A writer has a thread of its own, named after it."""
     writer = Recorder()
-    bus = attach(writer)
-
-    bus.emit(ScalarsLogged(step=1))
-    bus.flush()
+    emit(attach(writer), *train(1))
 
     assert writer.threads == {"eventloop Recorder"}
 
 
-def test_a_run_without_events_opens_nothing(attach: Callable[..., Bus]) -> None:
+def test_a_run_without_events_opens_nothing(attach: Attach) -> None:
     """No file appears, and nothing is closed, before there is something to write."""
     writer = Recorder()
 
@@ -71,7 +72,18 @@ def test_a_run_without_events_opens_nothing(attach: Callable[..., Bus]) -> None:
     assert writer.calls == []
 
 
-def test_batch_hands_over_everything_that_waits(attach: Callable[..., Bus]) -> None:
+@pytest.mark.parametrize("make", [JSONLWriter, CSVWriter, TensorBoardWriter, ConsoleWriter])
+def test_closing_twice_is_safe(make: type[Writer]) -> None:
+    """A writer that never opened closes too, and flushes."""
+    writer = make()
+
+    if make is not ConsoleWriter:
+        writer.flush()
+    writer.close()
+    writer.close()
+
+
+def test_batch_hands_over_everything_that_waits(attach: Attach) -> None:
     """With batch = True write_batch gets lists, which hold each event once and in order."""
     seen: list[int] = []
 
@@ -81,48 +93,24 @@ def test_batch_hands_over_everything_that_waits(attach: Callable[..., Bus]) -> N
         def write_batch(self, events: list[Event]) -> None:
             seen.extend(event.step for event in events if isinstance(event, ScalarsLogged))
 
-    bus = attach(InBatches())
-
-    for step in range(100):
-        bus.emit(ScalarsLogged(step=step))
-    bus.flush()
+    emit(attach(InBatches()), *train(*range(100)))
 
     assert seen == list(range(100))
 
 
-def test_write_batch_falls_back_to_write(attach: Callable[..., Bus]) -> None:
+def test_write_batch_falls_back_to_write(attach: Attach) -> None:
     """A subclass that only has write may be fed in batches too."""
 
     class InBatches(Recorder):
         batch = True
 
     writer = InBatches()
-    bus = attach(writer)
-
-    bus.emit(ScalarsLogged(step=1))
-    bus.emit(ScalarsLogged(step=2))
-    bus.flush()
+    emit(attach(writer), *train(1, 2))
 
     assert writer.calls == ["open", "write", "write", "flush"]
 
 
-def test_missing_write_is_named(attach: Callable[..., Bus]) -> None:
-    """A writer without write is refused when it is attached, with the line that says what to do."""
-
-    class Forgetful(Writer):
-        pass
-
-    with pytest.raises(TypeError, match=r"^Forgetful has no write\(event\): override it$"):
-        attach(Forgetful())
-
-
-def test_write_is_the_subclass_part() -> None:
-    """Called directly, the base class says that write is missing."""
-    with pytest.raises(NotImplementedError, match=r"Writer has no write\(event\): override it"):
-        Writer().write(ScalarsLogged())
-
-
-def test_a_failed_writer_is_still_closed(attach: Callable[..., Bus]) -> None:
+def test_a_failed_writer_is_still_closed(attach: Attach) -> None:
     """close is called after an error in write, so that files do not stay open."""
 
     class Failing(Recorder):
@@ -130,10 +118,7 @@ def test_a_failed_writer_is_still_closed(attach: Callable[..., Bus]) -> None:
             raise OSError("disk full")
 
     writer = Failing()
-    bus = attach(writer)
-
-    bus.emit(ScalarsLogged(step=1))
-    bus.close()
+    write(attach(writer), *train(1))
 
     assert writer.calls == ["open", "close"]
 
@@ -148,20 +133,90 @@ def test_importing_the_writers_imports_no_destination() -> None:
     assert loaded.stdout.split() == []
 
 
-def test_public_names_are_sorted_and_there() -> None:
-    """`__all__` is the surface of eventloop.writers."""
-    names = eventloop.writers.__all__
+# --- `offload="process"` ---------------------------------------------------------------------------------------
 
-    assert names == [
-        "CSVWriter",
-        "ConsoleWriter",
-        "EventLogWriter",
-        "ImageFileWriter",
-        "JSONLWriter",
-        "TensorBoardWriter",
-        "VisdomWriter",
-        "Writer",
-        "read_jsonl",
-        "trace_graph",
-    ]
-    assert all(hasattr(eventloop.writers, name) for name in names)
+
+def iterations(*numbers: int) -> list[AfterTrainIter]:
+    return [AfterTrainIter(iter=number) for number in numbers]
+
+
+def text(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
+
+
+def test_jsonl_in_a_process_is_complete(attach: Attach, account: Account, tmp_path: Path) -> None:
+    """Every event, once and in order."""
+    bus = attach(in_process(JSONLWriter()))
+    write(bus, *train(*range(500)))
+
+    rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in rows] == [*range(500)]
+    assert rows[3]["loss"] == 0.75
+    assert (account(bus).delivered, account(bus).runs_on) == (500, "process")
+
+
+def test_writer_is_made_from_its_arguments(tmp_path: Path) -> None:
+    """Its attributes need not pickle; its methods are called in the worker, in the order of `Writer`. The facts of the
+    run are those at the first event, as the run may be resumed after the writer was attached."""
+    bus = Bus()
+    facts = {"run": Run(work_dir=str(tmp_path))}
+    in_process(StepFile("steps.txt", prefix="n")).attach(bus, lambda: facts["run"])
+    facts["run"] = Run(work_dir=str(tmp_path), start_iter=7)
+    emit(bus, *iterations(0, 1))
+    flushed = text(tmp_path / "steps.txt")
+    bus.close(DEADLINE)
+
+    assert flushed == ["open 7", "n0", "n1"]
+    assert text(tmp_path / "steps.txt") == [*flushed, "close in another process: True"]
+
+
+@pytest.mark.slow
+def test_constructor_that_calls_its_base_is_made_by_its_own(attach: Attach, tmp_path: Path) -> None:
+    """The outermost constructor's arguments count."""
+    write(attach(in_process(Longer())), *iterations(0))
+
+    assert text(tmp_path / "longer.txt")[:2] == ["open 0", "step 0"]
+
+
+@pytest.mark.slow
+def test_writer_whose_worker_dies_goes_on(attach: Attach, tmp_path: Path) -> None:
+    """Another worker opens it again, at the first event that was not acknowledged."""
+    bus = attach(in_process(StepFile("steps.txt")))
+    emit(bus, *iterations(*range(5)))
+    os.kill(worker_of(bus), signal.SIGKILL)
+    write(bus, *iterations(5))
+
+    lines = text(tmp_path / "steps.txt")
+    assert lines[:-1] == ["open 0", "0", "1", "2", "3", "4", "open 5", "5"]
+
+
+@pytest.mark.slow
+def test_writer_that_fails_to_open_brings_its_error(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As that of a thread does."""
+    bus = attach(in_process(StepFile("no/such/folder")))
+    emit(bus, *iterations(0, 1, 2))
+
+    assert "FileNotFoundError" in account(bus).error
+    assert (account(bus).failed, account(bus).dropped) == (1, 2)
+    assert "in open" in caplog.text
+
+
+def test_writer_that_no_worker_can_make_is_refused(attach: Attach) -> None:
+    """The class must be importable, and the constructor's arguments must pickle."""
+
+    class Inside(StepFile):
+        pass
+
+    with pytest.raises(TypeError, match=r"Inside is defined inside a function.*offload='thread'"):
+        attach(in_process(Inside("x")))
+    with pytest.raises(TypeError, match=r"cannot be sent to a worker process: .*lambda"):
+        attach(in_process(StepFile("x", prefix=lambda: 1)))  # type: ignore[arg-type]
+
+
+def test_constructors_keep_their_signatures() -> None:
+    """The registry checks the keys of a config by them."""
+    assert list(inspect.signature(StepFile).parameters) == ["filename", "prefix"]
+    with pytest.raises(TypeError, match=r"StepFile.__init__\(\) got an unexpected keyword argument 'nme'"):
+        StepFile("x", nme="y")  # type: ignore[call-arg]

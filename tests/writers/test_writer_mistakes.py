@@ -1,23 +1,23 @@
-"""What is wrong with a writer is an error where its class is defined, or where it is attached."""
+"""A mistake in a writer is an error where its class is defined, or where it is attached."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterRun, AfterTrainIter, Event, ScalarsLogged
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import Run
+from eventloop.registry import build
 from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
 from tests.conftest import DEADLINE
 from tests.support.trainers import build_trainer
-from tests.writers.conftest import Account, Attach
+from tests.writers.conftest import Account, Attach, emit, train, write
 
 
 def define(**body: Any) -> Any:
@@ -29,7 +29,7 @@ def define(**body: Any) -> Any:
 
 
 def test_a_misspelt_write_is_found_by_the_trainer(tmp_path: Path) -> None:
-    """It names the method that is probably meant to be `write`."""
+    """The error names the method that is probably meant to be `write`."""
 
     class Typo(Writer):
         def wriet(self, event: Event) -> None:
@@ -39,43 +39,33 @@ def test_a_misspelt_write_is_found_by_the_trainer(tmp_path: Path) -> None:
         build_trainer(work_dir=tmp_path, writers=[Typo()])
 
 
-def test_write_batch_alone_needs_a_batch(attach: Attach) -> None:
-    """Without one nobody would call it."""
+def test_a_missing_write_is_named(attach: Attach) -> None:
+    """A write_batch alone needs a batch; without one it would never be called."""
+
+    class Forgetful(Writer):
+        pass
 
     class OneByOne(Writer):
         def write_batch(self, events: list[Event]) -> None:
             raise AssertionError
 
-    with pytest.raises(
-        TypeError,
-        match=r"OneByOne has write_batch\(events\) and no write\(event\), but its batch is False: set",
-    ):
+    with pytest.raises(TypeError, match=r"^Forgetful has no write\(event\): override it$"):
+        attach(Forgetful())
+    with pytest.raises(TypeError, match=r"OneByOne has write_batch\(events\) .* but its batch is False: set"):
         attach(OneByOne())
-
-
-def test_a_base_of_ones_own_needs_no_write(attach: Attach) -> None:
-    """Only what is attached does; also one that a writer has for itself counts."""
-
-    class Base(Writer):
-        def line(self, event: Event) -> str:
-            return str(event)
-
-    seen: list[Event] = []
-    writer = Base()
-    vars(writer)["write"] = seen.append
-    bus = attach(writer)
-    bus.emit(ScalarsLogged(step=1))
-    bus.flush()
-
-    assert seen == [ScalarsLogged(step=1)]
+    with pytest.raises(NotImplementedError, match=r"Writer has no write\(event\): override it"):
+        Writer().write(ScalarsLogged())
 
 
 async def _later(self: object, event: Event) -> None:
-    """Nobody would await it."""
+    """A coroutine function, which is never awaited."""
 
 
 def _generator(self: object, event: Event) -> Any:
     yield event
+
+
+WRONG = "has a wrong signature: expected"
 
 
 @pytest.mark.parametrize(
@@ -85,41 +75,22 @@ def _generator(self: object, event: Event) -> Any:
             {"write": lambda self, trainer, event: None},
             r"Mine.write\(self, trainer, event\) has .*: expected \(self, event\): .*trainer",
         ),
-        (
-            {"write": lambda self: None},
-            r"Mine.write\(self\) has a wrong signature: expected \(self, event\)$",
-        ),
-        (
-            {"write": lambda self, event, *, to: None},
-            r"Mine.write\(self, event, \*, to\) has a wrong signature",
-        ),
-        ({"write": staticmethod(lambda: None)}, r"Mine.write\(\) has a wrong signature: expected \(event\)"),
+        ({"write": lambda self: None}, rf"Mine.write\(self\) {WRONG} \(self, event\)$"),
+        ({"write": lambda self, event, *, to: None}, rf"Mine.write\(self, event, \*, to\) {WRONG}"),
+        ({"write": staticmethod(lambda: None)}, rf"Mine.write\(\) {WRONG} \(event\)"),
         ({"write": _later}, "Mine.write is a coroutine function, which is never awaited"),
         ({"write": _generator}, "Mine.write is a generator function: its body would never run"),
         ({"write": 3}, r"Mine.write must be a method, expected \(self, event\), got 3"),
-        ({"open": lambda self: None}, r"Mine.open\(self\) has a wrong signature: expected \(self, run\)"),
+        ({"open": lambda self: None}, rf"Mine.open\(self\) {WRONG} \(self, run\)"),
         ({"write_batch": lambda self: None}, r"Mine.write_batch\(self\) .*: expected \(self, events\)"),
-        (
-            {"flush": lambda self, run: None},
-            r"Mine.flush\(self, run\) has a wrong signature: expected \(self\)",
-        ),
-        ({"close": lambda: None}, r"Mine.close\(\) has a wrong signature: expected \(self\)"),
+        ({"flush": lambda self, run: None}, rf"Mine.flush\(self, run\) {WRONG} \(self\)"),
+        ({"close": lambda: None}, rf"Mine.close\(\) {WRONG} \(self\)"),
     ],
 )
 def test_methods_that_cannot_be_called_are_refused(body: dict[str, Any], message: str) -> None:
-    """Where the class is defined, with its name, the method's, and what it is called with."""
+    """Where the class is defined, with its name, the method's, and the expected parameters."""
     with pytest.raises(TypeError, match=message):
         define(**body)
-
-
-def _with_stamp(method: Callable[..., None]) -> Callable[..., None]:
-    """Passes on one argument more."""
-
-    @functools.wraps(method)
-    def call(*arguments: Any) -> None:
-        method(*arguments, 7)
-
-    return call
 
 
 @pytest.mark.parametrize(
@@ -130,16 +101,14 @@ def _with_stamp(method: Callable[..., None]) -> Callable[..., None]:
         lambda *arguments, **options: None,
         staticmethod(lambda event: None),
         classmethod(lambda cls, event: None),
-        _with_stamp(lambda self, event, stamp: None),
         functools.partialmethod(lambda self, to, event: None, 3),
         property(lambda self: lambda event: None),
     ],
 )
 def test_whatever_takes_an_event_is_a_write(write: Any, attach: Attach, account: Account) -> None:
-    """Also what a decorator made of it, however that is written."""
+    """Also the result of a decorator, however that is written."""
     bus = attach(define(write=write)())
-    bus.emit(ScalarsLogged(step=1))
-    bus.flush()
+    emit(bus, *train(1))
 
     assert (account(bus).delivered, account(bus).error) == (1, "")
 
@@ -161,13 +130,10 @@ def test_whatever_takes_an_event_is_a_write(write: Any, attach: Attach, account:
 def test_events_may_be_one(events: Any, heard: list[type[Event]], of_class: bool, attach: Attach) -> None:
     """A name, a class, "*", or several: a comma that was forgotten changes nothing."""
     seen: list[type[Event]] = []
-    write = {"write": lambda self, event: seen.append(type(event))}
-    writer = define(events=events, **write)() if of_class else define(**write)()
+    body = {"write": lambda self, event: seen.append(type(event))}
+    writer = define(events=events, **body)() if of_class else define(**body)()
     writer.events = events
-    bus = attach(writer)
-    bus.emit(AfterTrainIter())
-    bus.emit(ScalarsLogged())
-    bus.flush()
+    emit(attach(writer), AfterTrainIter(), ScalarsLogged())
 
     assert seen == heard
 
@@ -192,6 +158,9 @@ def test_events_may_be_declared_later(attach: Attach) -> None:
         ({"overflow": "spil"}, "unknown overflow 'spil': did you mean 'spill'?"),
         ({"batch": 0}, "batch must be at least 1 event, got 0"),
         ({"budget_us": "2"}, "budget_us must be a number of microseconds, got '2'"),
+        ({"budget_us": True}, "budget_us must be a number of microseconds, got True"),
+        ({"budget_us": 0}, "budget_us must be above 0 microseconds and finite, got 0"),
+        ({"budget_us": float("inf")}, "budget_us must be above 0 microseconds and finite, got inf"),
         ({"stall_timeout": 0}, "stall_timeout must be above 0 seconds, got 0"),
         ({"stall_timeout": "1s"}, "stall_timeout must be a number of seconds, got '1s'"),
         ({"on_error": "rais"}, "unknown on_error 'rais': did you mean 'raise'?"),
@@ -204,10 +173,10 @@ def test_bad_attributes_are_refused(attributes: dict[str, Any], message: str, at
     assert str(caught.value) == f"Mine: {message}"
 
     writer = define()()
-    vars(writer).update(attributes)
+    vars(writer).update(attributes, name="metrics")
     with pytest.raises((TypeError, ValueError)) as caught:
         attach(writer)
-    assert str(caught.value) == f"Mine: {message}"
+    assert str(caught.value) == f"metrics: {message}"
 
 
 @pytest.mark.parametrize(
@@ -218,13 +187,13 @@ def test_bad_attributes_are_refused(attributes: dict[str, Any], message: str, at
     ],
 )
 def test_events_that_are_none_are_refused(events: Any, message: str, attach: Attach) -> None:
-    """The names are of the writer, and not of its inside."""
+    """When the writer is attached, as an event may be declared later."""
     with pytest.raises(TypeError, match=message):
         attach(define(events=events)())
 
 
 def test_a_class_may_compute_its_attributes(attach: Attach) -> None:
-    """What it gives is looked at when a writer is attached."""
+    """A property is checked when a writer is attached."""
     good = define(events=property(lambda self: ("after_train_iter",)), queue=property(lambda self: 8))()
     bad = define(queue=property(lambda self: 0))()
 
@@ -239,13 +208,49 @@ def test_a_writer_that_cannot_be_sent_is_named() -> None:
         define(offload="process")().attach(bus, lambda: Run(work_dir="run"))
 
 
+class Budgeted(JSONLWriter):
+    """With a budget of its class."""
+
+    budget_us = 250
+
+
+def with_budget(writer: Any, budget_us: float | None) -> Any:
+    writer.budget_us = budget_us
+    return writer
+
+
+@pytest.mark.parametrize(
+    ("writer", "budget"),
+    [
+        (JSONLWriter(), None),
+        (Budgeted(), 250),
+        (with_budget(Budgeted(), 40), 40),
+        (with_budget(Budgeted(), None), None),
+        (build({"type": "JSONLWriter", "budget_us": 7.5}), 7.5),
+    ],
+)
+def test_the_subscription_has_the_budget(writer: Writer, budget: float | None, attach: Attach) -> None:
+    """The class's, unless the writer, or its config, has another."""
+    assert [row.budget_us for row in attach(writer).plan("scalars_logged")] == [budget]
+
+
+def test_a_writer_over_its_budget_is_named(attach: Attach, caplog: pytest.LogCaptureFixture) -> None:
+    """Once, with the budget, as a hook is."""
+    bus = attach(with_budget(JSONLWriter(), 1e-3))
+    for step in range(0, 300, 10):
+        emit(bus, *train(*range(step, step + 10)))
+    bus.close(DEADLINE)
+
+    (message,) = [r.getMessage() for r in caplog.records if "budget_us=0.001" in r.getMessage()]
+    assert "JSONLWriter" in message
+
+
 def test_a_stall_timeout_of_a_writer_is_honoured(attach: Attach, account: Account) -> None:
-    """One that hangs is no longer waited for after its own."""
+    """A writer that hangs is no longer waited for after its own."""
     gate = threading.Event()
     bus = attach(define(stall_timeout=0.05, write=lambda self, event: gate.wait(DEADLINE) and None)())
 
-    bus.emit(ScalarsLogged(step=1))
-    bus.flush()
+    emit(bus, *train(1))
     gate.set()
 
     assert account(bus).error.startswith("[stalled] subscriber Mine spent more than stall_timeout=0.05 s")
@@ -261,9 +266,7 @@ def test_on_error_of_a_writer_is_honoured(
         raise OSError("no luck")
 
     bus = attach(define(on_error="log", write=fail)())
-    for step in range(3):
-        bus.emit(ScalarsLogged(step=step))
-    bus.flush()
+    emit(bus, *train(1, 2, 3))
     assert (account(bus).failed, account(bus).error) == (3, "OSError: no luck")
 
     raising = define(write=fail)()
@@ -278,7 +281,7 @@ def test_on_error_of_a_writer_is_honoured(
     ("made", "files"), [(JSONLWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard/*")]
 )
 def test_a_writer_of_another_trainer_is_refused(made: type[Writer], files: str, tmp_path: Path) -> None:
-    """It would write the second run into the first one's files; when that is closed it may begin anew."""
+    """It would write the second run into the first one's files; after the close of the first it may begin again."""
     writer = made()
     with Bus() as first, Bus() as second:
         writer.attach(first, lambda: Run(work_dir=str(tmp_path / "first")))
@@ -287,9 +290,8 @@ def test_a_writer_of_another_trainer_is_refused(made: type[Writer], files: str, 
         ):
             writer.attach(second, lambda: Run(work_dir=str(tmp_path / "second")))
 
-        first.emit(AfterRun())
-        first.close()
+        write(first, *train(1))
         writer.attach(second, lambda: Run(work_dir=str(tmp_path / "second")))
-        second.emit(AfterRun())
+        emit(second, *train(1))
 
     assert [len([*(tmp_path / name).glob(files)]) for name in ("first", "second")] == [1, 1]

@@ -162,7 +162,7 @@ class SubscriberQueue(SubscriberAccount):
     # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
 
     def take_in(self, *, own: bool) -> None:
-        """Move events from `incoming` into the queue, up to one whose values have not left the device.
+        """Move events from `incoming` into the queue; stop at values that are still on the device.
 
         Args:
             own: whether this is the subscriber's own thread, which delivers next: it leaves in `incoming`

@@ -1,4 +1,4 @@
-"""Keep the deliveries that a worker process has not acknowledged, sent or about to be sent."""
+"""Keep the deliveries for a worker process until it has acknowledged them."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ NICENESS = 10
 
 
 def main() -> None:
-    """Deliver the events that come.
+    """Run the worker process: deliver the events that arrive on standard input.
 
     The arguments are the file descriptor for answers and the program's process id.
     """

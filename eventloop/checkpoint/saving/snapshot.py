@@ -124,7 +124,7 @@ class _Pairs:
         return {source.device for source in self.sources if source.is_cuda}
 
     def take(self, device: torch.device) -> _Pairs:
-        """Remove the pairs of a device, and return them."""
+        """Remove the pairs whose tensor is on `device`, and return them."""
         taken, kept = _Pairs(), _Pairs()
         for source, view in zip(self.sources, self.views, strict=True):
             (taken if source.device == device else kept).append(source, view)
