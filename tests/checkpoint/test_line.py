@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -177,17 +176,6 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert len(found.damaged) == 1
     assert back(tmp_path, 1)
     assert names(tmp_path) == ["2", "1"]
-
-
-def test_a_pipe_under_its_name(tmp_path: Path) -> None:
-    """Nobody waits for it, and a run that goes back puts a file in its place."""
-    save(tmp_path, 1, 2)
-    os.mkfifo(tmp_path / LINE)
-
-    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*it is not a regular file"):
-        read_steps_back(tmp_path)
-    assert back(tmp_path, 1)
-    assert read_steps_back(tmp_path) == (StepBack(1, 2),)
 
 
 def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 
 from eventloop.checkpoint.saving.buffers import Buffer, pin
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
-from eventloop.state.tensors import tensors_of
 from tests.support.trainers import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -90,19 +89,6 @@ def test_names_that_look_alike_are_kept_apart() -> None:
     taken = Snapshot().take(state)
 
     assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
-
-
-def test_tensors_of_one_key_and_type_share_a_buffer() -> None:
-    """So torch writes one storage for them, and not one each."""
-    state = {
-        "a": {"x": torch.zeros(2), "y": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)},
-        "b": {"x": torch.zeros(2)},
-    }
-    taken = Snapshot().take(state)
-    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors_of(taken)]
-
-    assert storages[0] == storages[1]
-    assert len(set(storages)) == 3
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])

@@ -217,23 +217,6 @@ def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTraine
     assert rows[:3] == [("before_train", 5, 1), ("after_val_epoch", 5, 1), ("before_train_epoch", 5, 1)]
 
 
-def test_resuming_a_finished_run_trains_nothing(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A run that was finished is an empty run when it is resumed."""
-    build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2).train()
-    second = build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2)
-    rows = record(second)
-
-    second.resume()
-    second.train()
-
-    assert rows == [
-        ("before_run", 10, 2),
-        ("before_train", 10, 2),
-        ("after_train", 10, 2),
-        ("after_run", 10, 2),
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("save_every", [8, 100], ids=["by the interval", "at the end"])
 def test_a_finished_run_of_iterations_is_prolonged(

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
+from eventloop.hooks import CheckpointHook, EMAHook
 from eventloop.training.trainer import Trainer
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer

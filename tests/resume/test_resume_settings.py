@@ -372,20 +372,6 @@ def test_another_length_of_the_run_needs_no_leave(
     assert other.epoch == epochs
 
 
-def test_checkpoint_without_settings(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """One of an earlier version is not compared."""
-    stopped(build())
-    other = build(lr=0.4)
-    other.bus.subscribe(
-        lambda trainer, event: trainer.checkpoint["meta"].pop("settings"), "after_load_checkpoint"
-    )
-
-    other.resume()
-
-    assert other.iter == 7
-    assert caplog.text == ""
-
-
 def test_unknown_answer(build: Build) -> None:
     """Gets a suggestion, before anything is read; the choices are said once."""
     with pytest.raises(ValueError, match='"refuse", "keep" or "apply", got \'aply\': did you mean \'apply\''):
