@@ -28,6 +28,8 @@ class Rollback:
             hook.load_state_dict(state)      # an error of the block, from here on, restores the hook
             rollback.commit([load_weights, load_counters])
 
+    Ctrl-C while the actions run is raised at once, and leaves the other objects as they were loaded.
+
     Args:
         source: the checkpoint, for messages.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +106,6 @@ def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Pa
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_tensors_of_another_layout(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Torch finds that out while it copies, after others were loaded."""
-    path = put(tmp_path / "w.pth", {**weights(), "3.weight": torch.ones(3, 8).to_sparse()})
-    trainer = make_trainer()
-    before = copy.deepcopy(trainer.model.state_dict())
-
-    with pytest.raises(CheckpointError, match=r'(?s)nothing was loaded: RuntimeError: .*named "3.weight"'):
-        trainer.load_checkpoint(path)
-
-    assert has(trainer, before)
-
-
 class Growing(nn.Module):
     """What it says of itself becomes longer, and is none at first."""
 
@@ -138,12 +127,51 @@ class Growing(nn.Module):
         return scaled
 
 
-def test_state_whose_shape_is_that_of_what_was_seen(make_trainer: MakeTrainer) -> None:
-    """A model that says more of itself with each batch resumes."""
-    first = make_trainer(model=Growing())
+class Resizing(nn.Module):
+    """Loads in a way of its own: a buffer takes the size of the saved one, as in observers of quantization."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_model()
+        self.register_buffer("seen", torch.empty(0))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.seen = torch.empty_like(state_dict[f"{prefix}seen"])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, inputs.new_ones(1)])
+        scaled: torch.Tensor = self.inner(inputs) * self.seen.mean()
+        return scaled
+
+
+@pytest.mark.parametrize(("build", "name"), [(tiny_model, "3.weight"), (Resizing, "inner.3.weight")])
+def test_tensors_of_another_layout(
+    make_trainer: MakeTrainer, tmp_path: Path, build: Callable[[], nn.Module], name: str
+) -> None:
+    """Torch finds that out while it copies, after others were loaded, which have their former values and sizes again."""
+    state = {**build().state_dict(), "seen": torch.ones(4), name: torch.ones(3, 8).to_sparse()}
+    trainer = make_trainer(model=build())
+    before = copy.deepcopy(trainer.model.state_dict())
+    path = put(tmp_path / "w.pth", {key: value for key, value in state.items() if key in before})
+
+    with pytest.raises(CheckpointError, match=rf'(?s)nothing was loaded: RuntimeError: .*named "{name}"'):
+        trainer.load_checkpoint(path)
+
+    assert has(trainer, before)
+
+
+@pytest.mark.parametrize("build", [Growing, Resizing])
+def test_state_whose_shape_is_that_of_what_was_seen(
+    make_trainer: MakeTrainer, build: Callable[[], nn.Module]
+) -> None:
+    """A model that has more to save with each batch resumes."""
+    first = make_trainer(model=build())
     first.train()
 
-    second = make_trainer(model=Growing(), max_epochs=3)
+    second = make_trainer(model=build(), max_epochs=3)
     second.resume()
 
     own, saved = second.model.state_dict(), first.model.state_dict()
