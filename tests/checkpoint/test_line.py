@@ -15,6 +15,7 @@ from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_st
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.store import scan
 from eventloop.util.errors import CheckpointError
+from tests.support.recording_disk import RecordingDisk
 
 
 def save(directory: Path, *sequences: int, best: bool = False) -> None:
@@ -185,3 +186,12 @@ def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_steps_back(tmp_path, [StepBack(1, 3), StepBack(2, 9)], tmp_path / ".work")
 
     assert read_steps_back(tmp_path) == (StepBack(1, 3), StepBack(2, 9))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    """Whichever operation fails before the file has its name: create, write, sync or rename."""
+    with pytest.raises(OSError, match="No space left on device"):
+        write_steps_back(tmp_path, [StepBack(1, 2)], tmp_path / ".work", RecordingDisk(tmp_path, number))
+
+    assert [*tmp_path.iterdir()] == []

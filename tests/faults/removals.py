@@ -64,7 +64,11 @@ TESTS = {
     "checkpoint/commit.py": STORE,
     "checkpoint/serialize.py": STORE,
     "checkpoint/verify.py": STORE,
-    "checkpoint/weights.py": (*_RESUMED, "tests/checkpoint/test_weights_refused.py"),
+    "checkpoint/weights.py": (
+        "tests/hooks/test_precise_bn.py",
+        "tests/checkpoint/test_weights_refused.py",
+        *_RESUMED,
+    ),
 }
 """The checkpoint code, and what is to turn red where something of a file is left out."""
 
