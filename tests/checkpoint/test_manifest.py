@@ -22,7 +22,9 @@ from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.manifest import (
     FileEntry,
     Label,
+    Manifest,
     TensorEntry,
+    encode_manifest,
     read_manifest,
     score,
     tensor_table,
@@ -220,3 +222,12 @@ def test_a_manifest_that_is_no_file(saved: Path, make: Callable[[Path], object],
 
     with pytest.raises(CheckpointError, match=rf"a has no readable manifest\.json: {why}"):
         read_manifest(saved)
+
+
+def test_encode_and_read(tmp_path: Path) -> None:
+    """What was encoded is read again, its files too."""
+    files = {PAYLOAD: FileEntry(3, "ab")}
+    manifest = Manifest(sequence=2, iter=3, files=files, tensors=(TensorEntry("w", "float32", (1, 2)),))
+    (tmp_path / MANIFEST).write_bytes(encode_manifest(manifest))
+
+    assert read_manifest(tmp_path) == manifest

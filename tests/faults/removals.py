@@ -45,7 +45,7 @@ TESTS = {
     "checkpoint/retention/pending.py": COPY,
     "data/index_reader.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/lineage.py": LINE,
-    "checkpoint/manifest.py": STORE,
+    "checkpoint/manifest.py": ("tests/checkpoint/test_manifest.py", *STORE),
     "optim/optimizers.py": _RESUMED,
     "data/loader_state.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/prune.py": ("tests/cli/test_checkpoints_prune.py",),
