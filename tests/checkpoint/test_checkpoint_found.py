@@ -195,9 +195,10 @@ def test_none_that_can_be_used(tmp_path: Path) -> None:
 
     damage(save(tmp_path, "epoch_1", 1))
     save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
+    (tmp_path / "torn.pth").write_bytes(b"half")
     with pytest.raises(
         FileNotFoundError,
-        match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256",
+        match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256.*; .*torn.pth cannot be read",
     ):
         latest_checkpoint(tmp_path, needs_meta)
 

@@ -232,6 +232,21 @@ def test_another_optimizer(late_equals_sync: Check, several: bool) -> None:
     assert [dict(optimizer._optimizer_step_pre_hooks) for optimizer in made] == [{}] * 4
 
 
+def test_the_hooks_follow_the_trainers_optimizer(make_trainer: MakeTrainer) -> None:
+    """From the next copy on the former one has none, and the present one has one, however many copies follow."""
+    trainer = make_trainer()
+    former = trainer.optimizer
+    present = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.copying.begin(lambda: None)
+    trainer.optimizer = present
+
+    for _ in range(2):
+        trainer.copying.begin(lambda: None)
+
+    assert (len(former._optimizer_step_pre_hooks), len(present._optimizer_step_pre_hooks)) == (0, 1)
+    trainer.copying.end()
+
+
 @pytest.mark.slow
 def test_an_average_is_swapped_in_after_the_copy(latest: Latest, late_equals_sync: Check) -> None:
     """EMAHook's swap for a validation waits for the copy; the checkpoint has the weights of when it was due."""

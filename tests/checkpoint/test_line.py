@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
 from eventloop.checkpoint.manifest import Label
 from eventloop.util.errors import CheckpointError
+from tests.support.recording_disk import RecordingDisk
 
 
 def save(directory: Path, *sequences: int, best: bool = False) -> None:
@@ -178,17 +178,6 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert names(tmp_path) == ["2", "1"]
 
 
-def test_a_pipe_under_its_name(tmp_path: Path) -> None:
-    """Nobody waits for it, and a run that goes back puts a file in its place."""
-    save(tmp_path, 1, 2)
-    os.mkfifo(tmp_path / LINE)
-
-    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*it is not a regular file"):
-        read_steps_back(tmp_path)
-    assert back(tmp_path, 1)
-    assert read_steps_back(tmp_path) == (StepBack(1, 2),)
-
-
 def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
     """In their order; none where there is no file."""
     assert read_steps_back(tmp_path) == ()
@@ -196,3 +185,12 @@ def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
     write_steps_back(tmp_path, [StepBack(1, 3), StepBack(2, 9)], tmp_path / ".work")
 
     assert read_steps_back(tmp_path) == (StepBack(1, 3), StepBack(2, 9))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    """Whichever operation fails before the file has its name: create, write, sync or rename."""
+    with pytest.raises(OSError, match="No space left on device"):
+        write_steps_back(tmp_path, [StepBack(1, 2)], tmp_path / ".work", RecordingDisk(tmp_path, number))
+
+    assert [*tmp_path.iterdir()] == []

@@ -135,13 +135,6 @@ def test_newest_and_best(make_trainer: MakeTrainer) -> None:
         assert (trainer.iter, trainer.epoch) == (0, 0)
 
 
-@pytest.mark.parametrize("name", ["auto", "best"])
-def test_neither_newest_nor_best(make_trainer: MakeTrainer, name: str) -> None:
-    """Where nothing was saved yet there is none."""
-    with pytest.raises(FileNotFoundError, match=r"run holds no (best )?checkpoint"):
-        make_trainer().load_checkpoint(name)
-
-
 # --- what is no such file ----------------------------------------------------------------------------------
 
 

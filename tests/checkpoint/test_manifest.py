@@ -18,11 +18,14 @@ import torch
 
 from eventloop import __version__
 from eventloop.checkpoint import CheckpointError, save_checkpoint
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, seal
+from eventloop.checkpoint.disk import FileHash
 from eventloop.checkpoint.manifest import (
     FileEntry,
     Label,
+    Manifest,
     TensorEntry,
+    encode_body,
     read_manifest,
     score,
     tensor_table,
@@ -220,3 +223,11 @@ def test_a_manifest_that_is_no_file(saved: Path, make: Callable[[Path], object],
 
     with pytest.raises(CheckpointError, match=rf"a has no readable manifest\.json: {why}"):
         read_manifest(saved)
+
+
+def test_encode_and_read(tmp_path: Path) -> None:
+    """What was encoded is read again, its files too."""
+    body = Manifest(sequence=2, iter=3, tensors=(TensorEntry("w", "float32", (1, 2)),))
+    (tmp_path / MANIFEST).write_bytes(seal(encode_body(body), {PAYLOAD: FileHash(3, "ab")}))
+
+    assert read_manifest(tmp_path) == msgspec.structs.replace(body, files={PAYLOAD: FileEntry(3, "ab")})

@@ -79,29 +79,6 @@ def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-def test_a_message_larger_than_a_pipe(make_saver: Make, tmp_path: Path) -> None:
-    """Is sent in pieces."""
-    text = "x" * (1 << 22)
-    saver = make_saver(no_thread, process=True)
-    saver.save({"meta": {}, "state_dict": {}, "text": text}, Job(tmp_path / "a")).result(DEADLINE)
-
-    assert load_checkpoint(tmp_path / "a")["text"] == text
-
-
-@pytest.mark.slow
-def test_many_descriptors(make_saver: Make, tmp_path: Path) -> None:
-    """Loaders that share tensors by descriptors hold thousands of them: the pipes get greater numbers."""
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        saver = make_saver(no_thread, process=True)
-        saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    finally:
-        for file in files:
-            os.close(file)
-
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
 def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> None:
     """The process has the lowest priority, and the training waits: a thread writes."""
     saver = make_saver(process=True)
@@ -117,10 +94,8 @@ def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> 
 def test_it_imports_only_the_standard_library() -> None:
     """No torch, no msgspec and no package of the program: so it starts in a twentieth of a second."""
     python, *rest = bare_command("eventloop.checkpoint.saving.saver_process", "1")
-    ran = subprocess.run(
-        [python, "-X", "importtime", *rest],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = [python, "-X", "importtime", *rest]
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
 
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()[1:]}
     assert "eventloop" in imported
@@ -303,27 +278,6 @@ def test_it_ignores_what_ends_a_process_group(moment: str, tmp_path: Path) -> No
     assert outcome.error is None
     assert process.end(DEADLINE) == "exit code 0"
     assert_same(load_checkpoint(tmp_path / "b"), 1.0)
-
-
-WITHOUT_STREAMS = """
-import os, sys
-from pathlib import Path
-from eventloop.checkpoint.saving.saver_client import SaverProcess
-
-for number in (0, 1, 2):
-    os.close(number)
-process = SaverProcess()
-done = process.commit([], 60) == []
-os._exit(0 if done and process.end(60) == "exit code 0" else 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_program_may_have_closed_its_standard_streams(tmp_path: Path) -> None:
-    """The pipes then get their numbers."""
-    ran = forked.run(["-c", WITHOUT_STREAMS], cwd=tmp_path)
-
-    assert ran.returncode == 0
 
 
 LEAVES_A_FORK = """

@@ -14,7 +14,6 @@ import torch
 
 from eventloop.checkpoint.saving.buffers import Buffer, pin
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
-from eventloop.state.tensors import tensors_of
 from tests.support.trainers import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -90,19 +89,6 @@ def test_names_that_look_alike_are_kept_apart() -> None:
     taken = Snapshot().take(state)
 
     assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
-
-
-def test_tensors_of_one_key_and_type_share_a_buffer() -> None:
-    """So torch writes one storage for them, and not one each."""
-    state = {
-        "a": {"x": torch.zeros(2), "y": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)},
-        "b": {"x": torch.zeros(2)},
-    }
-    taken = Snapshot().take(state)
-    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors_of(taken)]
-
-    assert storages[0] == storages[1]
-    assert len(set(storages)) == 3
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
@@ -288,21 +274,55 @@ class FakeRuntime:
 
 @needs_shared_memory
 def test_shared_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made known to CUDA after it was mapped, and is no longer when it is given back."""
+    """It is registered with CUDA after it was mapped, and unregistered when it is given back: not by a forked process,
+    where the memory goes with the process that pinned it."""
     runtime = FakeRuntime(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    forked = Buffer(9, torch.float32, pinned=True, shared=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        del forked
     buffer = Buffer(10, torch.float32, pinned=True, shared=True)
 
     assert buffer.shared
     del buffer
-    assert runtime.calls == ["register 40", "unregister"]
+    assert runtime.calls == ["register 36", "register 40", "unregister"]
+
+
+def no_runtime() -> None:
+    """Fail as where there is no CUDA."""
+    raise RuntimeError("no CUDA here")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "why"),
+    [(lambda: FakeRuntime(2), "CUDA error 2"), (no_runtime, "no CUDA here")],
+    ids=["refused", "no CUDA"],
+)
+def test_memory_that_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runtime: Any, why: str
+) -> None:
+    """The log says why. A kernel is launched at once, which CUDA's last error is taken for; it fails, and the next one
+    of the training does not."""
+    launched: list[str] = []
+
+    def launch(size: int, *, device: str) -> torch.Tensor:
+        launched.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", runtime)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "ones", launch)
+
+    with caplog.at_level(logging.WARNING):
+        assert not pin(torch.zeros(3))
+    assert f"the memory for checkpoints could not be pinned: {why}" in caplog.text
+    assert launched == (["cuda"] if why == "CUDA error 2" else [])
 
 
 @needs_shared_memory
-def test_shared_memory_that_cannot_be_pinned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is pinned and not shared then, and the log says why."""
+def test_shared_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is pinned and not shared then."""
     asked: list[bool] = []
     empty = torch.empty
 
@@ -312,48 +332,6 @@ def test_shared_memory_that_cannot_be_pinned(
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(2))
     monkeypatch.setattr(torch, "empty", fake_empty)
-    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
 
-    assert not buffer.shared
+    assert not Buffer(10, torch.float32, pinned=True, shared=True).shared
     assert asked[-1]
-    assert "the memory for checkpoints could not be pinned: CUDA error 2" in caplog.text
-
-
-def test_an_error_of_pinning_is_not_the_next_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is launched at once, which CUDA's last error is taken for; it fails, and nobody else does."""
-    launched: list[str] = []
-
-    def launch(size: int, *, device: str) -> torch.Tensor:
-        launched.append(device)
-        raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(801))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch, "ones", launch)
-
-    assert not pin(torch.zeros(3))
-    assert launched == ["cuda"]
-
-
-@needs_shared_memory
-def test_a_forked_process_leaves_pinned_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA cannot be asked there; the memory goes with the process that pinned it."""
-    runtime = FakeRuntime(0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    del buffer
-
-    assert runtime.calls == ["register 40"]
-
-
-def test_pinning_without_cuda(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is no CUDA nothing can be pinned."""
-
-    def missing() -> None:
-        raise RuntimeError("no CUDA here")
-
-    monkeypatch.setattr(torch.cuda, "cudart", missing)
-    with caplog.at_level(logging.WARNING):
-        assert not pin(torch.zeros(3))
-    assert "the memory for checkpoints could not be pinned: no CUDA here" in caplog.text

@@ -129,6 +129,8 @@ MUTANTS = (
     ),
     *_of("checkpoint/directory.py", STORE,
         ("hidden ones are looked at", '"[!.]*"', '"*"'),
+    ),
+    *_of("checkpoint/directory.py", READ,
         ("the order of names", "(manifests[path].sequence, manifests[path].iter)", "0"),
     ),
     *_of("checkpoint/directory.py", LINE,

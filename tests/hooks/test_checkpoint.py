@@ -182,17 +182,6 @@ def test_saved_is_announced_once_the_file_is_there(
     assert seen == [(True, 2.0)]
 
 
-def test_final_save_is_awaited(make_trainer: Make, files: Files) -> None:
-    """When `train` returns, the last checkpoint is whole and announced, and no half of one lies about."""
-    trainer = make_trainer(hooks=[CheckpointHook()])
-
-    with trainer.bus.capture("checkpoint_saved", "after_run") as seen:
-        trainer.train()
-
-    assert files() == epochs(1)
-    assert [type(event).__name__ for event in seen] == ["CheckpointSaved", "AfterRun"]
-
-
 @pytest.mark.parametrize(
     ("interval", "keep", "expected"),
     [(1, 1, epochs(5)), (1, 2, epochs(4, 5)), (1, 9, epochs(1, 2, 3, 4, 5)), (2, 2, epochs(4, 5))],

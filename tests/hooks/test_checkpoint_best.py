@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatch
-from math import inf, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +17,11 @@ from eventloop.checkpoint.manifest import Label, read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from eventloop.util.errors import CheckpointError
-from tests.support.saving import Writes
+from tests.hooks.conftest import Train
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
-BestOf = Callable[..., CheckpointHook]
-
-
-@pytest.fixture
-def best_of(make_trainer: Make, scripted: Scripted) -> Callable[..., CheckpointHook]:
-    """Train one epoch a score, saving the best alone; return the hook."""
-
-    def train(*scores: float | dict[str, float], save_best: str = "acc", **options: Any) -> CheckpointHook:
-        hook = CheckpointHook(save_best=save_best, save_last=False, **options)
-        make_trainer(max_epochs=len(scores), hooks=[hook], **scripted(*scores)).train()
-        return hook
-
-    return train
-
-
-@pytest.mark.representative(2)
-@pytest.mark.parametrize(
-    ("scores", "epoch"),
-    [
-        ((0.5, 0.75, 0.25), 2),
-        ((0.5, 0.5, 0.5), 1),
-        ((0.0, 0.0), 1),
-        ((0.0, -1.0), 1),
-        ((-1.0, 0.0), 2),
-        ((nan, 0.25, nan), 2),
-        ((0.25, inf, 0.5), 3),
-        ((inf, 0.25), 2),
-        ((-inf, 0.25), 2),
-    ],
-)
-def test_best_is_the_first_strictly_better_finite_score(
-    best_of: BestOf, files: Files, scores: tuple[float, ...], epoch: int
-) -> None:
-    """Ties keep the old one, 0.0 is a score, NaN and infinities never are the best."""
-    hook = best_of(*scores)
-
-    assert files() == [f"best_acc_epoch_{epoch}"]
-    assert hook.best.score == scores[epoch - 1]
 
 
 LONG_NAME = "a/../acc\x1b\0" + "x" * 300
@@ -74,18 +36,17 @@ LONG_NAME = "a/../acc\x1b\0" + "x" * 300
         ([{"val/acc": 1.0}], {"save_best": "val/acc"}, "best_val_acc_epoch_1"),
         ([{LONG_NAME: 0.5}], {"save_best": LONG_NAME}, r"best_a_.._acc%1B%00xxx*_epoch_1"),
         ([0.5], {"filename_tmpl": "model_{}.pth"}, "best_acc_model_1"),
-        ([nan, nan], {}, ""),
     ],
-    ids=["loss", "rule", "auto", "slash", "long", "template", "none"],
+    ids=["loss", "rule", "auto", "slash", "long", "template"],
 )  # fmt: skip
 def test_which_and_under_which_name(
-    best_of: BestOf, files: Files, scores: list[Any], options: dict[str, Any], name: str
+    train: Train, files: Files, scores: list[Any], options: dict[str, Any], name: str
 ) -> None:
     """The rule follows from the metric's name unless it is given, and the name of the checkpoint is one part of a path,
     whatever the metric is called."""
-    best_of(*scores, **options)
+    train(*scores, **options)
 
-    assert [fnmatch(found, name) for found in files()] == ([True] if name else [])
+    assert [fnmatch(found, name) for found in files()] == [True]
 
 
 @pytest.mark.parametrize(
@@ -107,11 +68,11 @@ def test_which_and_under_which_name(
     ],
 )
 def test_missing_metric_is_an_error(
-    best_of: BestOf, metrics: dict[str, float], save_best: str, error: type[Exception], message: str
+    train: Train, metrics: dict[str, float], save_best: str, error: type[Exception], message: str
 ) -> None:
     """The first validation says what is wrong, and which metrics are near."""
     with pytest.raises(error, match=message):
-        best_of(metrics, save_best=save_best)
+        train(metrics, save_best=save_best)
 
 
 def test_best_without_a_validation_is_an_error(make_trainer: Make) -> None:
@@ -142,27 +103,6 @@ def test_best_is_named_by_the_hooks_own_unit(
     assert set(files()) == expected
 
 
-def test_old_best_is_removed_only_after_the_new_one_is_durable(
-    best_of: BestOf, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the new best is being written, the old one is still there."""
-    before_write: list[list[str]] = []
-
-    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
-    best_of(0.25, 0.5, 0.75)
-
-    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_2"]]
-    assert files() == ["best_acc_epoch_3"]
-
-
-def test_best_does_not_count_as_kept(make_trainer: Make, scripted: Scripted, files: Files) -> None:
-    """Pruning leaves the best alone, however old it is."""
-    hook = CheckpointHook(interval=1, max_keep_ckpts=1, save_best="acc")
-    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.75, 0.5, 0.25)).train()
-
-    assert files() == ["epoch_3", "best_acc_epoch_1"]
-
-
 def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
     make_trainer: Make, scripted: Scripted, tmp_path: Path
 ) -> None:
@@ -187,51 +127,13 @@ def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
     assert {path.name: manifest.sequence for path, manifest in manifests.items()}["epoch_3"] == 6
 
 
-@pytest.mark.parametrize(
-    ("later", "expected"),
-    [(0.25, "best_acc_epoch_1"), (0.5, "best_acc_epoch_1"), (0.75, "best_acc_epoch_2")],
-    ids=["worse", "tie", "better"],
-)
-def test_best_score_survives_a_resume(
-    make_trainer: Make, scripted: Scripted, files: Files, later: float, expected: str
-) -> None:
-    """A resumed run compares with the saved score, and removes the saved best when there is a better one."""
-    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(0.5)).train()
-
-    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="acc")], **scripted(later))
-    resumed.resume()
-    resumed.train()
-
-    assert [name for name in files() if name.startswith("best")] == [expected]
-
-
-def test_best_is_found_again_after_resuming_before_its_validation(
-    make_trainer: Make, scripted: Scripted, files: Files
-) -> None:
+def test_best_is_found_again_after_resuming_before_its_validation(train: Train, files: Files) -> None:
     """An epoch's checkpoint is older than its validation: resumed from, that is repeated, and so is its best."""
-    hook = CheckpointHook(interval=1, save_best="acc")
-    make_trainer(max_epochs=2, hooks=[hook], **scripted(0.25, 0.75)).train()
+    train(0.25, 0.75, interval=1)
 
-    resumed = make_trainer(max_epochs=3, hooks=[CheckpointHook(save_best="acc")], **scripted(0.75, 0.5))
-    resumed.resume()
-    resumed.train()
+    train(0.75, 0.5, resumed="auto", epochs=3)
 
     assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2"]
-
-
-def test_score_of_another_metric_is_not_compared_with(
-    make_trainer: Make, scripted: Scripted, files: Files
-) -> None:
-    """A run resumed with another `save_best` starts afresh, and leaves the other best alone."""
-    both = {"acc": 0.25, "loss": 2.0}
-    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(both)).train()
-
-    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="loss")], **scripted(both))
-    resumed.resume()
-    resumed.train()
-
-    best = [name for name in files() if name.startswith("best")]
-    assert best == ["best_acc_epoch_1", "best_loss_epoch_2"]
 
 
 def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
@@ -282,15 +184,6 @@ def test_a_newer_best_one_is_taken(
     trainer.train()
 
     assert trainer.resume("auto").name == newest
-
-
-def test_resume_from_a_best_that_is_not_there(make_trainer: Make) -> None:
-    """A run without `save_best` has none, which the message says."""
-    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
-    trainer.train()
-
-    with pytest.raises(FileNotFoundError, match=r"run holds no best checkpoint at all: .*save_best"):
-        trainer.resume("best")
 
 
 def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:

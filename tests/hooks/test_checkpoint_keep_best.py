@@ -14,51 +14,39 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Train
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
-Train = Callable[..., CheckpointHook]
 
 
-@pytest.fixture
-def train(make_trainer: Make, scripted: Scripted) -> Train:
-    """Train until there were so many epochs in all, one a score; after a resume from `resumed`."""
-
-    def run(
-        *scores: float | dict[str, float], resumed: str = "", epochs: int = 0, **options: Any
-    ) -> CheckpointHook:
-        hook = CheckpointHook(**{"save_best": "acc", "save_last": False, **options})
-        trainer = make_trainer(max_epochs=epochs or len(scores), hooks=[hook], **scripted(*scores))
-        if resumed:
-            trainer.resume(resumed)
-        trainer.train()
-        return hook
-
-    return run
-
-
-@pytest.mark.representative(3)
+@pytest.mark.representative(5)
 @pytest.mark.parametrize(
     ("metric", "keep_best", "scores", "epochs"),
     [
+        ("acc", 1, (0.0, 0.0, -1.0), [1]),
+        ("acc", 1, (nan, 0.25, inf, 0.5, -inf), [4]),
         ("acc", 2, (0.25, 0.5, 0.75), [2, 3]),
         ("loss", 2, (3.0, 1.0, 2.0, 2.5), [2, 3]),
         ("acc", 2, (nan, 0.25, inf, 0.5, -inf), [2, 4]),
+        ("acc", 1, (-1.0, 0.0), [2]),
+        ("acc", 1, (nan, nan), []),
         ("acc", 2, (0.5, 0.25, 0.25, 0.5), [1, 4]),
         ("acc", -1, (0.25, 0.75, nan, 0.5, 0.125), [1, 2, 4, 5]),
-        ("acc", 1, (0.25, 0.75, 0.5), [2]),
     ],
 )
 def test_the_best_few_are_kept(
     train: Train, files: Files, metric: str, keep_best: int, scores: tuple[float, ...], epochs: list[int]
 ) -> None:
-    """What is among the best so many is saved, and the one that it outdoes goes; an equal score is not better, and what
-    is not a number is none of them."""
-    train(*({metric: score} for score in scores), save_best=metric, keep_best=keep_best)
+    """What is among the best so many is saved, and the one that it outdoes goes; an equal score is not better, 0.0 is a
+    score, and NaN and infinities are never among the best."""
+    hook = train(*({metric: score} for score in scores), save_best=metric, keep_best=keep_best)
 
     assert files() == [f"best_{metric}_epoch_{epoch}" for epoch in epochs]
+    best = (min if metric == "loss" else max)([scores[epoch - 1] for epoch in epochs], default=None)
+    assert hook.best.score == best
 
 
 def test_each_metric_has_its_own(train: Train, files: Files) -> None:
@@ -73,17 +61,19 @@ def test_each_metric_has_its_own(train: Train, files: Files) -> None:
     assert hook.best.score == 0.75
 
 
+@pytest.mark.parametrize("keep", [1, 2])
 def test_the_outdone_one_is_there_until_the_new_one_is_durable(
-    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
+    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
     """While one of the best is being written, all of those before are there."""
     before_write: list[list[str]] = []
+    names = ["best_acc_epoch_1", "best_acc_epoch_2", "best_acc_epoch_3"]
 
     Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
-    train(0.25, 0.5, 0.75, keep_best=2)
+    train(0.25, 0.5, 0.75, keep_best=keep)
 
-    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_1", "best_acc_epoch_2"]]
-    assert files() == ["best_acc_epoch_2", "best_acc_epoch_3"]
+    assert before_write == [[], names[:1], names[2 - keep : 2] if keep == 1 else names[:2]]
+    assert files() == names[3 - keep :]
 
 
 def test_one_that_was_not_saved_is_not_compared_with(
@@ -125,21 +115,25 @@ def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores:
     assert make_trainer(max_epochs=3).resume("best").name == hook.best.name
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(4)
 @pytest.mark.parametrize(
-    ("later", "kept"),
-    [((0.5, 0.75), [2, 5]), ((0.375,), [2, 3]), ((0.25,), [2, 3]), ((0.875, 0.9375), [4, 5])],
-    ids=["two", "tie", "worse", "all"],
-)
+    ("keep", "later", "kept"),
+    [
+        (1, (0.625,), [2]), (1, (0.75,), [4]), (2, (0.5, 0.75), [2, 5]), (2, (0.375,), [2, 3]), (2, (0.25,), [2, 3]),
+        (2, (0.875, 0.9375), [4, 5]),
+    ],
+)  # fmt: skip
 def test_all_of_them_survive_a_resume(
-    train: Train, files: Files, later: tuple[float, ...], kept: list[int]
+    train: Train, files: Files, keep: int, later: tuple[float, ...], kept: list[int]
 ) -> None:
     """The run that goes on compares with the last of them, and removes them in their order."""
-    train(0.25, 0.625, 0.375, keep_best=2)
+    train(0.25, 0.625, 0.375, keep_best=keep, save_last=True)
 
-    train(*later, keep_best=2, resumed="auto", epochs=3 + len(later))
+    train(*later, keep_best=keep, resumed="auto", epochs=3 + len(later))
 
-    assert files() == [f"best_acc_epoch_{epoch}" for epoch in kept]
+    assert [name for name in files() if name.startswith("best")] == [
+        f"best_acc_epoch_{epoch}" for epoch in kept
+    ]
 
 
 @pytest.mark.representative(2)

@@ -118,15 +118,23 @@ def test_published(train: Callable[..., Trainer], make_trainer: Make, files: Fil
     assert make_trainer(max_epochs=4).resume() == trainer.work_dir / "epoch_3"
 
 
+@pytest.mark.parametrize(
+    ("options", "published"),
+    [
+        ({"published_keys": ["state_dict", "ema"]}, [".pth"]),
+        ({"published_keys": "ema", "published_format": "safetensors"}, []),
+    ],
+)
 def test_a_key_that_is_not_there_to_publish(
-    train: Callable[..., Trainer], caplog: pytest.LogCaptureFixture
+    train: Callable[..., Trainer], caplog: pytest.LogCaptureFixture, options: Any, published: list[str]
 ) -> None:
     """It is named, and the rest is published."""
-    trainer = train(published_keys=["state_dict", "ema"])
+    trainer = train(**options)
 
     assert "epoch_3 has no ema to publish: it has meta, state_dict" in caplog.text
-    (path,) = trainer.work_dir.glob("epoch_3-*.pth")
-    assert [*torch.load(path, weights_only=True)] == ["state_dict"]
+    paths = [*trainer.work_dir.glob("epoch_3-*")]
+    assert [path.suffix for path in paths] == published
+    assert all([*torch.load(path, weights_only=True)] == ["state_dict"] for path in paths)
 
 
 def test_left_out(train: Callable[..., Trainer], make_trainer: Make) -> None:

@@ -75,15 +75,6 @@ def test_one_before_the_training_saves_nothing(run: Run, files: Files) -> None:
     assert read_manifest(resumed.work_dir / "best_acc_epoch_3").metrics == {"acc": 0.625}
 
 
-def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) -> None:
-    """What nobody compares needs no score."""
-    trainer = run(**scripted({"loss": 1.0}))
-
-    assert trainer.val() == {"loss": 1.0}
-    with pytest.raises(KeyError, match="save_best='acc' is not a metric of the validation"):
-        validating(run(**scripted({"loss": 1.0})), "before_train", 50).train()
-
-
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("event", "priority", "name"),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
+from eventloop.hooks import CheckpointHook, EMAHook
 from eventloop.training.trainer import Trainer
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer
@@ -90,19 +90,6 @@ def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> Non
         assert_goes_on(
             whole, run(f"from {done}", seedable=seedable, resume=tmp_path / f"whole/iter_{done}"), done
         )
-
-
-@pytest.mark.slow
-def test_precise_statistics_beside_the_pass(run: Any, tmp_path: Path) -> None:
-    """A pass in the middle of an epoch changes no batch of it, and the run is resumed as exactly."""
-    plain = run("plain", seedable=False)
-    hooks = PreciseBN(2, 3, by_epoch=False), PreciseBN(2, 3, by_epoch=False)
-
-    whole = run("whole", hooks[0], seedable=False)
-    rest = run("rest", hooks[1], seedable=False, resume=tmp_path / "whole/iter_3")
-
-    assert whole[0] == plain[0]
-    assert_goes_on(whole, rest, 3)
 
 
 def test_the_log_says_how_the_place_is_kept(run: Any, caplog: pytest.LogCaptureFixture) -> None:

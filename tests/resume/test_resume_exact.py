@@ -351,21 +351,6 @@ def test_loader_with_a_state_goes_on_by_itself(
     assert trainer.iter == 10
 
 
-def test_loader_whose_state_the_checkpoint_lacks(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that took the place of another loader is read again from the start of the pass."""
-    stopped(make_trainer(train_loader=DataLoader(samples(20), 4), work_dir=tmp_path, max_epochs=1), 3)
-    loader = Stateful()
-    second = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
-    second.resume()
-
-    second.train()
-
-    assert "the checkpoint has no state of the Stateful" in caplog.text
-    assert loader.reads == [0, 1, 2, 3, 4]
-
-
 def test_loader_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """It is refused when it is saved, by its place."""
     trainer = make_trainer(train_loader=Stateful(extra=object()), work_dir=tmp_path)

@@ -121,6 +121,7 @@ MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     (ONE, {}, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .* Expected `int`, got `null`: None"),
     ((*ONE, "last_epoch"), -3, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .*`int` >= -1: -3"),
     ((*ONE, "_milestones"), "x", r"\['_milestones'\] is wrong: expected a list, such as \[2\], got 'x'"),
+    ((*ONE, "_schedulers"), [], r"\['_schedulers'\] is wrong: expected 2 states, got 0"),
     ((*ONE, "_schedulers", 1), {}, r"\['_schedulers'\]\[1\]\['last_epoch'\] cannot be loaded"),
     (("hooks", "EMAHook", "steps"), -1, "EMAHook cannot take its state, the value of steps is wrong: .*>= 0: -1"),
     (("hooks", "EarlyStoppingHook", "wait"), "x", "EarlyStoppingHook cannot .* of wait is wrong: Expected `int`, got"),

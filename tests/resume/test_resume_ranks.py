@@ -199,39 +199,36 @@ else:
     model = nn.Linear(2, 2)
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
         train_loader=[(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))], max_epochs=1, work_dir="run")
-    print(json.dumps({"keys": [*trainer.state.gather("")], "lines": lines}), flush=True)
+    keys = trainer.state.gather("").keys()
+    print(json.dumps({"gathered": ["state_dict" in keys, "ranks" in keys], "lines": lines}), flush=True)
 import os
 os._exit(0)
 """
 )
 
 
-def test_a_rank_that_is_gone(tmp_path: Path) -> None:
-    """Costs its random state, which is logged, and not the checkpoint; nobody waits for it."""
-    said = run_ranks("GONE = '1'\n" + GONE, tmp_path)[0]
+@pytest.mark.parametrize(
+    ("gone", "key", "expected", "line"),
+    [
+        (1, "gathered", [True, False], "the random state of the other ranks cannot be gathered: "),
+        (0, "said", "own", "rank 0 cannot broadcast its value to the other ranks: "),
+    ],
+)
+def test_a_rank_that_is_gone(tmp_path: Path, gone: int, key: str, expected: object, line: str) -> None:
+    """Costs its random state, which is logged, and not the checkpoint; another rank does not wait for it, and decides by
+    itself where rank 0 is gone."""
+    said = run_ranks(f"GONE = '{gone}'\n" + GONE, tmp_path)[1 - gone]
 
-    assert "state_dict" in said["keys"]
-    assert "ranks" not in said["keys"]
-    (line,) = said["lines"]
-    assert line.startswith("the random state of the other ranks cannot be gathered: ")
-
-
-def test_rank_0_is_gone(tmp_path: Path) -> None:
-    """A rank decides by itself then, which is logged: it writes nothing anyway."""
-    said = run_ranks("GONE = '0'\n" + GONE, tmp_path)[1]
-
-    assert said["said"] == "own"
-    (line,) = said["lines"]
-    assert line.startswith("rank 0 cannot broadcast its value to the other ranks: ")
+    assert said[key] == expected
+    (logged,) = said["lines"]
+    assert logged.startswith(line)
 
 
 FAILING = (
     BEGIN
     + """
-from eventloop.checkpoint.retention import pending
-from eventloop.checkpoint.saving.saver import Saver
+import pytest
 from tests.support.saving import Writes
-
 failing = ["best_acc_epoch_1", "epoch_4"]
 
 def fail_once(path):
@@ -239,7 +236,7 @@ def fail_once(path):
         failing.remove(path.name)
         raise OSError("no space left on device")
 
-pending.Saver = lambda: Saver(Writes(fail_once), process=False)
+Writes.of_hooks(pytest.MonkeyPatch(), fail_once)
 scores = iter([0.5, 0.4, 0.3, 0.45])
 model = DistributedDataParallel(nn.Linear(2, 2))
 hook = CheckpointHook(interval=4, save_best="acc")

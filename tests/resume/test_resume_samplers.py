@@ -21,7 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.data.loader_state import own_random_state, set_own_random_state
+from eventloop.data.loader_state import own_random_state
 from eventloop.hooks import CheckpointHook
 from tests.support.interrupted import seed, stop_after
 from tests.support.trainers import MakeTrainer
@@ -217,32 +217,6 @@ def test_the_order_goes_on(make_trainer: MakeTrainer, tmp_path: Path, loader: st
     whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], STOPS)
 
     assert parts == whole
-
-
-def test_sampler_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """It is refused when it is saved, by its place."""
-
-    class Strange(Saving):
-        def state_dict(self) -> dict[str, Any]:
-            return {"passes": np.arange(2)}
-
-    loader = DataLoader(Numbered(), BATCH, sampler=Strange())
-
-    with pytest.raises(
-        TypeError, match=r"\['samplers'\]\['sampler'\]\['passes'\] is array.*a state_dict must consist"
-    ):
-        run(make_trainer, loader, tmp_path, None, [])
-
-
-def test_generator_of_another_kind_keeps_its_state() -> None:
-    """A sampler that draws from another kind of generator is not given a state that it cannot load."""
-    saved = own_random_state(DataLoader(Numbered(), sampler=OwnGenerator(np.random.default_rng(3))))
-    loader = DataLoader(Numbered(), sampler=OwnGenerator(random.Random(5)))
-    before = own_random_state(loader)
-
-    set_own_random_state(loader, saved, opening=True)
-
-    assert str(own_random_state(loader)) == str(before)
 
 
 def test_a_generator_without_a_saved_state_is_logged(

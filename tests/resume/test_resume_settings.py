@@ -240,6 +240,16 @@ def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> N
     assert [group["weight_decay"] for group in other.optimizer["body"].param_groups] == [0, 0.3]
 
 
+def test_rate_in_a_tensor(build: Build) -> None:
+    """It stays one."""
+    stopped(build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))))
+    other = build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.25)))
+
+    other.resume(changed="apply")
+
+    assert torch.equal(other.optimizer.param_groups[0]["lr"], torch.tensor(0.25))
+
+
 def of_eight_ranks(build: Build) -> Trainer:
     """A trainer that is one of eight."""
     trainer = build()
@@ -360,20 +370,6 @@ def test_another_length_of_the_run_needs_no_leave(
         in caplog.text
     )
     assert other.epoch == epochs
-
-
-def test_checkpoint_without_settings(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """One of an earlier version is not compared."""
-    stopped(build())
-    other = build(lr=0.4)
-    other.bus.subscribe(
-        lambda trainer, event: trainer.checkpoint["meta"].pop("settings"), "after_load_checkpoint"
-    )
-
-    other.resume()
-
-    assert other.iter == 7
-    assert caplog.text == ""
 
 
 def test_unknown_answer(build: Build) -> None:

@@ -3,6 +3,7 @@ modules, of the data set, of the loader that is evaluated on; lengths that chang
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -17,15 +18,25 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, Hook
-from tests.support.interrupted import assert_same, seed, state_of, stop_after
-from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
+from tests.support.interrupted import assert_same, seed, state_of
+from tests.support.trainers import MakeTrainer, batches, samples, shuffled, tiny_model
 
 Make = Callable[[Path], Trainer]
 
 
-def assert_went_on(make: Make, directory: Path, stops: list[int]) -> dict[str, Any]:
+def stop_at(trainer: Trainer, event: str, count: int) -> None:
+    """Stop the run after so many iterations in all, or at the `count`-th event of another kind."""
+    number = itertools.count(trainer.iter + 1 if event == "after_train_iter" else 1)
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("enough") if next(number) == count else None, event
+    )
+
+
+def assert_went_on(
+    make: Make, directory: Path, stops: list[int], *, event: str = "after_train_iter"
+) -> dict[str, Any]:
     """A run that is interrupted ends with the very state of one that is not, by trainers that know nothing of each other;
-    return the state."""
+    return the state. A part is stopped after so many iterations, or so many of another event."""
     seed()
     whole = make(directory / "whole")
     whole.train()
@@ -35,9 +46,9 @@ def assert_went_on(make: Make, directory: Path, stops: list[int]) -> dict[str, A
         if number:
             part.resume()
         if stop is not None:
-            stop_after(part, stop)
+            stop_at(part, event, stop)
         part.train()
-    assert part.iter == whole.iter > stops[-1]
+        assert (part.iter < whole.iter) == (stop is not None)
     assert_same(state_of(part), state_of(whole))
     return state_of(part)
 
@@ -231,9 +242,11 @@ def evaluated(name: str) -> DataLoader[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cut_short"), [("sampler", True), ("data set", False)])
+@pytest.mark.parametrize(
+    ("name", "event", "stop"), [("sampler", "before_val_iter", 3), ("data set", "after_train_iter", 4)]
+)
 def test_evaluation_draws_what_it_would_have(
-    make_trainer: MakeTrainer, tmp_path: Path, name: str, cut_short: bool
+    make_trainer: MakeTrainer, tmp_path: Path, name: str, event: str, stop: int
 ) -> None:
     """Samples of a validation from a generator of its own are those of the uninterrupted run, also where a stop came
     within it, and it is made once more."""
@@ -244,21 +257,72 @@ def test_evaluation_draws_what_it_would_have(
             work_dir=directory,
         )  # fmt: skip
 
+    assert_went_on(make, tmp_path, [stop], event=event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "stop", "unit"),
+    [
+        ("before_val", 2, {}),
+        ("before_val_iter", 4, {"max_iters": 13, "val_interval": 4}),
+        ("after_val_iter", 6, {}),
+    ],
+)
+def test_a_validation_that_is_cut_short(
+    make_trainer: MakeTrainer, tmp_path: Path, event: str, stop: int, unit: dict[str, Any]
+) -> None:
+    """It is made again by the resumed run, and draws what the uninterrupted one does once."""
+
+    def make(directory: Path) -> Trainer:
+        return make_trainer(
+            train_loader=shuffled(5), val_loader=DataLoader(samples(12), 4), hooks=[CheckpointHook()],
+            val_step=lambda trainer, batch: {"noise": torch.rand(())}, work_dir=directory, **(unit or {"max_epochs": 4}),
+        )  # fmt: skip
+
+    assert_went_on(make, tmp_path, [stop], event=event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True], ids=["global", "shared"])
+def test_workers_of_an_evaluation_that_persist(make_trainer: MakeTrainer, tmp_path: Path, own: bool) -> None:
+    """They are seeded once in a process, in a resumed one by another evaluation: the training draws the same, from the
+    global generator as from one that both loaders have."""
+    made: list[Trainer] = []
+
+    def make(directory: Path) -> Trainer:
+        generator = torch.Generator().manual_seed(5) if own else None
+        persistent = DataLoader(samples(12), 4, num_workers=1, persistent_workers=True, generator=generator)
+        loaders = {"train_loader": shuffled(5, generator=generator), "val_loader": persistent}
+        made.append(make_trainer(hooks=[CheckpointHook()], max_epochs=4, work_dir=directory, **loaders))
+        return made[-1]
+
+    assert_went_on(make, tmp_path, [7])
+    for trainer in made:  # each worker of a loader that is collected with its trainer is waited for, for 5 s
+        trainer.val_loader = None
+
+
+def test_a_generator_that_both_loaders_have(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """The checkpoint of an epoch is saved before the validation that follows it, which the resumed run makes up for: what
+    that draws is drawn before the next pass begins, as it was."""
+
+    def make(directory: Path) -> Trainer:
+        generator = torch.Generator().manual_seed(5)
+        return make_trainer(
+            train_loader=shuffled(5, generator=generator), max_epochs=3, work_dir=directory,
+            val_loader=DataLoader(samples(12), 4, generator=generator), hooks=[CheckpointHook(interval=1)],
+        )  # fmt: skip
+
     seed()
     whole = make(tmp_path / "whole")
     whole.train()
-    seed()
-    first = make(tmp_path / "parts")
-    when = "before_val_iter" if cut_short else "after_train_iter"
-    first.bus.subscribe(lambda trainer, event: trainer.stop("enough") if trainer.iter >= 4 else None, when)
-    first.train()
     seed(99)
-    second = make(tmp_path / "parts")
+    second = make(tmp_path / "second")
 
-    second.resume()
+    second.resume(tmp_path / "whole" / "epoch_2")
     second.train()
 
-    assert 4 <= first.iter < second.iter == 9
+    assert second.iter == whole.iter == 15
     assert_same(state_of(second), state_of(whole))
 
 
