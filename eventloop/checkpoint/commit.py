@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -181,8 +181,8 @@ class _Staged:
         assert self._work is not None
         file = self._disk.create(self._work / name)
         self._files.append(file)
-        with closing(Sink(self._disk, file, self._given_up)) as sink:
-            write(sink)
+        sink = Sink(self._disk, file, self._given_up)
+        write(sink)
         return sink.entry()
 
     def sync(self) -> None:
@@ -272,8 +272,12 @@ def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
     head = manifest.removesuffix(b"{}}")
     assert head != manifest, "the manifest's last field is not an empty `files`"
     entries = [f'"{name}":{{"bytes":{each.bytes},"sha256":"{each.sha256}"}}' for name, each in files.items()]
-    body = head + b"{" + ",".join(entries).encode() + b"}}"
-    return b'{"sha256":"%s","manifest":%s}' % (hashlib.sha256(body).hexdigest().encode(), body)
+    return sealed("manifest", head + b"{" + ",".join(entries).encode() + b"}}")
+
+
+def sealed(field: str, body: bytes) -> bytes:
+    """Return the bytes of a JSON file that has `body` under `field`, and its SHA-256 before it."""
+    return b'{"sha256":"%s","%s":%s}' % (hashlib.sha256(body).hexdigest().encode(), field.encode(), body)
 
 
 def temporary_path(path: Path, why: str) -> Path:

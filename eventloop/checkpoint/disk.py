@@ -13,13 +13,9 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 PIECE = 8 << 20
 """Bytes written between two checks of the cancel event, and between two requests to write back."""
@@ -94,15 +90,12 @@ class Sink:
 
     Attributes:
         size: bytes written so far.
-        failure: the error that ended the writing; `torch.save` raises an unspecific RuntimeError instead.
     """
 
     def __init__(self, disk: Disk, file: FileIO, given_up: threading.Event | None = None) -> None:
         self._disk, self._file, self._given_up = disk, file, given_up
         self._hash = hashlib.sha256()
-        self._hasher: ThreadPoolExecutor | None = None
         self.size = 0
-        self.failure: Exception | None = None
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data`.
@@ -112,15 +105,11 @@ class Sink:
             SaveGivenUp: `given_up` was set.
         """
         view = memoryview(data).cast("B")
-        try:
-            if len(view) < BESIDE:
-                self._hash.update(view)
-                self._write_pieces(view)
-            else:
-                self._write_beside_the_hash(view)
-        except Exception as error:
-            self.failure = error
-            raise
+        if len(view) < BESIDE:
+            self._hash.update(view)
+            self._write_pieces(view)
+        else:
+            self._write_beside_the_hash(view)
         return len(view)
 
     def flush(self) -> None:
@@ -130,25 +119,14 @@ class Sink:
         """Return the size and hash of the written bytes, for the manifest."""
         return FileHash(self.size, self._hash.hexdigest())
 
-    def close(self) -> None:
-        """End the hashing thread, if there is one; the file stays open."""
-        self._let_second_thread_go()
-
-    def _let_second_thread_go(self) -> None:
-        hasher, self._hasher = self._hasher, None
-        if hasher is not None:
-            hasher.shutdown(cancel_futures=True)  # work for which no thread could be started
-
     def _write_beside_the_hash(self, view: memoryview) -> None:
-        """Write data while the second thread hashes them; return when both are done."""
+        """Write data while a second thread hashes them; return when both are done."""
         failed = threading.Event()
+        name = "eventloop checkpoint hash"
+        hasher = threading.Thread(target=self._hash_pieces, args=(failed, view), name=name, daemon=True)
         try:
-            from concurrent.futures import ThreadPoolExecutor  # 10 ms, not needed for small files
-
-            self._hasher = self._hasher or ThreadPoolExecutor(1, "eventloop checkpoint hash")
-            hashed = self._hasher.submit(partial(self._hash_pieces, failed), view)
-        except RuntimeError:  # the main thread has ended: executors take no more, 3.12 starts no thread
-            self._let_second_thread_go()
+            hasher.start()
+        except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
             self._hash_pieces(failed, view)
             self._write_pieces(view)
             return
@@ -158,7 +136,7 @@ class Sink:
             failed.set()
             raise
         finally:
-            hashed.result()  # the hashing thread reads memory that the caller may reuse once this returns
+            hasher.join()  # it reads memory that the caller may reuse once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
         """Hash data through a buffer in the core's own cache; stop when `failed` is set.
@@ -215,10 +193,7 @@ def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK
     """
     with disk.create(path) as file:
         sink = Sink(disk, file)
-        try:
-            write(sink)
-        finally:
-            sink.close()
+        write(sink)
         disk.sync(file)
         return sink.entry()
 

@@ -8,17 +8,16 @@ uses this module. It imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from eventloop.checkpoint.commit import sealed
 from eventloop.checkpoint.disk import DISK, Disk, write_file
-from eventloop.checkpoint.manifest import UNREADABLE, open_regular
+from eventloop.checkpoint.manifest import UNREADABLE, unseal
 from eventloop.util.errors import CheckpointError
 
 LINE = "line.json"
@@ -45,19 +44,6 @@ class _Line(msgspec.Struct, frozen=True):
     turns: tuple[StepBack, ...] = ()
 
 
-class _Versioned(msgspec.Struct):
-    """The field that `line.json` has in every version."""
-
-    schema: Any = None
-
-
-class _Envelope(msgspec.Struct):
-    """The contents of `line.json`: the steps back, and the SHA-256 of their bytes."""
-
-    sha256: str
-    line: msgspec.Raw
-
-
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
     """Read the record of a directory, oldest step first; return () if no run went back.
 
@@ -66,22 +52,14 @@ def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
     """
     path = directory / LINE
     try:
-        with open_regular(path) as file:
-            raw = file.read()
+        raw = path.read_bytes()
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    body = unseal(raw, path, "line", SCHEMA)
     try:
-        envelope = msgspec.json.decode(raw, type=_Envelope)
-        if hashlib.sha256(envelope.line).hexdigest() != envelope.sha256:
-            raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
-        schema = msgspec.json.decode(envelope.line, type=_Versioned).schema
-        if schema != SCHEMA:
-            raise CheckpointError(
-                f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-            )
-        return msgspec.json.decode(envelope.line, type=_Line).turns
+        return msgspec.json.decode(body, type=_Line).turns
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
@@ -95,8 +73,7 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
     Raises:
         OSError: the disk is full, the directory cannot be written, or another error of the file system.
     """
-    body = msgspec.json.encode(_Line(turns=tuple(turns)))
-    raw = msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+    raw = sealed("line", msgspec.json.encode(_Line(turns=tuple(turns))))
     try:
         write_file(work, lambda sink: sink.write(raw), disk=disk)
         disk.rename(work, directory / LINE)

@@ -6,19 +6,14 @@ bytes are hashed too, so a flipped bit is found. This module imports no torch.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import math
-import os
-import stat
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from eventloop.checkpoint.commit import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST, sealed
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
@@ -108,15 +103,8 @@ class Manifest(Label, frozen=True, kw_only=True):
                 raise ValueError(f"files: expected names of files in the directory, got {name!r}")
 
 
-class _Envelope(msgspec.Struct):
-    """The contents of `manifest.json`: a manifest and the SHA-256 of its bytes, which shows flipped bits."""
-
-    sha256: str
-    manifest: msgspec.Raw
-
-
 class _Versioned(msgspec.Struct):
-    """The field that a manifest has in every version."""
+    """The field that the contents of a sealed file have in every version."""
 
     schema: Any = None
 
@@ -138,25 +126,24 @@ def encode_body(manifest: Manifest) -> bytes:
     return body
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; refuse a named pipe or a device, which may never end.
+def unseal(raw: bytes, path: Path, field: str, schema: int) -> bytes:
+    """Return the JSON under `field` of a file that `commit.sealed` made, after checking its hash and version.
 
     Raises:
-        OSError: the path cannot be opened, or is not a regular file.
+        CheckpointError: the file is damaged, or has a later version.
     """
-    return open(path, "rb", opener=_open_regular)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    without_waiting = getattr(
-        os, "O_NONBLOCK", 0
-    )  # for a pipe; it does not change how a regular file is read
-    descriptor = os.open(path, flags | without_waiting)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # `open` itself raises for a directory
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
+    try:
+        body = bytes(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field])
+        if sealed(field, body) != raw:
+            raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
+        version = msgspec.json.decode(body, type=_Versioned).schema
+    except (*UNREADABLE, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if version != schema:
+        raise CheckpointError(
+            f"{path} has schema {version!r}, this version of eventloop reads {schema}: update eventloop"
+        )
+    return body
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -167,26 +154,13 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        with open_regular(path) as file:
-            raw = file.read()
+        raw = path.read_bytes()
     except OSError as error:
         what = "it was not completed" if not path.exists() else str(error)
         raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
+    body = unseal(raw, path, "manifest", SCHEMA)
     try:
-        envelope = msgspec.json.decode(raw, type=_Envelope)
-    except UNREADABLE as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
-        raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
-    if msgspec.json.encode(envelope) != raw:
-        raise CheckpointError(f"{path} is damaged: it holds more than was saved")
-    try:
-        schema = msgspec.json.decode(envelope.manifest, type=_Versioned).schema
-        if schema != SCHEMA:
-            raise CheckpointError(
-                f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-            )
-        return msgspec.json.decode(envelope.manifest, type=Manifest)
+        return msgspec.json.decode(body, type=Manifest)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
 

@@ -33,8 +33,6 @@ from eventloop.util.suggest import suggest
 logger = logging.getLogger("eventloop")
 
 _NO_LABEL = Label()
-_CHECKED_ANYWAY = "Validating sparse tensor invariants"
-"""The beginning of a warning that torch 2.15 gives for each sparse tensor; `load_checkpoint` drops it."""
 
 
 def save_checkpoint(
@@ -92,17 +90,12 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
     try:
-        # warnings are repeated later: a program may turn them into errors, which are not damage of the file
-        with warnings.catch_warnings(record=True) as noted:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.15 warns of each sparse tensor
             state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    state = as_checkpoint(state, path)
-    for each in noted:
-        if not str(each.message).startswith(_CHECKED_ANYWAY):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return state
+    return as_checkpoint(state, path)
 
 
 Check = Callable[[dict[str, Any], str], object]

@@ -118,7 +118,7 @@ def state_of_rank(
     """
     meta, others = checkpoint["meta"], checkpoint.get("ranks")
     first = RankState(checkpoint["rng"], meta["position"])
-    saved = len(others) if others is not None else meta.get("settings", {}).get("run", {}).get("world_size")
+    saved = len(others) if others is not None else meta["settings"]["run"].get("world_size")
     if others is None and saved != 1 and world_size > 1:
         return first._replace(
             inexact="it has the random state and the loader position of rank 0 alone: every rank continues "

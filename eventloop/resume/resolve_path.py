@@ -6,18 +6,15 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.directory import SUFFIXES, find_checkpoints
-from eventloop.util.suggest import near
 
 _FEW = 5  # names of checkpoints in a message
 _NEWEST = frozenset({"last", "latest", "newest", "recent", "most_recent", "last_checkpoint", "true", "yes"})
 """The words that other programs use for "auto"."""
-_NUMBERED = re.compile(r"^(?P<what>.*?)(?P<number>\d+)$")
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
@@ -83,16 +80,7 @@ def _hint(path: Path, known: Sequence[str]) -> str:
     name = path.stem if path.suffix in SUFFIXES else path.name
     if name.lower() in _NEWEST:
         return f"{_AUTO}, {known[0]}"
-    # a checkpoint with a smaller number than an existing one was probably removed, not misspelled
-    gone = (own := _NUMBERED.match(name)) and any(
-        (other := _NUMBERED.match(each))
-        and other["what"] == own["what"]
-        and int(other["number"]) > int(own["number"])
-        for each in known
-    )
-    return (
-        not gone and near(name, known)
-    ) or f": there {'is' if len(known) == 1 else 'are'} {_newest(known)}"
+    return f": there {'is' if len(known) == 1 else 'are'} {_newest(known)}"
 
 
 def _newest(known: Sequence[str]) -> str:

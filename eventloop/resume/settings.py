@@ -87,28 +87,27 @@ class Settings:
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
         """Return the settings that differ from those of the run of a checkpoint.
 
-        Names of hooks that only one of the two runs has are also listed. For a checkpoint without settings
-        only the length of the run is compared.
+        Names of hooks that only one of the two runs has are also listed.
 
         Args:
             meta: the `meta` of the checkpoint.
         """
         self.note()
-        saved = meta.get("settings", {})
-        own_run, saved_run = self._of_run(), saved.get("run", {})
-        changes = [*self._of_optimizers(saved.get("optimizer", {}))]
-        changes += self._of_schedulers(saved.get("param_schedulers", []))
+        saved = meta["settings"]
+        own_run, saved_run = self._of_run(), saved["run"]
+        changes = [*self._of_optimizers(saved["optimizer"])]
+        changes += self._of_schedulers(saved["param_schedulers"])
         changes += [
             Change(name, saved_run[name], own, _kind_of(name, saved_run[name], own))
             for name, own in own_run.items()
             if name in saved_run and not _same(saved_run[name], own)
         ]
-        changes += self._of_hooks(saved.get("hook_options", {}))
+        changes += self._of_hooks(saved["hook_options"])
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
         hooks = _hooks(self._trainer)
-        if (former := saved.get("hooks", hooks)) != hooks:
+        if (former := saved["hooks"]) != hooks:
             gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
             changes.append(Change("hooks", gone, new, "noted"))
         return changes
@@ -164,12 +163,11 @@ class Settings:
 
     def record(self, meta: Mapping[str, Any]) -> None:
         """Replace the recorded settings by the checkpoint's, with which the run continues."""
-        if "settings" in meta:
-            saved = meta["settings"]
-            for name, groups in (self._groups or {}).items():
-                for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
-                    own |= {key: former[key] for key in own if key in former}
-            self._constants = deepcopy(saved["param_schedulers"])
+        saved = meta["settings"]
+        for name, groups in (self._groups or {}).items():
+            for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
+                own |= {key: former[key] for key in own if key in former}
+        self._constants = deepcopy(saved["param_schedulers"])
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]

@@ -97,9 +97,9 @@ class SavedSettings(msgspec.Struct):
 
     optimizer: dict[str, list[dict[str, Any]]]
     param_schedulers: list[Any]
-    run: RunSettings = msgspec.field(default_factory=RunSettings)
-    hooks: list[str] = []
-    hook_options: dict[str, dict[str, Any]] = {}
+    run: RunSettings
+    hooks: list[str]
+    hook_options: dict[str, dict[str, Any]]
 
 
 class Meta(msgspec.Struct):
@@ -112,8 +112,8 @@ class Meta(msgspec.Struct):
     optimizer: str | dict[str, str] | None
     param_schedulers: list[str]
     position: Position
+    settings: SavedSettings
     parameters: dict[str, list[str]] = {}
-    settings: SavedSettings | msgspec.UnsetType = msgspec.UNSET
     needs_hooks: list[str] = []
 
 

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -267,17 +266,6 @@ def test_removing(tmp_path: Path) -> None:
 
 
 # --- loading -----------------------------------------------------------------------------------------------
-
-
-def test_a_warning_that_is_to_be_an_error_is_no_damage(tmp_path: Path) -> None:
-    """Where the program wants warnings to be errors, one that comes from the loading is raised as it is."""
-    save_checkpoint(NEW, tmp_path / "a")
-
-    def warn(storage: Any, location: str) -> None:
-        warnings.warn("mine", stacklevel=2)
-
-    with pytest.raises(UserWarning, match="mine"):
-        load_checkpoint(tmp_path / "a", map_location=warn)
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt"])

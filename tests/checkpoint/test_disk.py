@@ -42,7 +42,6 @@ def sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
 
     yield make
     for sink in made:
-        sink.close()
         sink._file.close()
 
 
@@ -81,12 +80,11 @@ def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -
 
 @pytest.mark.parametrize("size", [1, BESIDE])
 def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None:
-    """A write of no bytes is an error, not a loop without end; it is kept for who called torch."""
+    """A write of no bytes is an error, not a loop without end."""
     into = sink(Slow(0))
 
     with pytest.raises(OSError, match="the file takes no more bytes"):
         into.write(pattern(size))
-    assert isinstance(into.failure, OSError)
 
 
 AT_EXIT = """
@@ -135,7 +133,6 @@ def test_given_up_between_pieces(sink: Callable[..., Sink]) -> None:
     with pytest.raises(SaveGivenUp, match="the save was given up"):
         into.write(pattern(PIECE * 2))
     assert disk.writes == [1]
-    assert isinstance(into.failure, SaveGivenUp)
 
 
 def test_write_file(tmp_path: Path) -> None:

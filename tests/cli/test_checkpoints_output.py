@@ -7,13 +7,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
-from eventloop.checkpoint.lineage import LINE
+from eventloop.checkpoint.commit import MANIFEST
 from eventloop.util.terminal import OutputError, say
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.saved_runs import ALL, checkpoints, names
@@ -165,40 +163,6 @@ def test_more_than_there_can_be_are_kept(run: Path, capsys: pytest.CaptureFixtur
 
     assert capsys.readouterr().out.endswith("There is nothing to remove.\n")
     assert names(run) == ALL
-
-
-def pipe(path: Path) -> None:
-    """Put a named pipe in the place of a file: who opens one to read waits for somebody who writes."""
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-
-
-def endless(path: Path) -> None:
-    """Put something that has no end in the place of a file."""
-    path.unlink(missing_ok=True)
-    path.symlink_to("/dev/zero")
-
-
-@pytest.mark.parametrize("put", [pipe, endless])
-@pytest.mark.parametrize(
-    ("file", "reason"),
-    [
-        (f"epoch_3/{MANIFEST}", f"has no readable {MANIFEST}: "),
-        (f"epoch_3/{PAYLOAD}", f"is incomplete, {PAYLOAD} cannot be read: "),
-        (LINE, "cannot be read: "),
-    ],
-)
-def test_what_is_no_file_is_named_and_not_waited_for(
-    run: Path, put: Callable[[Path], None], file: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pipe or a device under the name of a file is damage like any other."""
-    put(run / file)
-
-    assert checkpoints(run, "--verify") == 1
-
-    damaged = capsys.readouterr().out.splitlines()[-1]
-    assert damaged.startswith(f"damaged: {run}/{file.partition('/')[0]} {reason}")
-    assert "it is not a regular file" in damaged
 
 
 def test_a_single_file_that_goes_meanwhile(

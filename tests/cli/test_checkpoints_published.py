@@ -121,17 +121,6 @@ def test_one_that_is_removed_meanwhile(run: Path) -> None:
 # --- sizes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("put", [Path.mkdir, os.mkfifo], ids=["directory", "pipe"])
-def test_what_is_no_file_is_not_read(run: Path, put: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Under the name of one: damaged, though it has no size to be compared."""
-    (run / "epoch_3" / PAYLOAD).unlink()
-    put(run / "epoch_3" / PAYLOAD)
-
-    assert checkpoints(run) == 1
-
-    assert f"{run / 'epoch_3'} is incomplete, {PAYLOAD} cannot be read: " in capsys.readouterr().out
-
-
 def test_a_short_one_is_not_pruned(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is known to be damaged is left, for somebody to look at; what counts are whole ones."""
     os.truncate(run / "epoch_1" / PAYLOAD, 100)

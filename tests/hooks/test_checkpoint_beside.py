@@ -103,7 +103,7 @@ def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
     assert run(archive).resume("epoch_1") == tmp_path / "run" / "epoch_1"
     with pytest.raises(
         FileNotFoundError,
-        match=r"no checkpoint at iter_44, nor .* in .*run or .*archive/run: did you mean 'iter_4'",
+        match=r"no checkpoint at iter_44, nor .* in .*run or .*archive/run: there are epoch_2, epoch_1, iter_8",
     ):
         run(archive).resume("iter_44")
 

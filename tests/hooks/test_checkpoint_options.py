@@ -58,7 +58,7 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
         ({"save_best": ["acc", "loss", "f1"], "rule": ["greater", "less"]}, "rule: expected one, or one for each .*, got 2"),
         ({"save_best": "quality", "greater_keys": "qual", "less_keys": "lity"}, "both match 'quality': pass rule="),
         ({"published_keys": 3}, "published_keys must be a string or a list of strings, got 3"),
-        *(({"published_keys": keys}, "published_keys must not be empty or have a key twice") for keys in ([], ["a", "a"])),
+        *(({"published_keys": keys}, "published_keys must not be empty or have a name twice") for keys in ([], ["a", "a"])),
         *(({"filename_tmpl": name}, r"filename_tmpl must have exactly one \{\}")
           for name in ("model.pth", "{}_{}.pth", "{}_{x}.pth", "{}_}.pth")),
         *(({"filename_tmpl": name}, "must be a plain name that does not begin with a dot") for name in ("sub/{}.pth", ".{}")),

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
+from eventloop.util.checks import strings
 from eventloop.util.file_names import safe_name
 from eventloop.util.suggest import near, suggest
 
@@ -54,10 +55,10 @@ class BestMetrics:
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
     ) -> None:
-        self.metrics = _texts("save_best", save_best)
-        self._greater, self._less = _texts("greater_keys", greater_keys), _texts("less_keys", less_keys)
+        self.metrics = strings("save_best", save_best)
+        self._greater, self._less = strings("greater_keys", greater_keys), strings("less_keys", less_keys)
         _refuse_same_files(self.metrics)
-        rules = _texts("rule", rule)
+        rules = strings("rule", rule, repeated=True)
         for each in rules:
             if each not in ("greater", "less"):
                 raise ValueError(f"unknown rule {each!r}{suggest(each, ['greater', 'less'])}")
@@ -138,18 +139,6 @@ def _refuse_same_files(metrics: Sequence[str]) -> None:
                 f"save_best={other!r} and {metric!r} would be saved under the same name, "
                 f"best_{file_part(metric)}: rename one of the two metrics in the validation"
             )
-
-
-def _texts(what: str, value: object) -> list[str]:
-    """Return a string, or a sequence of strings, as a list; refuse anything else."""
-    if value is None:
-        return []
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, Sequence) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"{what} must be a string or a list of strings, got {value!r}")
-    if not values or (what != "rule" and len(set(values)) < len(values)):
-        raise ValueError(f"{what} must not be empty or have a name twice, got {value!r}")
-    return list(values)
 
 
 def infer_rule(metric: str) -> Rule:
