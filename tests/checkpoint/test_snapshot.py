@@ -46,7 +46,7 @@ def test_a_snapshot_is_a_copy() -> None:
         "state_dict": {"w": weight}, "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}], "odd": torch.device("cpu"),
     }  # fmt: skip
 
-    taken = Snapshot().take(live)
+    taken = Snapshot().pack(live).unpack()
     weight.data.add_(1)
     seen.add(3)
 
@@ -59,9 +59,9 @@ def test_a_snapshot_is_a_copy() -> None:
 def test_a_snapshot_reuses_its_buffers() -> None:
     """The second snapshot of a state goes where the first one was."""
     snapshot = Snapshot()
-    first = pointers(snapshot.take(OLD))
+    first = pointers(snapshot.pack(OLD).unpack())
 
-    second = snapshot.take(NEW)
+    second = snapshot.pack(NEW).unpack()
 
     assert pointers(second) == first
     assert torch.equal(second["state_dict"]["w"], torch.ones(3))
@@ -71,9 +71,9 @@ def test_a_snapshot_reuses_its_buffers() -> None:
 def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
     """A state whose shapes or types have changed gets new buffers."""
     snapshot = Snapshot()
-    snapshot.take(OLD)
+    snapshot.pack(OLD).unpack()
 
-    taken = snapshot.take({"state_dict": {"w": changed}})["state_dict"]["w"]
+    taken = snapshot.pack({"state_dict": {"w": changed}}).unpack()["state_dict"]["w"]
 
     assert torch.equal(taken, changed)
     assert taken.dtype == changed.dtype
@@ -86,7 +86,7 @@ def test_names_that_look_alike_are_kept_apart() -> None:
         "a": {"b": torch.tensor(2.0), 0: torch.tensor(3.0), "0": torch.tensor(4.0)},
     }
 
-    taken = Snapshot().take(state)
+    taken = Snapshot().pack(state).unpack()
 
     assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
 
@@ -95,7 +95,7 @@ def test_names_that_look_alike_are_kept_apart() -> None:
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
     """Beside the buffers, in whose slots it does not fit."""
     weight = sparse(layout)
-    taken = Snapshot().take({"state_dict": {"s": weight, "w": torch.ones(3)}})["state_dict"]
+    taken = Snapshot().pack({"state_dict": {"s": weight, "w": torch.ones(3)}}).unpack()["state_dict"]
 
     weight.values().zero_()
 
@@ -191,7 +191,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
     """They have no place in memory to tell them by, but a shape and a type."""
     empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
 
-    assert {key: (t.shape, t.dtype) for key, t in Snapshot().take(empty).items()} == {
+    assert {key: (t.shape, t.dtype) for key, t in Snapshot().pack(empty).unpack().items()} == {
         key: (t.shape, t.dtype) for key, t in empty.items()
     }
 
@@ -209,7 +209,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
 def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
     """As sparse tensors are."""
     odd = make()
-    taken = Snapshot().take({"w": torch.ones(2), "odd": odd})
+    taken = Snapshot().pack({"w": torch.ones(2), "odd": odd}).unpack()
 
     assert type(taken["odd"]) is type(odd)
     assert taken["odd"] is not odd

@@ -40,7 +40,8 @@ class Buffer:
         # memory without a name: the system frees it when both processes have ended, however they end
         self._file = os.memfd_create("eventloop snapshot")
         os.truncate(self._file, self.size * torch.empty((), dtype=self.dtype).element_size())
-        self.tensor = _map(f"/proc/self/fd/{self._file}", self.size, self.dtype)
+        path = f"/proc/self/fd/{self._file}"
+        self.tensor = torch.from_file(path, shared=True, size=self.size, dtype=self.dtype)
         if pinned and pin(self.tensor):
             self._pinned_by = os.getpid()
         return not pinned or bool(self._pinned_by)
@@ -81,7 +82,3 @@ def _clear_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
-
-
-def _map(path: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_file(path, shared=True, size=size, dtype=dtype)

@@ -44,14 +44,10 @@ class Snapshot:
         self._layout = Layout([], [])
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a state completely; the next `take` or `pack` overwrites the result."""
-        return self.pack(state).unpack()
-
     def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
         """Copy a state, except the tensors that `Packed.rest` copies later.
 
-        The next `take` or `pack` overwrites the result.
+        The next `pack` overwrites the result.
 
         Args:
             state: nested mappings, lists and tuples with tensors.
@@ -93,19 +89,20 @@ class Snapshot:
         return Rest(pairs, copied, streamed, versions)
 
     def _allocate(self, specs: list[_Spec]) -> Layout:
-        """Allocate a buffer for each key, type and kind of memory, with a slot for each tensor."""
-        groups = list(dict.fromkeys((key, dtype, pinned) for key, dtype, _, pinned in specs))
-        sizes = [0] * len(groups)
-        slots = []
+        """Allocate a buffer for each key, type and kind of memory, with a view of it for each tensor."""
+        sizes: dict[tuple[str, torch.dtype, bool], int] = {}
+        places = []
         for key, dtype, shape, pinned in specs:
-            group = groups.index((key, dtype, pinned))
-            slots.append(Slot(group, sizes[group], tuple(shape)))
-            sizes[group] += shape.numel()
-        buffers = [
-            Buffer(size, dtype, pinned=pinned, shared=self.shared)
-            for size, (_, dtype, pinned) in zip(sizes, groups, strict=True)
-        ]
-        return Layout(slots, buffers)
+            group = key, dtype, pinned
+            start = sizes.get(group, 0)
+            sizes[group] = start + shape.numel()
+            places.append((group, slice(start, sizes[group]), shape))
+        buffers = {
+            group: Buffer(size, group[1], pinned=group[2], shared=self.shared)
+            for group, size in sizes.items()
+        }
+        views = [buffers[group].tensor[place].view(shape) for group, place, shape in places]
+        return Layout(views, [*buffers.values()])
 
 
 class _Pairs:
@@ -239,33 +236,19 @@ def _refuse(changed: int) -> None:
         )
 
 
-class Slot(NamedTuple):
-    """The position of a tensor: the number of its buffer, its first element there, and its shape."""
-
-    buffer: int
-    offset: int
-    shape: tuple[int, ...]
-
-    def view(self, buffers: list[Buffer]) -> torch.Tensor:
-        """Return the tensor at this position, as a view of its buffer."""
-        size = torch.Size(self.shape).numel()
-        return buffers[self.buffer].tensor[self.offset : self.offset + size].view(self.shape)
-
-
 class Layout:
-    """The buffers of a state, and the slots of its tensors in them.
+    """The buffers of a state, and a view of a buffer for each of its tensors.
 
-    It does not change while the types and shapes of the tensors do not.
+    A snapshot keeps its layout while the types and shapes of the tensors do not change.
 
     Attributes:
         views: the tensors, as views of the buffers.
         rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
     """
 
-    def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
-        self._buffers = buffers
-        self.views = [slot.view(buffers) for slot in slots]
-        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in self.views}
+    def __init__(self, views: list[torch.Tensor], buffers: list[Buffer]) -> None:
+        self.views, self._buffers = views, buffers
+        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in views}
 
     def memory(self) -> dict[int, Mapped]:
         """Return the memory of the shared buffers by its address, for another process."""
@@ -289,8 +272,8 @@ class Packed(NamedTuple):
 
     Attributes:
         structure: the nested state, with a `Ref` in place of each tensor in the layout. Tensors that fit no
-            slot, such as sparse ones, are copies in it.
-        layout: the buffers and slots that hold the tensors.
+            buffer, such as sparse ones, are copies in it.
+        layout: the buffers that hold the tensors, and their views.
         rest: the tensors that are copied after `Snapshot.pack` has returned.
     """
 
@@ -333,14 +316,14 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _Spec = tuple[str, torch.dtype, torch.Size, bool]
-"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its slot."""
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its buffer."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
     """Return a nested state with a `Ref` in place of each tensor, and append the tensors to `tensors`.
 
-    Tied tensors are appended once. A tensor that fits no slot of a buffer is copied in place.
+    Tied tensors are appended once. A tensor that fits no buffer is copied in place.
 
     Args:
         known: the number of the first of `tensors` at each `data_ptr`.
