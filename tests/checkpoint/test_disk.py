@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
+from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, Sink, make_directories, write_file
 from tests import no_threads
 from tests.support.recording_disk import RecordingDisk
 
@@ -120,19 +120,6 @@ def test_a_piece_that_no_thread_hashes_is_hashed_once(
     into.write(pattern(2 * BESIDE))
 
     assert into.entry().sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
-
-
-def test_given_up_between_pieces(sink: Callable[..., Sink]) -> None:
-    """A large write ends soon after nobody waits for it any more."""
-    given_up = threading.Event()
-    disk = Slow(PIECE)
-    into = sink(disk, given_up)
-    into.write(b"a")
-    given_up.set()
-
-    with pytest.raises(SaveGivenUp, match="the save was given up"):
-        into.write(pattern(PIECE * 2))
-    assert disk.writes == [1]
 
 
 def test_write_file(tmp_path: Path) -> None:

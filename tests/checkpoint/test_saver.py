@@ -13,7 +13,7 @@ import torch
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
+from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
@@ -33,15 +33,6 @@ Make = Callable[..., Saver]
 
 
 # --- what is written ---------------------------------------------------------------------------------------
-
-
-def test_size_and_label(make_saver: Make, tmp_path: Path) -> None:
-    """The size is that of the durable bytes, the manifest has the label."""
-    written = make_saver().save(a_state(1.0), Job(tmp_path / "a", Label(sequence=4))).result(DEADLINE)
-
-    assert written.bytes == read_manifest(tmp_path / "a").files["state.pth"].bytes
-    assert read_manifest(tmp_path / "a").sequence == 4
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
 @pytest.mark.parametrize("small", [True, False])

@@ -79,18 +79,6 @@ def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
     assert taken.dtype == changed.dtype
 
 
-def test_names_that_look_alike_are_kept_apart() -> None:
-    """Two tensors whose places read the same when joined by slashes, or as text, do not share a buffer."""
-    state: dict[str, Any] = {
-        "a/b": torch.tensor(1.0),
-        "a": {"b": torch.tensor(2.0), 0: torch.tensor(3.0), "0": torch.tensor(4.0)},
-    }
-
-    taken = Snapshot().pack(state).unpack()
-
-    assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
-
-
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
     """Beside the buffers, in whose slots it does not fit."""
@@ -232,15 +220,6 @@ def test_another_process_reads_the_memory_by_its_path() -> None:
         assert list(seen.cast("f")) == [1.0, 1.0]
 
     assert packed.layout.shared
-
-
-@needs_shared_memory
-def test_the_layout_stays_the_same() -> None:
-    """A second snapshot of such a state has the very same."""
-    snapshot = Snapshot(shared=True)
-
-    assert snapshot.pack(OLD).layout is snapshot.pack(NEW).layout
-    assert snapshot.pack({"state_dict": {"w": torch.ones(4)}}).layout is not snapshot.pack(NEW).layout
 
 
 @needs_shared_memory

@@ -40,15 +40,6 @@ def hook_of(trainer: Trainer) -> CheckpointHook:
     return next(hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
 
 
-def test_each_metric_has_its_best(train: Callable[..., Trainer], files: Files) -> None:
-    """With a list, the best of each is kept, and what it replaces is removed."""
-    trainer = train(save_best=["acc", "loss"], save_last=False)
-
-    assert files() == ["best_acc_epoch_3", "best_loss_epoch_2"]
-    assert {m: b.score for m, b in hook_of(trainer).bests.items()} == {"acc": 0.75, "loss": 2.0}
-    assert hook_of(trainer).best.metric == "acc"
-
-
 def test_one_rule_each(train: Callable[..., Trainer], files: Files) -> None:
     """A rule for each metric goes by their order, one alone is for all."""
     train(save_best=["acc", "loss"], rule=["less", "greater"], save_last=False)
@@ -152,13 +143,3 @@ def test_left_out(train: Callable[..., Trainer], make_trainer: Make) -> None:
     ):
         make_trainer(max_epochs=4).resume()
     make_trainer(max_epochs=4).load_checkpoint(path)
-
-
-def test_nothing_is_published_after_an_error(make_trainer: Make) -> None:
-    """A run that failed publishes nothing."""
-    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, published_keys="state_dict")])
-    trainer.bus.subscribe(lambda event: 1 / 0, "before_train_epoch", start=1, name="fails")
-    with pytest.raises(ZeroDivisionError):
-        trainer.train()
-
-    assert not list(trainer.work_dir.glob("*-*.pth"))

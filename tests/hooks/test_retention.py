@@ -15,29 +15,6 @@ def kept(limit: int, *names: str) -> Retention:
     return record
 
 
-def test_the_oldest_go() -> None:
-    """What is beyond the limit goes once the new one is durable, not before."""
-    record = kept(2, "1", "2")
-
-    assert record.begin("3", 3) == Replaced(("1", "2"), 1)
-    assert record.durable == ["1", "2"]
-    record.done("3")
-    assert record.durable == ["2", "3"]
-
-
-def test_without_a_limit_nothing_goes() -> None:
-    """-1 keeps all."""
-    assert kept(-1, "1", "2").begin("3", 3) == Replaced()
-
-
-def test_a_running_save_may_be_replaced_by_the_next_one() -> None:
-    """Both are counted when the later one is durable, if they exist then."""
-    record = kept(2, "1", "2")
-    record.begin("3", 3)
-
-    assert record.begin("4", 4) == Replaced(("1", "2", "3"), 1)
-
-
 @pytest.mark.parametrize(
     ("ends", "durable", "saved_at"),
     [
@@ -71,15 +48,6 @@ def test_one_of_a_name_that_is_there() -> None:
     record.begin("1", 3)
     record.done("1")
     assert record.durable == ["2", "1"]
-
-
-def test_names_that_are_not_there() -> None:
-    """Are forgotten: a save that was under way when the checkpoint was taken may have failed."""
-    record = kept(2, "1", "2", "3")
-
-    record.only(["2", "best"])
-
-    assert record.durable == ["2"]
 
 
 def test_a_save_of_another_run() -> None:

@@ -81,14 +81,6 @@ def test_auto_passes_over_a_damaged_one(
     assert f"passed over for {found}: {payload} is damaged: it has 1000 bytes" in caplog.text
 
 
-def test_auto_without_any_checkpoint(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """`resume("auto")` says so when there is nothing to resume from."""
-    trainer = make_trainer(work_dir=tmp_path / "new")
-
-    with pytest.raises(FileNotFoundError, match="new holds no checkpoint to resume from"):
-        trainer.resume()
-
-
 def by_parameter(model: nn.Module) -> torch.optim.Optimizer:
     """An optimizer with a param group for each parameter."""
     return torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
@@ -174,30 +166,6 @@ def test_handlers_may_change_what_is_saved(make_trainer: MakeTrainer, tmp_path: 
 
     path = trainer.work_dir / "epoch_1"
     assert load_checkpoint(path)["note"] == str(path)
-
-
-def test_load_checkpoint_takes_the_weights_alone(make_trainer: MakeTrainer, saved: Path) -> None:
-    """`load_checkpoint` leaves counters and optimizer as they are."""
-    trainer = make_trainer(work_dir=saved)
-
-    trainer.load_checkpoint(saved / "epoch_2")
-
-    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
-    assert all(torch.equal(value, weights[name]) for name, value in trainer.model.state_dict().items())
-    assert (trainer.iter, trainer.epoch) == (0, 0)
-
-
-def test_load_checkpoint_not_strict(make_trainer: MakeTrainer, saved: Path) -> None:
-    """`strict=False` lets names differ, never shapes."""
-    model = nn.Sequential(*tiny_model().children(), nn.Linear(3, 3))
-    trainer = make_trainer(model=model, work_dir=saved / "other")
-
-    with pytest.raises(CheckpointError, match=r"4\.weight"):
-        trainer.load_checkpoint(saved / "epoch_2")
-    trainer.load_checkpoint(saved / "epoch_2", strict=False)
-
-    weights = torch.load(saved / "epoch_2" / PAYLOAD, weights_only=True)["state_dict"]
-    assert torch.equal(model.state_dict()["0.weight"], weights["0.weight"])
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one", "by name"])

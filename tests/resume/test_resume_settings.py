@@ -240,16 +240,6 @@ def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> N
     assert [group["weight_decay"] for group in other.optimizer["body"].param_groups] == [0, 0.3]
 
 
-def test_rate_in_a_tensor(build: Build) -> None:
-    """It stays one."""
-    stopped(build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))))
-    other = build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.25)))
-
-    other.resume(changed="apply")
-
-    assert torch.equal(other.optimizer.param_groups[0]["lr"], torch.tensor(0.25))
-
-
 def of_eight_ranks(build: Build) -> Trainer:
     """A trainer that is one of eight."""
     trainer = build()
