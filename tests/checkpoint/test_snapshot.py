@@ -1,4 +1,4 @@
-"""Copies of a state: of its moment, into memory that is used again."""
+"""Test the copies of a state: they are of one moment, in buffers that are used again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.one
 
 
 def sparse(layout: torch.layout) -> torch.Tensor:
-    """A tensor that holds only the ones of a diagonal."""
+    """Return a diagonal matrix in a sparse layout."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
         made = torch.eye(4).to_sparse(layout=layout)
@@ -29,18 +29,18 @@ def sparse(layout: torch.layout) -> torch.Tensor:
 
 
 def pointers(state: dict[str, Any]) -> set[int]:
-    """Where the tensors of a state lie."""
+    """Return the addresses of the storages of a state's tensors."""
     return {tensor.untyped_storage().data_ptr() for tensor in state["state_dict"].values()}
 
 
 def rest_of(packed: Packed) -> Rest:
-    """What is still to come of a snapshot."""
+    """Return the part of a snapshot that is copied later."""
     assert packed.rest is not None
     return packed.rest
 
 
 def test_a_snapshot_is_a_copy() -> None:
-    """What is changed in place afterwards is not changed in the snapshot, which takes no part in autograd."""
+    """Later changes in place do not change the snapshot, whose tensors have no gradients."""
     weight, seen = torch.nn.Parameter(torch.zeros(3)), {1, 2}
     live: dict[str, Any] = {
         "state_dict": {"w": weight}, "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}], "odd": torch.device("cpu"),
@@ -57,7 +57,7 @@ def test_a_snapshot_is_a_copy() -> None:
 
 
 def test_a_snapshot_reuses_its_buffers() -> None:
-    """The second snapshot of a state goes where the first one was."""
+    """The second snapshot of a state is in the memory of the first one."""
     snapshot = Snapshot()
     first = pointers(snapshot.pack(OLD).unpack())
 
@@ -69,7 +69,7 @@ def test_a_snapshot_reuses_its_buffers() -> None:
 
 @pytest.mark.parametrize("changed", [torch.ones(2, 2), torch.ones(3, dtype=torch.float64)])
 def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
-    """A state whose shapes or types have changed gets new buffers."""
+    """A state with other shapes or types gets new buffers."""
     snapshot = Snapshot()
     snapshot.pack(OLD).unpack()
 
@@ -81,7 +81,7 @@ def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
-    """Beside the buffers, in whose slots it does not fit."""
+    """A sparse tensor, which fits no buffer, is copied by itself."""
     weight = sparse(layout)
     taken = Snapshot().pack({"state_dict": {"s": weight, "w": torch.ones(3)}}).unpack()["state_dict"]
 
@@ -96,13 +96,13 @@ def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
 
 
 def late(weight: torch.Tensor, at_once: torch.Tensor) -> tuple[Packed, Rest]:
-    """A snapshot of which the weight is still to be copied."""
+    """Return a snapshot whose weight is still to be copied."""
     packed = Snapshot().pack({"state_dict": {"w": weight, "n": at_once}}, {weight.data_ptr()})
     return packed, rest_of(packed)
 
 
 def test_what_comes_later_is_copied_by_copy() -> None:
-    """Everything else is a copy when `pack` returns."""
+    """`Rest.copy` copies the late tensors; all others are copied when `pack` returns."""
     weight, at_once = torch.ones(3), torch.ones(3)
     packed, rest = late(weight, at_once)
     at_once.add_(1)
@@ -114,7 +114,7 @@ def test_what_comes_later_is_copied_by_copy() -> None:
 
 
 def test_a_detached_view_is_the_parameter() -> None:
-    """A state_dict's tensors are known by where they lie, and their changes by the parameter's own version."""
+    """Tensors of a state dict are found by address, and their changes by the parameter's version."""
     parameter = torch.nn.Parameter(torch.ones(3))
     packed = Snapshot().pack({"state_dict": {"w": parameter.detach()}}, {parameter.data_ptr()})
     with torch.no_grad():
@@ -126,7 +126,7 @@ def test_a_detached_view_is_the_parameter() -> None:
 
 @pytest.mark.parametrize("wait", ["join", "wait"])
 def test_waiting_for_the_copy(wait: str) -> None:
-    """`join` and `wait` return when `copy` has."""
+    """`join` and `wait` return after `copy`."""
     _, rest = late(torch.ones(3), torch.ones(3))
     order: list[str] = []
 
@@ -144,7 +144,7 @@ def test_waiting_for_the_copy(wait: str) -> None:
 
 
 def test_a_change_meanwhile() -> None:
-    """The copy is refused with what to do; who waits for it is let go."""
+    """A tensor that changed before `join` makes `copy` raise with advice; `join` then returns."""
     weight = torch.ones(3)
     _, rest = late(weight, torch.ones(3))
     weight.add_(1)
@@ -162,8 +162,8 @@ def test_a_change_meanwhile() -> None:
 
 
 def test_tied_tensors_are_copied_once() -> None:
-    """What is one tensor under two names, under two keys too, is one in the copy; a view of it that shows something else
-    is another."""
+    """Equal tensors under several names are copied once; other views of the same memory are copied
+    separately."""
     weight = torch.arange(6.0).view(2, 3)
     state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
     packed = Snapshot().pack(state)
@@ -176,7 +176,7 @@ def test_tied_tensors_are_copied_once() -> None:
 
 
 def test_empty_tensors_are_no_tied_ones() -> None:
-    """They have no place in memory to tell them by, but a shape and a type."""
+    """Empty tensors keep their own shapes and types, although they have no address."""
     empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
 
     assert {key: (t.shape, t.dtype) for key, t in Snapshot().pack(empty).unpack().items()} == {
@@ -195,7 +195,7 @@ def test_empty_tensors_are_no_tied_ones() -> None:
     ids=["quantized", "meta", "nested"],
 )
 def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
-    """As sparse tensors are."""
+    """Quantized, meta and nested tensors, which fit no buffer, are copied by themselves."""
     odd = make()
     taken = Snapshot().pack({"w": torch.ones(2), "odd": odd}).unpack()
 
@@ -211,7 +211,7 @@ def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tens
 
 @needs_shared_memory
 def test_another_process_reads_the_memory_by_its_path() -> None:
-    """As it is now, whatever was there before; the memory of no bytes is left out."""
+    """The path of shared memory gives its present bytes; empty buffers are not listed."""
     snapshot = Snapshot(shared=True)
     packed = snapshot.pack({"a": torch.zeros(2), "none": torch.empty(0)})
     snapshot.pack({"a": torch.ones(2), "none": torch.empty(0)})
@@ -224,7 +224,7 @@ def test_another_process_reads_the_memory_by_its_path() -> None:
 
 @needs_shared_memory
 def test_memory_is_given_back() -> None:
-    """A buffer's file is closed with it."""
+    """A buffer's file is closed when the buffer is deleted."""
     buffer = Buffer(1000, torch.float32, shared=True)
     number = buffer._file
     assert number is not None
@@ -236,7 +236,7 @@ def test_memory_is_given_back() -> None:
 
 
 class FakeRuntime:
-    """The part of CUDA's runtime that locks memory."""
+    """The part of CUDA's runtime that pins memory."""
 
     def __init__(self, error: int) -> None:
         self.error = error
@@ -253,8 +253,8 @@ class FakeRuntime:
 
 @needs_shared_memory
 def test_shared_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is registered with CUDA after it was mapped, and unregistered when it is given back: not by a forked process,
-    where the memory goes with the process that pinned it."""
+    """Shared memory is registered with CUDA when it is mapped, and unregistered when it is deleted, except in
+    a forked process."""
     runtime = FakeRuntime(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
     forked = Buffer(9, torch.float32, pinned=True, shared=True)
@@ -269,7 +269,7 @@ def test_shared_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def no_runtime() -> None:
-    """Fail as where there is no CUDA."""
+    """Raise the error of a machine without CUDA."""
     raise RuntimeError("no CUDA here")
 
 
@@ -281,8 +281,8 @@ def no_runtime() -> None:
 def test_memory_that_cannot_be_pinned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runtime: Any, why: str
 ) -> None:
-    """The log says why. A kernel is launched at once, which CUDA's last error is taken for; it fails, and the next one
-    of the training does not."""
+    """The log says why memory cannot be pinned; after a CUDA error a kernel is run that consumes the
+    error."""
     launched: list[str] = []
 
     def launch(size: int, *, device: str) -> torch.Tensor:
@@ -301,7 +301,7 @@ def test_memory_that_cannot_be_pinned(
 
 @needs_shared_memory
 def test_shared_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is pinned and not shared then."""
+    """If shared memory cannot be pinned, the buffer is pinned and not shared."""
     asked: list[bool] = []
     empty = torch.empty
 

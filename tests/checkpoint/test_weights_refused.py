@@ -1,4 +1,4 @@
-"""Weights and models that do not fit, and what only seems not to."""
+"""Test weights that do not fit a model, and weights that only seem not to fit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.support.trainers import MakeTrainer, tiny_model
 
 
 def topped(head: nn.Module) -> nn.Sequential:
-    """The tiny model with another last layer."""
+    """Return the tiny model with another last layer."""
     return nn.Sequential(*[*tiny_model().children()][:3], head)
 
 
 def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """And it does: a handler takes out what has another shape, `strict=False` leaves the rest as it was."""
+    """The refusal's advice works: remove entries in a handler, and load with `strict=False`."""
     path = put(tmp_path / "w.pth", weights())
     model = topped(nn.Linear(8, 5))
     trainer = make_trainer(model=model)
@@ -52,7 +52,7 @@ def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> N
 def test_names_that_differ_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where they are no error; without a name in common nothing would be loaded, which is one always."""
+    """With `strict=False` differing names are logged; no common name at all is always an error."""
     state = {**weights(), "4.bias": torch.ones(2)}
     del state["0.bias"]
 
@@ -72,7 +72,7 @@ def test_names_that_differ_are_logged(
 
 
 class Picky(nn.Linear):
-    """A layer that counts, and finds only while it is loaded what it does not take."""
+    """A layer with an extra state, which it refuses only while it loads."""
 
     def __init__(self) -> None:
         super().__init__(8, 3)
@@ -89,7 +89,8 @@ class Picky(nn.Linear):
 
 @pytest.mark.parametrize("state", [None, {"a": 1}, torch.ones(3)])
 def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Path, state: object) -> None:
-    """What was loaded before it is put back; what was said is in the message."""
+    """If a module refuses its state, the weights loaded before it are restored, and its error is in the
+    message."""
     model = topped(Picky())
     path = put(tmp_path / "w.pth", {"state_dict": {**weights(), "3._extra_state": state}})
     trainer = make_trainer(model=model)
@@ -107,7 +108,7 @@ def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Pa
 
 
 class Growing(nn.Module):
-    """What it says of itself becomes longer, and is none at first."""
+    """A module whose extra state grows with each batch, and is None at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +129,8 @@ class Growing(nn.Module):
 
 
 class Resizing(nn.Module):
-    """Loads in a way of its own: a buffer takes the size of the saved one, as in observers of quantization."""
+    """A module that loads with a method of its own: a buffer takes the saved size, as quantization's
+    observers do."""
 
     seen: torch.Tensor
 
@@ -151,7 +153,7 @@ class Resizing(nn.Module):
 def test_tensors_of_another_layout(
     make_trainer: MakeTrainer, tmp_path: Path, build: Callable[[], nn.Module], name: str
 ) -> None:
-    """Torch finds that out while it copies, after others were loaded, which have their former values and sizes again."""
+    """If torch refuses a sparse tensor while it copies, all former values and sizes are restored."""
     state = {**build().state_dict(), "seen": torch.ones(4), name: torch.ones(3, 8).to_sparse()}
     trainer = make_trainer(model=build())
     before = copy.deepcopy(trainer.model.state_dict())
@@ -167,7 +169,7 @@ def test_tensors_of_another_layout(
 def test_state_whose_shape_is_that_of_what_was_seen(
     make_trainer: MakeTrainer, build: Callable[[], nn.Module]
 ) -> None:
-    """A model that has more to save with each batch resumes."""
+    """A model whose saved state grows with each batch can be resumed."""
     first = make_trainer(model=build())
     first.train()
 

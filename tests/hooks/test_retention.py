@@ -1,4 +1,4 @@
-"""Which checkpoints `max_keep_ckpts` counts, and which go for a new one, while others are under way or have failed."""
+"""Test how `Retention` counts checkpoints while saves are running or have failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from eventloop.checkpoint.retention.retention import Replaced, Retention
 
 
 def kept(limit: int, *names: str) -> Retention:
-    """A record with checkpoints that are durable."""
+    """Return a record with durable checkpoints."""
     record = Retention(BestMetrics(None), limit)
     record.load(names, {}, {}, {}, None)
     return record
@@ -25,7 +25,7 @@ def kept(limit: int, *names: str) -> Retention:
     ],
 )
 def test_two_running_saves(ends: tuple[str, str], durable: list[str], saved_at: int) -> None:
-    """The newest two durable checkpoints are left, whichever of the saves fails."""
+    """Whichever of two running saves fail, the newest two durable checkpoints are kept."""
     record = kept(2, "1", "2")
     record.begin("3", 3)
     record.begin("4", 4)
@@ -38,7 +38,7 @@ def test_two_running_saves(ends: tuple[str, str], durable: list[str], saved_at: 
 
 
 def test_one_of_a_name_that_is_there() -> None:
-    """Counts once, as the newest; if it fails the former one is still there."""
+    """A save under an existing name counts once; if it fails, the former checkpoint still counts."""
     record = kept(2, "1", "2")
     assert record.begin("1", 3) == Replaced(("2",), 1)
     assert record.names == ["2", "1"]
@@ -51,7 +51,7 @@ def test_one_of_a_name_that_is_there() -> None:
 
 
 def test_a_save_of_another_run() -> None:
-    """What becomes of one that was under way when a checkpoint was loaded does not matter."""
+    """The end of a save that began before a state was loaded changes nothing."""
     record = kept(2, "a")
 
     record.done("1")

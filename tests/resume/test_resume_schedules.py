@@ -1,4 +1,5 @@
-"""A run that is made longer, or whose rate was edited: its schedules go on as if they had been built so from the start."""
+"""Test runs that are made longer, or whose rate was edited: their schedules continue as if built so from the
+start."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ Values = list[tuple[float, float]]
 
 @pytest.fixture
 def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
-    """Build a trainer of two param groups whose schedules are made for its length; `early` changes the param groups before
-    the trainer is built, and `edit` after."""
+    """Return a function that builds a trainer of two param groups with schedules for its length. `early`
+    changes the groups before the trainer is built, `edit` after."""
 
     def make(
         kind: str, epochs: int = LONG, name: str = "run", *, lr: Any = BUILT, second: Any = 2 * BUILT,
@@ -61,7 +62,7 @@ def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
 
 
 def values(trainer: Trainer) -> Values:
-    """Train on, and return the rate and the momentum of the first group in each iteration."""
+    """Train, and return the rate and the momentum of the first group in each iteration."""
     found: Values = []
 
     def note(trainer: Trainer, event: Any) -> None:
@@ -74,12 +75,12 @@ def values(trainer: Trainer) -> Values:
 
 
 def window(kind: str, **arguments: Any) -> dict[str, Any]:
-    """One of MMEngine's, by iteration."""
+    """Return the config of one of MMEngine's schedulers that counts iterations."""
     return {"type": kind, "by_epoch": False, **arguments}
 
 
 class OwnDecay(torch_lr.LRScheduler):
-    """A scheduler of the user's, recursive as PyTorch's are."""
+    """A user's scheduler that multiplies the last rate, as PyTorch's do."""
 
     def __init__(self, optimizer: Any, steps: int) -> None:
         self.steps = steps
@@ -146,8 +147,8 @@ LENGTHENED = [
 @pytest.mark.parametrize("after", [SHORT * PER_EPOCH, SHORT * PER_EPOCH - 2], ids=["end", "mid-epoch"])
 @pytest.mark.parametrize("kind", LENGTHENED)
 def test_apply_goes_on_where_the_longer_run_is(build: Build, kind: str, after: int) -> None:
-    """To the bit the values are those of a run that had the new arguments from its first iteration on: also of a rate that
-    had come to 0, and of a window that counts in another unit now."""
+    """With "apply" all values are bitwise those of a run that had the new arguments from its first
+    iteration."""
     stopped(build(kind, SHORT), after)
     whole, longer = build(kind, LONG, "whole"), build(kind, LONG)
     expected = values(whole)
@@ -161,7 +162,7 @@ def test_apply_goes_on_where_the_longer_run_is(build: Build, kind: str, after: i
 def test_what_cannot_be_computed_goes_on_from_there(
     build: Build, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A function of the user's may do anything: where it fails the rate is scaled, and the log says why."""
+    """If a user's function fails, the rate is scaled instead, and the log has the error."""
     gone = threading.Event()
 
     def half(step: int) -> float:
@@ -185,7 +186,7 @@ def test_what_cannot_be_computed_goes_on_from_there(
 
 @pytest.mark.parametrize("lr", [BUILT, torch.tensor(BUILT)], ids=["float", "tensor"])
 def test_apply_tells_where_the_rate_goes_on(build: Build, caplog: pytest.LogCaptureFixture, lr: Any) -> None:
-    """With both values; a rate in a tensor, which a captured step holds, stays one."""
+    """The log has both rates; a rate in a tensor stays a tensor."""
     build("poly", SHORT, lr=copy.deepcopy(lr)).train()
     longer = build("poly", LONG, lr=copy.deepcopy(lr))
 
@@ -205,8 +206,7 @@ def test_apply_tells_where_the_rate_goes_on(build: Build, caplog: pytest.LogCapt
 def test_a_rate_of_0_is_logged(
     build: Build, caplog: pytest.LogCaptureFixture, kind: str, epochs: int, changed: Any, said: int
 ) -> None:
-    """Where the schedules of the checkpoint have ended, or this trainer's were not made longer with the run; not where
-    nothing is left to train."""
+    """A warning says that the rate is 0, unless the run is complete."""
     build(kind, SHORT).train()
     caplog.clear()
 
@@ -221,8 +221,7 @@ def test_a_rate_of_0_is_logged(
 
 @pytest.mark.parametrize("changed", ["keep", "apply", "refuse"])
 def test_a_cycle_that_is_too_short_is_refused(build: Build, changed: Any) -> None:
-    """PyTorch's OneCycleLR would raise in the middle of the longer run; nothing is loaded. A run that was always longer
-    than its cycle goes on."""
+    """A longer run with a OneCycleLR that ends earlier is refused; a run that was always longer is not."""
     build("one cycle", SHORT).train()
     longer = build("one cycle" if changed == "keep" else "too short a cycle", LONG)
 
@@ -242,7 +241,7 @@ def test_a_cycle_that_is_too_short_is_refused(build: Build, changed: Any) -> Non
 
 
 def writes(*keys: str, value: Any = EDITED) -> Edit:
-    """Write these entries of the first param group: the rate alone, or the initial rate too, as forums advise."""
+    """Return a function that writes these entries of the first param group."""
 
     def write(optimizer: Any) -> None:
         for key in keys:
@@ -267,8 +266,8 @@ EDITS: list[tuple[str, dict[str, Edit]]] = [
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(("kind", "edits"), EDITS)
 def test_apply_takes_an_edited_rate_as_the_base(build: Build, kind: str, edits: dict[str, Edit]) -> None:
-    """Each rate that follows is that of a run which was built with the edited base, whether it was edited before the
-    trainer was built or after; the group that was not edited keeps its own."""
+    """With "apply" the rates are those of a run that was built with the edited base; other groups keep
+    theirs."""
     expected = values(build(kind, name="whole", lr=EDITED))
     stopped(build(kind), DONE)
     second = build(kind, **edits)
@@ -281,7 +280,7 @@ def test_apply_takes_an_edited_rate_as_the_base(build: Build, kind: str, edits: 
 
 @pytest.mark.parametrize(("kind", "key"), [("momentum", "momentum"), ("betas", "betas")])
 def test_a_momentum_that_a_schedule_moves(build: Build, kind: str, key: str) -> None:
-    """The momentum's warm-up, from half of it in 12 iterations, begins from an edited base too, in `betas` as well."""
+    """An edited momentum is the new base of its warm-up, also in `betas`."""
     edit = writes(key, value=(0.6, 0.99) if key == "betas" else 0.6)
     stopped(build(kind), DONE)
     second = build(kind, edit=edit)
@@ -295,7 +294,7 @@ def test_a_momentum_that_a_schedule_moves(build: Build, kind: str, key: str) -> 
 
 @pytest.mark.parametrize("kind", ["sequence", "windows"])
 def test_keep_and_refuse_see_the_edit(build: Build, kind: str) -> None:
-    """The edit is listed as the refused setting, and "keep" goes on with the checkpoint's base."""
+    """An edited rate is refused by default, and "keep" continues with the checkpoint's base."""
     expected = values(build(kind, name="whole"))
     stopped(build(kind), DONE)
     second = build(kind, edit=RATE)
@@ -320,7 +319,7 @@ def test_keep_and_refuse_see_the_edit(build: Build, kind: str) -> None:
 def test_one_line_says_base_rate_and_step(
     build: Build, caplog: pytest.LogCaptureFixture, kind: str, how: str
 ) -> None:
-    """The log of a whole resumed run has one line on the rate: both bases, the scheduled rate and its step."""
+    """The log has one line with both bases, the scheduled rate and its step."""
     stopped(build(kind), DONE)
     second = build(kind, edit=BOTH)
     second.resume(changed="apply")
@@ -333,7 +332,7 @@ def test_one_line_says_base_rate_and_step(
 
 @pytest.mark.parametrize("kind", ["sequence", "windows", "mmcv by epoch"])
 def test_the_same_edit_is_no_change(build: Build, caplog: pytest.LogCaptureFixture, kind: str) -> None:
-    """A script that edits the rate in each of its runs resumes exactly, and logs nothing."""
+    """A script that edits the rate in each of its runs resumes exactly, and nothing is logged."""
     expected = values(build(kind, name="whole", edit=RATE))
     stopped(build(kind, edit=RATE), DONE)
     second = build(kind, edit=RATE)
@@ -348,7 +347,8 @@ def test_the_same_edit_is_no_change(build: Build, caplog: pytest.LogCaptureFixtu
 def test_what_was_applied_is_what_later_checkpoints_say(
     build: Build, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A script whose optimizer is then built with the rate goes on with no change."""
+    """After "apply" later checkpoints have the new base, so a script built with it resumes without a
+    change."""
     expected = values(build("warm-up", name="whole", lr=EDITED))
     stopped(build("warm-up"), DONE)
     second = build("warm-up", edit=RATE)
@@ -368,7 +368,7 @@ def test_what_was_applied_is_what_later_checkpoints_say(
 
 @pytest.mark.parametrize("kind", ["cosine", "windows", "momentum"])
 def test_a_resume_without_changes_touches_no_rate(build: Build, kind: str) -> None:
-    """With whatever answer, to the bit: nothing is computed again."""
+    """Without changes "apply" leaves all rates bitwise as they are."""
     expected = values(build(kind, name="whole"))
     stopped(build(kind), DONE)
     second = build(kind)
@@ -379,7 +379,7 @@ def test_a_resume_without_changes_touches_no_rate(build: Build, kind: str) -> No
 
 
 def test_a_rate_that_a_handler_moved_is_left_to_it(build: Build) -> None:
-    """Another weight decay is no reason to compute the rate again."""
+    """A changed weight decay does not recompute a rate that a handler has moved."""
 
     def halve(trainer: Trainer, event: Any) -> None:
         trainer.optimizer.param_groups[0]["lr"] *= 0.5
@@ -397,8 +397,7 @@ def test_a_rate_that_a_handler_moved_is_left_to_it(build: Build) -> None:
 
 @pytest.mark.parametrize("changes", [{"edit": RATE}, {"lr": EDITED}], ids=["edited", "built"])
 def test_a_rate_that_a_plateau_reduced_is_kept_in_proportion(build: Build, changes: dict[str, Any]) -> None:
-    """What it has done depends on scores that are no more: one that has halved the rate twice leaves a quarter of the new
-    base."""
+    """A schedule that follows a metric is not recomputed: its reductions are applied to the new base."""
     stopped(build("plateau", val_loader=batches(1)), 7)
     second = build("plateau", val_loader=batches(1), **changes)
 
@@ -418,7 +417,7 @@ def test_a_rate_that_a_plateau_reduced_is_kept_in_proportion(build: Build, chang
 def test_a_run_that_is_done(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, unit: str, length: int, said: str
 ) -> None:
-    """Is gone on with by a warning, once: it ends as one that has trained does."""
+    """A complete run that is resumed trains nothing, and one warning says so."""
     options: dict[str, Any] = {f"max_{unit}": length}
     with caplog.at_level(logging.WARNING, "eventloop"):
         make_trainer(hooks=[CheckpointHook(interval=1)], **options).train()
@@ -438,7 +437,7 @@ def test_a_run_that_is_done(
 def test_a_run_whose_validation_is_left_is_not_done(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A checkpoint of an epoch's end is saved before its validation, which a resumed run makes."""
+    """A resumed run whose last validation is missing makes it, and no warning is logged."""
     make_trainer(max_epochs=1, val_loader=batches(1), hooks=[CheckpointHook(1, save_last=False)]).train()
     second = make_trainer(max_epochs=1, val_loader=batches(1))
     second.resume()
