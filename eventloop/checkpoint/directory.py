@@ -154,10 +154,7 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False
-    if (reason := _why_not_listed(directory)) is not None:
-        damaged.append(reason)
-        return False, ({}, [])
-    for path in sorted(directory.glob("[!.]*")):
+    for path in _paths_in(directory, damaged):
         try:
             if path.is_file():
                 if path.suffix in SUFFIXES:
@@ -175,15 +172,15 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
     return gone, (manifests, files)
 
 
-def _why_not_listed(directory: Path) -> str | None:
-    """Return why a directory cannot be listed, or None; a glob ignores a directory that it may not read."""
+def _paths_in(directory: Path, damaged: list[str]) -> list[Path]:
+    """Return the paths in a directory that are not hidden; none, with a reason, if it cannot be listed."""
     try:
-        os.scandir(directory).close()
+        return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return []
     except OSError as error:
-        return f"{directory} cannot be listed: {error}"
-    return None
+        damaged.append(f"{directory} cannot be listed: {error}")
+        return []
 
 
 def _is_there(path: Path) -> bool:

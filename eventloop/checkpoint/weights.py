@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -173,16 +172,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
         if prefix is None:
             return state
         cut, names = cut + prefix, [name.removeprefix(prefix) for name in names]
-    if not cut:
-        return state
-    renamed = OrderedDict(zip(names, state.values(), strict=True))
-    versions: Mapping[str, Any] = getattr(state, "_metadata", {})  # by the names of modules
-    inside = {
-        f"{name}.".removeprefix(cut)[:-1]: versions[name] for name in versions if f"{name}.".startswith(cut)
-    }
-    if inside:
-        renamed._metadata = inside  # type: ignore[attr-defined]
-    return renamed
+    return dict(zip(names, state.values(), strict=True)) if cut else state
 
 
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:

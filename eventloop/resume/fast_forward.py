@@ -19,8 +19,6 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.state.schema import LastStep, check_alike, read_as
-from eventloop.util.errors import CheckpointError
 
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,35 +161,6 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
         else:
             merged[key] = value
     return merged
-
-
-def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -> None:
-    """Check that a saved state has a step count, and values of the same kinds as the scheduler's state.
-
-    Args:
-        what: the beginning of the messages.
-
-    Raises:
-        CheckpointError: the state does not fit; the message has the key, the expected and the found value.
-    """
-    own = scheduler.state_dict()
-    if not isinstance(own, Mapping):
-        return
-    for key in ("last_epoch", "last_step"):
-        if key in own:
-            read_as(LastStep, saved.get(key), f"{what}[{key!r}] cannot be loaded")
-    check_alike(saved, own, what)
-    if "_schedulers" in own:
-        parts = getattr(scheduler, "_schedulers", ())
-        states = read_as(
-            list[dict[str, Any]], saved.get("_schedulers"), f"{what}['_schedulers'] cannot be loaded"
-        )
-        if len(states) != len(parts):
-            raise CheckpointError(
-                f"{what}['_schedulers'] is wrong: expected {len(parts)} states, got {len(states)}"
-            )
-        for number, pair in enumerate(zip(parts, states, strict=True)):
-            check_scheduler_state(*pair, f"{what}['_schedulers'][{number}]")
 
 
 def optimizers_at_zero(trainer: ResumableTrainer) -> list[str]:

@@ -13,8 +13,6 @@ from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.directory import SUFFIXES, find_checkpoints
 
 _FEW = 5  # names of checkpoints in a message
-_NEWEST = frozenset({"last", "latest", "newest", "recent", "most_recent", "last_checkpoint", "true", "yes"})
-"""The words that other programs use for "auto"."""
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
@@ -42,7 +40,8 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
         return _one(there[0], places)
     known = [*dict.fromkeys(each.name for place in folders for each in reversed(find_checkpoints(place)))]
     if known:
-        hint = _hint(path, known)
+        there_is = "is" if len(known) == 1 else "are"
+        hint = f": there {there_is} {_newest(known)}{_AUTO if folders is places else ''}"
     else:
         hint = ", which holds no checkpoint" if folders is places else f": {path.parent} holds no checkpoint"
     looked = f", nor one of that name in {' or '.join(map(str, places))}" if folders is places else ""
@@ -67,20 +66,8 @@ def _one(path: Path, places: Sequence[Path]) -> Path:
         raise FileNotFoundError(
             f"{path} is not a checkpoint, as it has no {MANIFEST}, and it holds no checkpoints"
         )
-    run = any(path.resolve() == place.resolve() for place in places)
-    auto = (
-        _AUTO
-        if run
-        else f'; the newest is {path / known[0]}, which "auto" takes in a trainer with this work_dir'
-    )
+    auto = _AUTO if any(path.resolve() == place.resolve() for place in places) else ""
     raise FileNotFoundError(f"{path} is not a checkpoint, but a directory of them: {_newest(known)}{auto}")
-
-
-def _hint(path: Path, known: Sequence[str]) -> str:
-    name = path.stem if path.suffix in SUFFIXES else path.name
-    if name.lower() in _NEWEST:
-        return f"{_AUTO}, {known[0]}"
-    return f": there {'is' if len(known) == 1 else 'are'} {_newest(known)}"
 
 
 def _newest(known: Sequence[str]) -> str:

@@ -36,7 +36,7 @@ from eventloop.optim.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from eventloop.resume.fast_forward import check_scheduler_state, optimizers_at_zero, too_short
+from eventloop.resume.fast_forward import optimizers_at_zero, too_short
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
@@ -364,10 +364,7 @@ class TrainerState:
                 f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
                 "in their order, or call load_checkpoint(path), which loads the weights alone"
             )
-        for number, (scheduler, state) in enumerate(
-            zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True)
-        ):
-            check_scheduler_state(scheduler, state, f"{path}: param_schedulers[{number}]")
+
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 

@@ -26,8 +26,6 @@ SCHEMA = 2
 """The version of the layout, which a checkpoint has as `meta.schema`."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-LastStep = Annotated[int, msgspec.Meta(ge=-1)]
-"""The last step of a scheduler; in PyTorch it is -1 in a part of a SequentialLR that has not begun."""
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
 """The kind of a generator, then the parts of its state."""
 

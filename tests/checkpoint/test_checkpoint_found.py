@@ -103,7 +103,7 @@ def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.
     def refuse(path: object) -> None:
         raise PermissionError("not yours")
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
 
     with pytest.raises(FileNotFoundError, match=f"{re.escape(str(tmp_path))} cannot be listed: not yours"):
         load_newest(tmp_path)

@@ -130,7 +130,7 @@ MUTANTS = (
          "    except"),
     ),
     *_of("checkpoint/directory.py", STORE,
-        ("hidden ones are looked at", '"[!.]*"', '"*"'),
+        ("hidden ones are looked at", ' if not name.startswith(".")', ""),
     ),
     *_of("checkpoint/directory.py", READ,
         ("the order of names", "(manifests[path].sequence, manifests[path].iter)", "0"),

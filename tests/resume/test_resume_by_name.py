@@ -44,25 +44,19 @@ def test_a_path_that_exists_comes_first(make_trainer: MakeTrainer, saved: Path) 
 
 def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path: Path) -> None:
     """The error has both places that were searched, and the newest checkpoints that exist."""
-    found = "there are epoch_2, epoch_1, the newest first$"
+    found = "there are epoch_2, epoch_1, the newest first"
     cases: list[tuple[Path, str | Path, str]] = [
-        (saved, "epoch_11", rf"no checkpoint at epoch_11, nor one of that name in .*run: {found}"),
-        (saved, saved / "epoch_22", rf"no checkpoint at .*epoch_22: {found}"),
+        (
+            saved,
+            "epoch_11",
+            rf'no checkpoint at epoch_11, nor one of that name in .*run: {found}: "auto" takes the newest one$',
+        ),
+        (saved, saved / "epoch_22", rf"no checkpoint at .*epoch_22: {found}$"),
         (tmp_path / "new", "epoch_1", "no checkpoint at epoch_1, nor .* in .*new, which holds no checkpoint"),
     ]
     for work_dir, name, message in cases:
         with pytest.raises(FileNotFoundError, match=message):
             make_trainer(work_dir=work_dir).resume(name)
-
-
-@pytest.mark.parametrize("name", ["last.ckpt", "Latest"])
-def test_other_names_of_the_newest(make_trainer: MakeTrainer, saved: Path, name: str) -> None:
-    """For a word such as "latest" the error names "auto" and the checkpoint that it would take."""
-    trainer = make_trainer(work_dir=saved)
-
-    for path in (name, saved / name):
-        with pytest.raises(FileNotFoundError, match=rf'at .*{name}.*: "auto" takes the newest one, epoch_2$'):
-            trainer.resume(path)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +78,7 @@ def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_
 
     for path, message in [
         (saved, 'a directory of them: epoch_2, epoch_1, the newest first: "auto" takes the newest'),
-        (others, "epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; the newest is"),
+        (others, "epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first$"),
         (tmp_path / "elsewhere", "elsewhere is not a checkpoint, as it has no manifest"),
     ]:
         with pytest.raises(FileNotFoundError, match=message):

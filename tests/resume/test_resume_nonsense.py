@@ -88,7 +88,6 @@ def refused(saved: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 POSITION = ("meta", "position")
 GROUP = ("optimizer", "param_groups", 0)
-ONE = ("param_schedulers", 0)
 MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     (("meta",), None, "the value of meta is wrong: Expected `object`, got `null`: None"),
     (("meta", "iter"), -5, "of meta.iter is wrong: Expected `int` >= 0: -5"),
@@ -120,11 +119,6 @@ MALFORMED: list[tuple[tuple[Any, ...], Any, str]] = [
     ((*GROUP, "lr"), "x", r"param_groups\[0\]\['lr'\] is wrong: expected a number, such as 0\.\d+, got 'x'"),
     ((*GROUP, "betas"), 0.9, r"param_groups\[0\]\['betas'\] is wrong: expected a list, such as .*, got 0.9"),
     (("param_schedulers",), [], r"the state of the schedulers \['SequentialLR'\], the trainer has"),
-    (ONE, {}, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .* Expected `int`, got `null`: None"),
-    ((*ONE, "last_epoch"), -3, r"param_schedulers\[0\]\['last_epoch'\] cannot be loaded, .*`int` >= -1: -3"),
-    ((*ONE, "_milestones"), "x", r"\['_milestones'\] is wrong: expected a list, such as \[2\], got 'x'"),
-    ((*ONE, "_schedulers"), [], r"\['_schedulers'\] is wrong: expected 2 states, got 0"),
-    ((*ONE, "_schedulers", 1), {}, r"\['_schedulers'\]\[1\]\['last_epoch'\] cannot be loaded"),
     (("hooks", "EMAHook", "steps"), -1, "EMAHook cannot take its state, the value of steps is wrong: .*>= 0: -1"),
     (("hooks", "EarlyStoppingHook", "wait"), "x", "EarlyStoppingHook cannot .* of wait is wrong: Expected `int`, got"),
     (("hooks", "EarlyStoppingHook", "best"), ..., "EarlyStoppingHook .* missing required field `best`: {"),
