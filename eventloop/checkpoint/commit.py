@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -42,12 +42,10 @@ class Mapped(NamedTuple):
     Attributes:
         path: the path under `/proc`, which exists while the training process lives.
         size: the number of bytes.
-        number: the inode number, which differs from that of any other shared memory.
     """
 
     path: str
     size: int
-    number: int
 
     def open(self) -> memoryview:
         """Map the memory and return its bytes; it stays mapped while the returned view exists."""
@@ -78,6 +76,14 @@ class Save(NamedTuple):
     manifest: bytes
     replaces: tuple[Path, ...] = ()
     spares: int = 0
+
+    def open_records(self) -> tuple[tuple[str, bytes | memoryview], ...]:
+        """Return the records with views of shared memory, which stays mapped while the views exist.
+
+        Raises:
+            OSError: the training process, which allocated the memory, has ended.
+        """
+        return tuple((name, data.open() if isinstance(data, Mapped) else data) for name, data in self.records)
 
     def with_own_bytes(self) -> Save:
         """Return a save that has copies of the tensors' bytes, so that the tensors may change."""
@@ -171,8 +177,8 @@ class _Staged:
         self._work = temporary_path(self.path, "tmp")
         under_way.add(self._work.name)
         self._disk.make_directory(self._work)
-        with ExitStack() as mapped:
-            payload = self._write_file(PAYLOAD, lambda sink: write_archive(_opened(self._save, mapped), sink))
+        records = self._save.open_records()
+        payload = self._write_file(PAYLOAD, lambda sink: write_archive(records, sink))
         self._size = payload.bytes
         sealed = seal(self._save.manifest, {PAYLOAD: payload})
         self._write_file(MANIFEST, lambda sink: sink.write(sealed))
@@ -250,16 +256,6 @@ class _Staged:
     def outcome(self) -> Outcome:
         """Return the result of the save, after all steps."""
         return Outcome(self._size, self._at, self.error, tuple(self._warnings))
-
-
-def _opened(save: Save, mapped: ExitStack) -> list[tuple[str, bytes | memoryview]]:
-    """Return the records of a save as bytes; shared memory stays mapped until the context `mapped` ends."""
-    records = []
-    for name, data in save.records:
-        if isinstance(data, Mapped):
-            data = mapped.enter_context(data.open())
-        records.append((name, data))
-    return records
 
 
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:

@@ -35,7 +35,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
     Attributes:
         name: the keys that lead to it, joined by dots.
         dtype: PyTorch's name of its type, without "torch.".
-        shape: its sizes; -1 where the parts of a nested tensor differ.
+        shape: its sizes; empty for a nested tensor, whose parts may differ.
     """
 
     name: str
@@ -176,21 +176,9 @@ def score(value: float) -> float | str:
 def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
     """Yield the description of each tensor in a nested state, in order."""
     if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
-        shape = _sizes(value) if value.is_nested else tuple(value.shape)
+        shape = () if value.is_nested else tuple(value.shape)
         yield TensorEntry(name, str(value.dtype).removeprefix("torch."), shape)
     elif isinstance(value, Mapping | list | tuple):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             if type(item) not in _ATOMS:  # most items are atoms
                 yield from tensor_table(item, f"{name}.{key}" if name else str(key))
-
-
-def _sizes(nested: Any) -> tuple[int, ...]:
-    """Return the shape of a nested tensor, with -1 where its parts differ."""
-    sizes = []
-    for dim in range(nested.dim()):
-        try:
-            size = nested.size(dim)
-        except RuntimeError:
-            size = -1
-        sizes.append(size if type(size) is int else -1)
-    return tuple(sizes)
