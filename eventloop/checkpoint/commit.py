@@ -42,10 +42,12 @@ class Mapped(NamedTuple):
     Attributes:
         path: the path under `/proc`, which exists while the training process lives.
         size: the number of bytes.
+        number: the inode number, which differs from that of any other shared memory.
     """
 
     path: str
     size: int
+    number: int
 
     def open(self) -> memoryview:
         """Map the memory and return its bytes; it stays mapped while the returned view exists."""

@@ -51,7 +51,8 @@ class Buffer:
         """Return the description with which another process maps the memory; None if it is not shared."""
         if self._file is None:
             return None
-        return Mapped(f"/proc/{os.getpid()}/fd/{self._file}", self.tensor.nbytes)
+        path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino
+        return Mapped(path, self.tensor.nbytes, number)
 
     def __del__(self) -> None:
         if getattr(self, "_pinned_by", 0) == os.getpid():  # CUDA cannot be called in a forked child

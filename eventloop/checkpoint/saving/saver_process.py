@@ -12,7 +12,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from eventloop.checkpoint.commit import Save, commit
+from eventloop.checkpoint.commit import Mapped, Record, Save, commit
 from eventloop.processes.channel import Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
 
@@ -28,17 +28,38 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
     _give_way()
     answers, inbox = int(sys.argv[1]), Inbox(0)
+    memory: dict[Mapped, memoryview] = {}
     while inbox.read():
         for asked in inbox.frames():
-            saves: list[Save] = pickle.loads(asked.body)
-            with suppress(OSError):  # `commit` reports memory that is gone with the training process
-                # all is mapped now, so that the training process may end
-                saves = [save._replace(records=save.open_records()) for save in saves]
-            outcomes = commit(saves)
+            outcomes = commit(_opened(pickle.loads(asked.body), memory))
             answer = memoryview(frame(Kind.DONE, 0, pickle.dumps(outcomes)))
             with suppress(BrokenPipeError):  # the parent has ended
                 while answer:
                     answer = answer[os.write(answers, answer) :]
+
+
+def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
+    """Return saves whose records have the bytes of the shared memory that they name.
+
+    The memory is mapped at once, so the saves can be finished even if the training process ends. It stays
+    mapped for later saves.
+
+    Args:
+        memory: the mapped memory; memory that is new is added, memory that no save names any more is removed.
+    """
+    named = {data for save in saves for _, data in save.records if isinstance(data, Mapped)}
+    if named:
+        for former in memory.keys() - named:
+            del memory[former]
+    for new in named - memory.keys():
+        with suppress(OSError):  # `commit` tries again, and reports the error
+            memory[new] = new.open()
+    return [save._replace(records=tuple(_seen(record, memory) for record in save.records)) for save in saves]
+
+
+def _seen(record: Record, memory: dict[Mapped, memoryview]) -> Record:
+    name, data = record
+    return (name, memory.get(data, data)) if isinstance(data, Mapped) else record
 
 
 def _give_way() -> None:
