@@ -172,6 +172,11 @@ class Saver:
         return self._tasks
 
     @property
+    def busy(self) -> bool:
+        """Return whether a save is running."""
+        return bool(self._running())
+
+    @property
     def full(self) -> bool:
         """Return whether another state of the last one's size would exceed `QUEUE_BYTES`."""
         running = self._running()
