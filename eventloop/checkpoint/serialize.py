@@ -80,17 +80,13 @@ class _Pickler(pickle.Pickler):
         if type(value) not in _STORAGES:
             return None
         if isinstance(value, TypedStorage):
-            storage, kind, count = value._untyped_storage, _legacy_class(value), value._size()
+            kind: Any = getattr(torch, value._pickle_storage_type())  # such as torch.FloatStorage
+            storage, count = value._untyped_storage, value._size()
         else:
             storage, kind, count = value, torch.UntypedStorage, value.nbytes()
         key = self._keys.setdefault(storage._cdata, str(len(self._keys)))
         self.storages[key] = storage
         return "storage", kind, key, torch.serialization.location_tag(storage), count
-
-
-def _legacy_class(storage: TypedStorage) -> Any:
-    """Return the class that a file names for a typed storage, such as `torch.FloatStorage`."""
-    return getattr(torch, storage._pickle_storage_type())
 
 
 def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:

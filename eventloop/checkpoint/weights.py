@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -190,14 +190,9 @@ def _is_of_torch(function: Any) -> bool:
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether loading does more than copy dense tensors, so that a copy for the rollback is needed."""
-    return not (
-        all(map(_is_plain, _tensors(model.state_dict(), state)))
-        and all(_is_plainly_loaded(module) for module in model.modules())
-    )
-
-
-def _tensors(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterable[Any]:
-    return (value for name in own if name in state for value in (own[name], state[name]))
+    own = model.state_dict()
+    plain = all(_is_plain(own[name]) and _is_plain(state[name]) for name in own if name in state)
+    return not (plain and all(map(_is_plainly_loaded, model.modules())))
 
 
 def _is_plain(value: Any) -> bool:

@@ -67,7 +67,7 @@ class Settings:
                 name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
                 for name, groups in self._begun_with.items()
             }
-            self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
+            self._built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
             self._constants = [_constants(state) for state in self._built]
             self._options = _options_of_hooks(trainer)
             if trainer.loader is not None:
@@ -305,11 +305,6 @@ def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[st
         if (value := _constants(value)) is not _ABSENT:
             found[key] = value
     return found
-
-
-def _built_state(scheduler: Any) -> dict[str, Any]:
-    state: dict[str, Any] = getattr(scheduler, "built_state", scheduler.state_dict)()
-    return state
 
 
 def _constants(value: Any) -> Any:
