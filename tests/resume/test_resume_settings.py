@@ -240,6 +240,16 @@ def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> N
     assert [group["weight_decay"] for group in other.optimizer["body"].param_groups] == [0, 0.3]
 
 
+def test_rate_in_a_tensor(build: Build) -> None:
+    """A rate in a tensor is compared by its value, and stays in a tensor."""
+    stopped(build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))))
+    other = build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.25)))
+
+    other.resume(changed="apply")
+
+    assert torch.equal(other.optimizer.param_groups[0]["lr"], torch.tensor(0.25))
+
+
 def of_eight_ranks(build: Build) -> Trainer:
     """Return a trainer that counts as one of eight ranks."""
     trainer = build()
