@@ -21,7 +21,7 @@ from eventloop.util.errors import CheckpointError
 
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""
-LOOKS = 10
+MOST_SCANS = 10
 """The most scans of a directory in which a run removes checkpoints meanwhile; two are usually enough."""
 
 
@@ -140,10 +140,10 @@ def _look_into(directory: Path, damaged: list[str]) -> Seen:
     Args:
         damaged: gets a sentence for each path that cannot be used.
     """
-    for look in range(1, LOOKS + 1):
+    for look in range(1, MOST_SCANS + 1):
         reasons: list[str] = []
         gone, seen = _checkpoints_in(directory, reasons)
-        if not gone or look == LOOKS:
+        if not gone or look == MOST_SCANS:
             break
     damaged += reasons
     return seen

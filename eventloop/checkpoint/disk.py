@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 PIECE = 8 << 20
 """Bytes written between two checks of the cancel event, and between two requests to write back."""
-BESIDE = 1 << 20
+LARGE = 1 << 20
 """Bytes from which on data are hashed on a second thread; for fewer bytes the hand-over costs more."""
 CACHED = 256 << 10
 """Bytes that are hashed at a time; they fit into a core's own cache."""
@@ -105,11 +105,11 @@ class Sink:
             SaveGivenUp: `given_up` was set.
         """
         view = memoryview(data).cast("B")
-        if len(view) < BESIDE:
+        if len(view) < LARGE:
             self._hash.update(view)
             self._write_pieces(view)
         else:
-            self._write_beside_the_hash(view)
+            self._write_and_hash(view)
         return len(view)
 
     def flush(self) -> None:
@@ -119,7 +119,7 @@ class Sink:
         """Return the size and hash of the written bytes, for the manifest."""
         return FileHash(self.size, self._hash.hexdigest())
 
-    def _write_beside_the_hash(self, view: memoryview) -> None:
+    def _write_and_hash(self, view: memoryview) -> None:
         """Write data while a second thread hashes them; return when both are done."""
         failed = threading.Event()
         name = "eventloop checkpoint hash"
@@ -159,7 +159,7 @@ class Sink:
                 raise SaveGivenUp("the save was given up")
             piece = view[start : start + PIECE]
             self._write_all(piece)
-            if len(piece) >= BESIDE:
+            if len(piece) >= LARGE:
                 start_writing_back(self._file, self.size - len(piece), len(piece))
 
     def _write_all(self, piece: memoryview) -> None:

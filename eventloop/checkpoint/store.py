@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from eventloop.checkpoint.commit import PAYLOAD, commit
-from eventloop.checkpoint.directory import LOOKS, SUFFIXES, Found, find_checkpoints, scan
+from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
 from eventloop.checkpoint.manifest import Label
@@ -177,7 +177,7 @@ def _first_whole(
     Args:
         order: a function that sorts the checkpoints of a scan, the preferred one first.
     """
-    for look in range(1, LOOKS + 1):
+    for look in range(1, MOST_SCANS + 1):
         found = scan(*places)
         passed, gone = list(found.damaged), False
         for path in order(found):
@@ -186,7 +186,7 @@ def _first_whole(
                 if check is not None:
                     check(state, found.name_of(path))
             except (CheckpointError, OSError) as error:
-                if gone := look < LOOKS and found.was_replaced(path):
+                if gone := look < MOST_SCANS and found.was_replaced(path):
                     break
                 passed.append(str(error))
                 continue

@@ -27,7 +27,7 @@ logger = logging.getLogger("eventloop")
 _gloo_group: tuple[Any, Any] | None = None  # the default process group, and the gloo group made for it
 
 
-def several() -> bool:
+def has_other_ranks() -> bool:
     """Return whether torch.distributed is initialised with more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 

@@ -39,7 +39,7 @@ from eventloop.optim.optimizers import (
 from eventloop.resume.fast_forward import optimizers_at_zero, too_short
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
+from eventloop.resume.ranks import RankState, gather_on_rank_0, has_other_ranks, own_buffers, state_of_rank
 from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
@@ -124,7 +124,7 @@ class TrainerState:
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
             "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
         }
-        if trainer.world_size > 1 and several():
+        if trainer.world_size > 1 and has_other_ranks():
             self._add_ranks(trainer.checkpoint)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
@@ -182,7 +182,7 @@ class TrainerState:
         self.went_back_to = resumed.path if by_name else None
         self.loads += 1
 
-    def goes_over(self, loader: Iterable[Any]) -> None:
+    def check_loader(self, loader: Iterable[Any]) -> None:
         """Compare the loader of the next pass with that of the checkpoint.
 
         A hand-written loop names its loader only when the pass begins. Between two passes the loader

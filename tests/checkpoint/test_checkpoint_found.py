@@ -15,7 +15,7 @@ import torch
 
 from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
-from eventloop.checkpoint.directory import LOOKS, scan
+from eventloop.checkpoint.directory import MOST_SCANS, scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.util.errors import CheckpointError
 
@@ -154,7 +154,7 @@ def test_what_a_run_removes_meanwhile_has_a_successor(
 
 def test_looking_has_an_end(tmp_path: Path, meanwhile: Callable[..., None]) -> None:
     """A scan gives up with an error if a run removes checkpoints faster than they are read."""
-    meanwhile("store", "load_checkpoint", times=LOOKS)
+    meanwhile("store", "load_checkpoint", times=MOST_SCANS)
 
     with pytest.raises(
         FileNotFoundError, match=r"no checkpoint to resume from; no checkpoint at .*best_acc_"

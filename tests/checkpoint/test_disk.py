@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, Sink, make_directories, write_file
+from eventloop.checkpoint.disk import LARGE, PIECE, Disk, Sink, make_directories, write_file
 from tests import no_threads
 from tests.support.recording_disk import RecordingDisk
 
@@ -50,7 +50,7 @@ def pattern(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(), (0,), (1, 2, 3), (BESIDE,), (BESIDE - 1, BESIDE + 1), (PIECE + 3,), (10, 2 * BESIDE, 10)]
+    "sizes", [(), (0,), (1, 2, 3), (LARGE,), (LARGE - 1, LARGE + 1), (PIECE + 3,), (10, 2 * LARGE, 10)]
 )
 def test_the_hash_is_that_of_the_file(
     sink: Callable[..., Sink], tmp_path: Path, sizes: tuple[int, ...]
@@ -80,7 +80,7 @@ def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -
     assert into.entry().sha256 == hashlib.sha256(b"0123456789").hexdigest()
 
 
-@pytest.mark.parametrize("size", [1, BESIDE])
+@pytest.mark.parametrize("size", [1, LARGE])
 def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None:
     """A write call that takes no bytes is an error, and is not repeated forever."""
     into = sink(Slow(0))
@@ -92,11 +92,11 @@ def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None
 AT_EXIT = """
 import atexit, hashlib, sys
 from pathlib import Path
-from eventloop.checkpoint.disk import BESIDE, write_file
-data = [bytes([i]) * (2 * BESIDE) for i in range(3)]
+from eventloop.checkpoint.disk import LARGE, write_file
+data = [bytes([i]) * (2 * LARGE) for i in range(3)]
 def save():
     entry = write_file(Path("state"), lambda sink: [sink.write(part) for part in data])
-    print(entry.bytes == 6 * BESIDE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
+    print(entry.bytes == 6 * LARGE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
 atexit.register(save)
 """
 
@@ -119,8 +119,8 @@ def test_a_piece_that_no_thread_hashes_is_hashed_once(
     into = sink()
     with monkeypatch.context() as patched:
         no_threads.refuse(patched)
-        into.write(pattern(BESIDE))
-    into.write(pattern(2 * BESIDE))
+        into.write(pattern(LARGE))
+    into.write(pattern(2 * LARGE))
 
     assert into.entry().sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
 

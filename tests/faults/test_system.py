@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint.commit import commit
-from eventloop.checkpoint.disk import BESIDE, DISK, Sink
+from eventloop.checkpoint.disk import DISK, LARGE, Sink
 from eventloop.checkpoint.serialize import serialize
 from tests.faults.operations import save, state, value_of, values
 from tests.faults.shim import Operation, shimmed
@@ -74,13 +74,13 @@ def test_what_is_written_is_not_read_later(directory: Path, monkeypatch: pytest.
         def join(self, timeout: float | None = None) -> None:
             self.run()
 
-    data = bytearray(b"a" * BESIDE)
+    data = bytearray(b"a" * LARGE)
     with DISK.create(directory / "one") as file, DISK.create(directory / "other") as other:
         expected, sink = Sink(DISK, other), Sink(DISK, file)
         expected.write(bytes(data))
         monkeypatch.setattr("eventloop.checkpoint.disk.threading.Thread", Slow)
         sink.write(memoryview(data))
-        data[:] = b"b" * BESIDE
+        data[:] = b"b" * LARGE
 
     assert sink.entry() == expected.entry()
 

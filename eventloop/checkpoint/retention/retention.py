@@ -89,7 +89,7 @@ class Retention:
 
     # --- best checkpoints ----------------------------------------------------------------------------------
 
-    def first(self) -> Bests:
+    def best_of_each(self) -> Bests:
         """Return the best checkpoint of each metric, by the metric."""
         found: Bests = {}
         for best in self.bests.values():
@@ -98,7 +98,7 @@ class Retention:
 
     def of_first_metric(self) -> Best:
         """Return the best checkpoint of the metric that is watched first."""
-        first = self.first()
+        first = self.best_of_each()
         watched = (first[metric] for metric in self._watched.metrics if metric in first)
         return next(watched, next(iter(first.values()), Best()))
 
@@ -178,13 +178,13 @@ class Retention:
         """Return the scores of the last validation and its iteration; None before the first."""
         return None if self._validated_at is None else (self._metrics, self._validated_at)
 
-    def look_around(self, directory: Path) -> Found:
+    def scan_directory(self, directory: Path) -> Found:
         """Scan the directory so that later labels get a greater sequence, and return the scan."""
         found = scan(directory)
         self.sequence = found.last
         return found
 
-    def only(self, there: Collection[str]) -> None:
+    def keep_existing(self, there: Collection[str]) -> None:
         """Forget the regular checkpoints that do not exist, such as that of a save that failed."""
         self.durable = [name for name in self.durable if name in there]
 
@@ -210,7 +210,7 @@ class Retention:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that are kept, and the last validation."""
-        first = self.first()
+        first = self.best_of_each()
         behind: dict[str, list[list[Any]]] = {}
         for best in self.bests.values():
             if best != first[best.metric]:

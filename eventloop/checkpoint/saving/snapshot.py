@@ -69,7 +69,7 @@ class Snapshot:
             late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
             (rest if late else now).append(source, view)
         now.copy()
-        copied = [passed(torch.cuda.current_stream(device)) for device in now.devices()]
+        copied = [event_after(torch.cuda.current_stream(device)) for device in now.devices()]
         return Packed(structure, self._layout, self._rest(rest, copied))
 
     def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
@@ -85,7 +85,7 @@ class Snapshot:
                 own.copy()
                 for source in own.sources:
                     source.record_stream(stream)  # the allocator must not reuse its memory before it is read
-                streamed.append((device, passed(stream)))
+                streamed.append((device, event_after(stream)))
         return Rest(pairs, copied, streamed, versions)
 
     def _allocate(self, specs: list[_Spec]) -> Layout:
@@ -286,7 +286,7 @@ class Packed(NamedTuple):
         return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
 
 
-def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
+def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
     """Record an event after all work that is queued on a stream so far, and return it.
 
     A thread that waits for it sleeps. An event of CUDA's default kind would keep a CPU of the training busy
