@@ -292,20 +292,26 @@ class Prepared(Hook):
 class Stuck(Hook):
     """A hook that refuses every state after it changed an object that an attribute refers to."""
 
-    def __init__(self) -> None:
-        self.own = SimpleNamespace(seen=0)
+    def __init__(self, *errors: BaseException) -> None:
+        self.own = SimpleNamespace(seen=0, errors=[*errors])
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.own.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.own.seen += 1
-        raise ValueError("it takes none")
+        raise self.own.errors.pop(0)
 
 
-def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """If a hook cannot be restored, a note of the first error names it."""
-    with closing(build_trainer(tmp_path, hooks=[Stuck()], max_epochs=1)) as trainer:
+@pytest.mark.parametrize(
+    "second", [ValueError("it takes none"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
+def test_a_hook_that_cannot_be_put_back_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, second: BaseException
+) -> None:
+    """If a hook cannot be restored, or Ctrl-C comes meanwhile, a note of the first error names it."""
+    stuck = Stuck(ValueError("it takes none"), second)
+    with closing(build_trainer(tmp_path, hooks=[stuck], max_epochs=1)) as trainer:
         trainer.train()
 
         with pytest.raises(ValueError, match="it takes none") as error:
