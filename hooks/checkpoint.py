@@ -38,7 +38,7 @@ from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_opti
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
-from eventloop.resume.ranks import of_rank_0, several
+from eventloop.resume.ranks import has_other_ranks, of_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
 from eventloop.training.scopes import ERROR, LEFT, ends_at_once
@@ -166,7 +166,7 @@ class CheckpointHook(Hook):
     @property
     def bests(self) -> dict[str, Best]:
         """The best score of each metric."""
-        return self.retention.first()
+        return self.retention.best_of_each()
 
     @property
     def best(self) -> Best:
@@ -239,8 +239,8 @@ class CheckpointHook(Hook):
 
     def _inspect_directory(self, trainer: Trainer) -> None:
         remove_dead(self.directory)
-        found = self.retention.look_around(self.directory)
-        self.retention.only([path.name for path in found.manifests])
+        found = self.retention.scan_directory(self.directory)
+        self.retention.keep_existing([path.name for path in found.manifests])
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
             # a run that is already complete saves nothing
@@ -338,7 +338,7 @@ class CheckpointHook(Hook):
             self._publisher.publish_all(self._paths([*names]), trainer.model)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """End the thread and the process that write checkpoints."""
+        """Wait for the running saves, and end the thread and the process that write checkpoints."""
         try:
             trainer.copying.end()
             if not ends_at_once(trainer):
@@ -400,9 +400,9 @@ class CheckpointHook(Hook):
         return self.saves.full and self._when_busy == "skip"
 
     def sequence(self) -> int:
-        """Return the last sequence in the hook's directory, which is scanned unless the hook has started."""
+        """Return the last sequence in the hook's directory, which is scanned if it was not scanned yet."""
         if self.retention.sequence < 0:
-            self.retention.look_around(self.directory)
+            self.retention.scan_directory(self.directory)
         return self.retention.sequence
 
     def known(self) -> list[Path]:
@@ -416,7 +416,7 @@ class CheckpointHook(Hook):
         return (self._template or ("epoch_{}" if by_epoch else "iter_{}")).format(number)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the files it keeps, the best ones, the last validation, and several metrics' names."""
+        """Return the names of the kept and the best checkpoints, and the scores of the last validation."""
         several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
         return {**several, **self.retention.state_dict()}
 
@@ -477,4 +477,4 @@ def _from_rank_0(trainer: Trainer, own: T) -> T:
     Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do
     not save.
     """
-    return of_rank_0(own) if trainer.world_size > 1 and several() else own
+    return of_rank_0(own) if trainer.world_size > 1 and has_other_ranks() else own

@@ -37,7 +37,7 @@ def check_options(
 
 
 def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
-    """Return True where checkpoints are counted in epochs; by default the run's unit decides.
+    """Return whether checkpoints are counted in epochs; `by_epoch=None` takes the run's unit.
 
     Raises:
         ValueError: `by_epoch` is True in a run measured in iterations.
@@ -51,7 +51,7 @@ def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
 
 
 def folder_template(template: str | None) -> str | None:
-    """Return the template of directory names for a template of file names, which may end in `.pth`.
+    """Return the template of a checkpoint's name without its suffix, such as `.pth`; None for None.
 
     Raises:
         ValueError: the template does not have exactly one `{}`, or is not a plain name.

@@ -21,7 +21,8 @@ ALIGNMENT = 64
 CHECKED = 1 << 20
 """Bytes up to which a record gets a CRC-32.
 
-It takes longer than the disk for large ones. `torch.load` never checks it, and the manifest has the SHA-256.
+For a large record the CRC takes longer than the disk. `torch.load` never checks it, and the manifest has the
+SHA-256.
 """
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -44,7 +45,7 @@ class _Entry(NamedTuple):
 
 
 def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink) -> None:
-    """Write records as a zip file, and add those of the version and the byte order, as `torch.save` does.
+    """Write records as a zip file, and add the records `byteorder` and `version`, as `torch.save` does.
 
     Raises:
         OSError: the disk is full, or another error of the file system.
@@ -70,7 +71,7 @@ def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink)
 
 
 def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, _Entry]:
-    """Return what precedes the bytes of a record at a position of the file, and the record's description."""
+    """Return the header that precedes a record's bytes at a position of the file, and the record's entry."""
     size = len(data)
     crc = zlib.crc32(data) if size <= CHECKED else 0
     entry = _Entry(f"{FOLDER}/{name}".encode(), crc, size, position)
@@ -97,7 +98,7 @@ def _central(entry: _Entry) -> bytes:
 
 
 def _end(count: int, start: int, size: int) -> bytes:
-    """Return the end of a zip file with so many records, whose central directory is at `start`."""
+    """Return the end of a zip file with `count` records, after its central directory of `size` bytes."""
     end = _END.pack(b"PK\5\6", 0, 0, min(count, _MAX_16), min(count, _MAX_16), size, min(start, _MAX_32), 0)
     if count < _MAX_16 and start < _MAX_32:
         return end

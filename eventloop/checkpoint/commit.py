@@ -19,7 +19,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
@@ -37,12 +37,12 @@ _numbers = itertools.count(1)
 
 
 class Mapped(NamedTuple):
-    """Bytes in memory that another process shares.
+    """The description of shared memory, with which the saver's process maps tensors of the training.
 
     Attributes:
-        path: where the memory can be opened while that process lives.
+        path: the path under `/proc`, which exists while the training process lives.
         size: the number of bytes.
-        number: the inode number, which no other memory has.
+        number: the inode number, which differs from that of any other shared memory.
     """
 
     path: str
@@ -50,7 +50,7 @@ class Mapped(NamedTuple):
     number: int
 
     def open(self) -> memoryview:
-        """Map the memory; it stays mapped while the result is used."""
+        """Map the memory and return its bytes; it stays mapped while the returned view exists."""
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             return memoryview(mmap.mmap(descriptor, self.size, access=mmap.ACCESS_READ))
@@ -70,7 +70,7 @@ class Save(NamedTuple):
         records: the records of the payload.
         manifest: the encoded manifest, whose last field, `files`, is empty.
         replaces: checkpoints to remove, oldest first; those that do not exist are ignored.
-        spares: how many of the existing ones of `replaces` stay, the last ones.
+        spares: the number of checkpoints of `replaces` that stay: the newest of those that exist.
     """
 
     path: Path
@@ -78,6 +78,14 @@ class Save(NamedTuple):
     manifest: bytes
     replaces: tuple[Path, ...] = ()
     spares: int = 0
+
+    def open_records(self) -> tuple[tuple[str, bytes | memoryview], ...]:
+        """Return the records with views of shared memory, which stays mapped while the views exist.
+
+        Raises:
+            OSError: the training process, which allocated the memory, has ended.
+        """
+        return tuple((name, data.open() if isinstance(data, Mapped) else data) for name, data in self.records)
 
     def with_own_bytes(self) -> Save:
         """Return a save that has copies of the tensors' bytes, so that the tensors may change."""
@@ -90,8 +98,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         bytes: the size of the payload.
-        at: the `perf_counter` when it was durable.
-        error: why it failed, or None.
+        at: the `perf_counter` when the checkpoint became durable.
+        error: the error of a failed save, or None.
         warnings: sentences about replaced checkpoints that could not be removed.
     """
 
@@ -106,13 +114,13 @@ def commit(
 ) -> list[Outcome]:
     """Make checkpoints of one folder durable, in order; return the outcome of each.
 
-    Each step is done for all of them before the next one, so that the file system syncs them together. Each
-    is complete by itself, and a failure does not affect the others.
+    Each step is done for all checkpoints before the next step begins, so that the file system syncs them
+    together. If one checkpoint fails, the others are still saved.
 
     Args:
         saves: the checkpoints, in the order of saving.
         disk: the file operations, which tests replace.
-        given_up: cancels the saves that are not complete when it is set.
+        given_up: an event that cancels the incomplete saves when another thread sets it.
     """
     staged = [_Staged(save, disk, given_up) for save in saves]
     try:
@@ -123,14 +131,14 @@ def commit(
         for step in (_Staged.settle, _Staged.remove_replaced):
             for each in staged:
                 each.attempt(step)
-    finally:  # of a KeyboardInterrupt too
+    finally:  # also after a KeyboardInterrupt
         for each in staged:
             each.end()
     return [each.outcome() for each in staged]
 
 
 def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
-    """Make the new names durable, with one sync of the folder; if that fails, all of them fail."""
+    """Make the new names durable with one sync of their folder; if it fails, all these saves fail."""
     named = [each for each in staged if each.error is None]
     if named:
         try:
@@ -141,7 +149,7 @@ def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
 
 
 class _Staged:
-    """The steps that make one checkpoint durable, and what they have made so far."""
+    """The steps that make one checkpoint durable, and the files and names made so far."""
 
     def __init__(self, save: Save, disk: Disk, given_up: threading.Event | None) -> None:
         self.path, self._save, self._disk, self._given_up = save.path, save, disk, given_up
@@ -153,7 +161,7 @@ class _Staged:
         self._warnings: list[str] = []
 
     def attempt(self, step: Callable[[_Staged], None]) -> None:
-        """Do a step unless an earlier one failed."""
+        """Do a step unless an earlier step failed; an error of it fails the save."""
         if self.error is None:
             try:
                 step(self)
@@ -161,18 +169,18 @@ class _Staged:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Note the error, and remove the new files."""
+        """Record the error that fails the save, and remove the files written so far."""
         self.error = error
         self.end()
 
     def write(self) -> None:
-        """Write all files into a new directory; the manifest is the last, as it has the others' hashes."""
+        """Write all files into a new directory; the manifest comes last, as it has the payload's hash."""
         make_directories(self.path.parent, self._disk)
         self._work = temporary_path(self.path, "tmp")
         under_way.add(self._work.name)
         self._disk.make_directory(self._work)
-        with ExitStack() as mapped:
-            payload = self._write_file(PAYLOAD, lambda sink: write_archive(_opened(self._save, mapped), sink))
+        records = self._save.open_records()
+        payload = self._write_file(PAYLOAD, lambda sink: write_archive(records, sink))
         self._size = payload.bytes
         sealed = seal(self._save.manifest, {PAYLOAD: payload})
         self._write_file(MANIFEST, lambda sink: sink.write(sealed))
@@ -181,12 +189,12 @@ class _Staged:
         assert self._work is not None
         file = self._disk.create(self._work / name)
         self._files.append(file)
-        with closing(Sink(self._disk, file, self._given_up)) as sink:
-            write(sink)
+        sink = Sink(self._disk, file, self._given_up)
+        write(sink)
         return sink.entry()
 
     def sync(self) -> None:
-        """Make the files durable."""
+        """Make the contents of all files durable, close the files, and make their names durable."""
         assert self._work is not None
         for file in self._files:
             self._disk.sync(file)
@@ -227,7 +235,7 @@ class _Staged:
             )
 
     def remove_replaced(self) -> None:
-        """Remove the checkpoints that this one replaces."""
+        """Remove the checkpoints that the new one replaces; errors become warnings."""
         self._warnings += remove_replaced(self._save.replaces, self._save.spares, self._disk)
 
     def end(self) -> None:
@@ -248,22 +256,12 @@ class _Staged:
         self._work = None
 
     def outcome(self) -> Outcome:
-        """Return the result."""
+        """Return the result of the save, after all steps."""
         return Outcome(self._size, self._at, self.error, tuple(self._warnings))
 
 
-def _opened(save: Save, mapped: ExitStack) -> list[tuple[str, bytes | memoryview]]:
-    """Return the records of a save; memory of another process is mapped until `mapped` ends."""
-    records = []
-    for name, data in save.records:
-        if isinstance(data, Mapped):
-            data = mapped.enter_context(data.open())
-        records.append((name, data))
-    return records
-
-
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
-    """Return the bytes of `manifest.json`: an encoded manifest with the files, and the SHA-256 of that.
+    """Return the bytes of `manifest.json`: a manifest with its files filled in, and its SHA-256.
 
     Args:
         manifest: the manifest as JSON, whose last field, `files`, is empty.
@@ -272,8 +270,12 @@ def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
     head = manifest.removesuffix(b"{}}")
     assert head != manifest, "the manifest's last field is not an empty `files`"
     entries = [f'"{name}":{{"bytes":{each.bytes},"sha256":"{each.sha256}"}}' for name, each in files.items()]
-    body = head + b"{" + ",".join(entries).encode() + b"}}"
-    return b'{"sha256":"%s","manifest":%s}' % (hashlib.sha256(body).hexdigest().encode(), body)
+    return sealed("manifest", head + b"{" + ",".join(entries).encode() + b"}}")
+
+
+def sealed(field: str, body: bytes) -> bytes:
+    """Return the bytes of a JSON file that has `body` under `field`, and its SHA-256 before it."""
+    return b'{"sha256":"%s","%s":%s}' % (hashlib.sha256(body).hexdigest().encode(), field.encode(), body)
 
 
 def temporary_path(path: Path, why: str) -> Path:
@@ -281,25 +283,28 @@ def temporary_path(path: Path, why: str) -> Path:
 
     In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
     it.
+
+    Args:
+        why: the suffix: "tmp" for new files and directories, "old" for those that are being removed.
     """
     names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
     return next(name for name in names if not name.exists())
 
 
 def leftovers(directory: Path, process: int | None = None) -> list[Path]:
-    """Return the hidden paths that killed or running saves have in a directory: of one process, or of all."""
+    """Return the temporary paths of killed or running saves in a directory: of one process, or of all."""
     found = [(p, writer_of(p)) for p in directory.glob(".*")]
     return [p for p, writer in found if writer is not None and process in (None, writer)]
 
 
 def writer_of(path: Path) -> int | None:
-    """Return the id of the process that a name of `temporary_path` contains; None for any other name."""
+    """Return the process id in a name that `temporary_path` made; None for any other name."""
     match = _ASIDE.match(path.name)
     return int(match["process"]) if match else None
 
 
 def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
-    """Remove a checkpoint; rename it durably first, so that a scan never finds a half of it.
+    """Remove a checkpoint; rename it durably first, so that a scan never finds a part of it.
 
     Raises:
         OSError: the checkpoint cannot be removed.
@@ -314,14 +319,14 @@ def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
 
 
 def remove_replaced(paths: Sequence[Path], spares: int = 0, disk: Disk = DISK) -> list[str]:
-    """Remove checkpoints that a newer one replaces; return a sentence for each that could not be removed.
+    """Remove checkpoints that a newer one replaces; return a sentence for each removal that failed.
 
     A path without a manifest stays: the names may come from the checkpoint that was resumed from, which
     another program may have written.
 
     Args:
         paths: the checkpoints, oldest first.
-        spares: how many of those that exist stay, the last ones.
+        spares: the number of checkpoints that stay: the newest of those that exist.
     """
     there = [path for path in paths if (path / MANIFEST).exists()]
     failed = []

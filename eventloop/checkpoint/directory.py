@@ -21,8 +21,8 @@ from eventloop.util.errors import CheckpointError
 
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""
-LOOKS = 10
-"""Times that a directory is scanned again while a run removes what was found; two usually do."""
+MOST_SCANS = 10
+"""The most scans of a directory in which a run removes checkpoints meanwhile; two are usually enough."""
 
 
 class Found(NamedTuple):
@@ -56,7 +56,7 @@ class Found(NamedTuple):
         return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
 
     def was_replaced(self, path: Path) -> bool:
-        """Return whether a checkpoint was removed, or another has its name, since the scan."""
+        """Return whether a checkpoint of the scan was removed since, or has another one in its place."""
         if path not in self.manifests:
             return not path.exists()
         try:
@@ -120,8 +120,8 @@ def scan(*directories: str | Path) -> Found:
 def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
     """Sort checkpoints by their sequence, oldest first.
 
-    At one iteration the regular checkpoint comes after the best ones. Checkpoints of one iteration hold the
-    same weights. So the regular one is the newest, and a best one serves as the fallback if it is damaged.
+    Checkpoints of one iteration hold the same weights. Among them the regular one comes last, so it counts as
+    the newest, and a best one is the fallback if the regular one is damaged.
     """
     by_sequence = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
     groups = itertools.groupby(by_sequence, key=lambda path: manifests[path].iter)
@@ -133,29 +133,28 @@ Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
 
 
 def _look_into(directory: Path, damaged: list[str]) -> Seen:
-    """Return what a directory holds, and add the reasons for unusable paths to `damaged`.
+    """Return the checkpoints and single files of a directory.
 
-    If a run removes something during the scan, its successor may have appeared too late to be seen: scan
-    again.
+    If a run removes a checkpoint during the scan, the scan may miss its successor, and is repeated.
+
+    Args:
+        damaged: gets a sentence for each path that cannot be used.
     """
-    for look in range(1, LOOKS + 1):
+    for look in range(1, MOST_SCANS + 1):
         reasons: list[str] = []
         gone, seen = _checkpoints_in(directory, reasons)
-        if not gone or look == LOOKS:
+        if not gone or look == MOST_SCANS:
             break
     damaged += reasons
     return seen
 
 
 def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
-    """Return whether something was removed during the scan, and what was found."""
+    """Scan once; return whether a path was removed meanwhile, and the checkpoints and single files."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False
-    if (reason := _why_not_listed(directory)) is not None:
-        damaged.append(reason)
-        return False, ({}, [])
-    for path in sorted(directory.glob("[!.]*")):
+    for path in _paths_in(directory, damaged):
         try:
             if path.is_file():
                 if path.suffix in SUFFIXES:
@@ -165,7 +164,7 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
         except CheckpointError as error:
             if os.path.lexists(path):
                 damaged.append(str(error))
-        except FileNotFoundError:  # of the last look at a single file
+        except FileNotFoundError:  # a single file was removed before its `stat`
             pass
         except OSError as error:
             damaged.append(f"{path} may be a checkpoint, and cannot be read: {error}")
@@ -173,15 +172,15 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
     return gone, (manifests, files)
 
 
-def _why_not_listed(directory: Path) -> str | None:
-    """Return why a directory cannot be listed, or None; a glob ignores a directory that it may not read."""
+def _paths_in(directory: Path, damaged: list[str]) -> list[Path]:
+    """Return the paths in a directory that are not hidden; none, with a reason, if it cannot be listed."""
     try:
-        os.scandir(directory).close()
+        return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return []
     except OSError as error:
-        return f"{directory} cannot be listed: {error}"
-    return None
+        damaged.append(f"{directory} cannot be listed: {error}")
+        return []
 
 
 def _is_there(path: Path) -> bool:
@@ -208,12 +207,13 @@ def _steps_back_of(directory: Path, damaged: list[str]) -> tuple[StepBack, ...]:
 
 
 def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
-    """Note durably that a run goes on from an earlier checkpoint; return False for the newest one.
+    """Record durably that a run goes on from `path`; return False without a record if it is the newest.
 
-    The checkpoints after it become abandoned, in each directory of the scan. Nothing is removed.
+    The checkpoints that were saved after it become abandoned, in each directory of the scan. Nothing is
+    removed.
 
     Raises:
-        OSError: the note cannot be written; that directory is unchanged.
+        OSError: the record cannot be written; that directory is unchanged.
     """
     if not found.paths or path == found.paths[-1]:
         return False

@@ -8,17 +8,16 @@ uses this module. It imports no torch.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from eventloop.checkpoint.commit import sealed
 from eventloop.checkpoint.disk import DISK, Disk, write_file
-from eventloop.checkpoint.manifest import UNREADABLE, open_regular
+from eventloop.checkpoint.manifest import UNREADABLE, unseal
 from eventloop.util.errors import CheckpointError
 
 LINE = "line.json"
@@ -45,49 +44,28 @@ class _Line(msgspec.Struct, frozen=True):
     turns: tuple[StepBack, ...] = ()
 
 
-class _Versioned(msgspec.Struct):
-    """The part of a line file that every version has."""
-
-    schema: Any = None
-
-
-class _Envelope(msgspec.Struct):
-    """A line and the SHA-256 of its bytes, as in a manifest."""
-
-    sha256: str
-    line: msgspec.Raw
-
-
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
-    """Read the steps back of a directory, oldest first; return () if no run went back.
+    """Read the record of a directory, oldest step first; return () if no run went back.
 
     Raises:
         CheckpointError: the file cannot be read, is damaged, or has a later version.
     """
     path = directory / LINE
     try:
-        with open_regular(path) as file:
-            raw = file.read()
+        raw = path.read_bytes()
     except FileNotFoundError:
         return ()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
+    body = unseal(raw, path, "line", SCHEMA)
     try:
-        envelope = msgspec.json.decode(raw, type=_Envelope)
-        if hashlib.sha256(envelope.line).hexdigest() != envelope.sha256:
-            raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
-        schema = msgspec.json.decode(envelope.line, type=_Versioned).schema
-        if schema != SCHEMA:
-            raise CheckpointError(
-                f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-            )
-        return msgspec.json.decode(envelope.line, type=_Line).turns
+        return msgspec.json.decode(body, type=_Line).turns
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is damaged: {error}") from error
 
 
 def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, disk: Disk = DISK) -> None:
-    """Replace the steps back of a directory durably and atomically.
+    """Replace the record of a directory durably and atomically.
 
     Args:
         work: an unused name in the directory, for the temporary file.
@@ -95,8 +73,7 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
     Raises:
         OSError: the disk is full, the directory cannot be written, or another error of the file system.
     """
-    body = msgspec.json.encode(_Line(turns=tuple(turns)))
-    raw = msgspec.json.encode(_Envelope(hashlib.sha256(body).hexdigest(), msgspec.Raw(body)))
+    raw = sealed("line", msgspec.json.encode(_Line(turns=tuple(turns))))
     try:
         write_file(work, lambda sink: sink.write(raw), disk=disk)
         disk.rename(work, directory / LINE)
@@ -110,8 +87,8 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
     """Return a function that decides, by its sequence, whether a checkpoint is on the current lineage.
 
-    The lineage is what was saved since the last step back, before that what led to the checkpoint it went
-    back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
+    On it are the checkpoints saved since the last step back, then those that led to the checkpoint which this
+    step went back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.
     """
     spans: list[tuple[float, float]] = []
     last = math.inf

@@ -36,7 +36,7 @@ class Item(msgspec.Struct, kw_only=True):
         epoch, iter, batch_idx: completed epochs, completed iterations, and completed batches of the current
             epoch.
         best: the metrics of which it was one of the best when it was saved, with its scores; scores that are
-            not finite are the texts "nan", "inf" and "-inf".
+            not finite are the strings "nan", "inf" and "-inf".
         best_now: the metrics of which it is the best now.
         best_kept: the metrics of which it is among the `keep_best` best, which the run keeps.
         metrics: all scores of the last validation before it was saved.
@@ -76,7 +76,7 @@ class Leftover(msgspec.Struct):
         name: the name in the directory.
         bytes: the size of all its files.
         process: the id of the process that writes it.
-        alive: whether a process with that id exists.
+        alive: whether a process with that id exists now.
     """
 
     name: str

@@ -6,19 +6,14 @@ bytes are hashed too, so a flipped bit is found. This module imports no torch.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import math
-import os
-import stat
 from collections.abc import Iterator, Mapping
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
-from eventloop.checkpoint.commit import MANIFEST
+from eventloop.checkpoint.commit import MANIFEST, sealed
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
 
@@ -40,7 +35,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
     Attributes:
         name: the keys that lead to it, joined by dots.
         dtype: PyTorch's name of its type, without "torch.".
-        shape: its sizes; -1 where the parts of a nested tensor differ.
+        shape: its sizes; empty for a nested tensor, whose parts may differ.
     """
 
     name: str
@@ -49,7 +44,7 @@ class TensorEntry(msgspec.Struct, frozen=True):
 
 
 class Label(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a manifest that `CheckpointHook` chooses; the rest is read from the state.
+    """The fields of a manifest that `CheckpointHook` sets; all others are read from the state.
 
     Attributes:
         sequence: the order of saving, greater than that of every earlier checkpoint of the run's hooks. No
@@ -57,7 +52,7 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
         best: the metrics of which the checkpoint is one of the best so far, each with its rule: "greater" or
             "less".
         keep_best: how many best checkpoints of each of these metrics are kept; -1 keeps all.
-        metrics: the scores of the last validation before the save; scores that are not finite are the texts
+        metrics: the scores of the last validation before the save; scores that are not finite are the strings
             "nan", "inf" and "-inf".
         validated_at: the iteration of that validation; for a best checkpoint it is the checkpoint's own.
     """
@@ -108,15 +103,8 @@ class Manifest(Label, frozen=True, kw_only=True):
                 raise ValueError(f"files: expected names of files in the directory, got {name!r}")
 
 
-class _Envelope(msgspec.Struct):
-    """A manifest and the SHA-256 of its bytes, which finds a flipped bit in a number."""
-
-    sha256: str
-    manifest: msgspec.Raw
-
-
 class _Versioned(msgspec.Struct):
-    """The part of a manifest that every version has."""
+    """The field that the contents of a sealed file have in every version."""
 
     schema: Any = None
 
@@ -125,8 +113,7 @@ def encode_body(manifest: Manifest) -> bytes:
     """Return a manifest without files as JSON, checked by decoding it; `commit.seal` adds the files.
 
     Raises:
-        CheckpointError: a value in it, which a handler may have put into the state, has a type that could not
-            be decoded again.
+        CheckpointError: a value, perhaps of a handler that changed the state, could not be decoded again.
     """
     try:
         body = msgspec.json.encode(manifest)
@@ -139,25 +126,24 @@ def encode_body(manifest: Manifest) -> bytes:
     return body
 
 
-def open_regular(path: Path) -> BufferedReader:
-    """Open a regular file for reading; refuse a named pipe or a device, which may never end.
+def unseal(raw: bytes, path: Path, field: str, schema: int) -> bytes:
+    """Return the JSON under `field` of a file that `commit.sealed` made, after checking its hash and version.
 
     Raises:
-        OSError: the path cannot be opened, or is not a regular file.
+        CheckpointError: the file is damaged, or has a later version.
     """
-    return open(path, "rb", opener=_open_regular)
-
-
-def _open_regular(path: str, flags: int) -> int:
-    without_waiting = getattr(
-        os, "O_NONBLOCK", 0
-    )  # for a pipe; it does not change how a regular file is read
-    descriptor = os.open(path, flags | without_waiting)
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # `open` itself raises for a directory
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    return descriptor
+    try:
+        body = bytes(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field])
+        if sealed(field, body) != raw:
+            raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
+        version = msgspec.json.decode(body, type=_Versioned).schema
+    except (*UNREADABLE, KeyError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    if version != schema:
+        raise CheckpointError(
+            f"{path} has schema {version!r}, this version of eventloop reads {schema}: update eventloop"
+        )
+    return body
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -168,26 +154,13 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / MANIFEST
     try:
-        with open_regular(path) as file:
-            raw = file.read()
+        raw = path.read_bytes()
     except OSError as error:
         what = "it was not completed" if not path.exists() else str(error)
         raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
+    body = unseal(raw, path, "manifest", SCHEMA)
     try:
-        envelope = msgspec.json.decode(raw, type=_Envelope)
-    except UNREADABLE as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
-    if hashlib.sha256(envelope.manifest).hexdigest() != envelope.sha256:
-        raise CheckpointError(f"{path} is damaged: its contents do not match the hash in it")
-    if msgspec.json.encode(envelope) != raw:
-        raise CheckpointError(f"{path} is damaged: it holds more than was saved")
-    try:
-        schema = msgspec.json.decode(envelope.manifest, type=_Versioned).schema
-        if schema != SCHEMA:
-            raise CheckpointError(
-                f"{path} has schema {schema!r}, this version of eventloop reads {SCHEMA}: update eventloop"
-            )
-        return msgspec.json.decode(envelope.manifest, type=Manifest)
+        return msgspec.json.decode(body, type=Manifest)
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
 
@@ -196,28 +169,16 @@ _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def score(value: float) -> float | str:
-    """Return a number as JSON can hold it: NaN and infinities become texts."""
+    """Return a number in a form that JSON can hold: NaN and infinities become strings."""
     return value if math.isfinite(value) else str(value)
 
 
 def tensor_table(value: Any, name: str = "") -> Iterator[TensorEntry]:
     """Yield the description of each tensor in a nested state, in order."""
     if hasattr(value, "is_nested"):  # a tensor; this module imports no torch
-        shape = _sizes(value) if value.is_nested else tuple(value.shape)
+        shape = () if value.is_nested else tuple(value.shape)
         yield TensorEntry(name, str(value.dtype).removeprefix("torch."), shape)
     elif isinstance(value, Mapping | list | tuple):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             if type(item) not in _ATOMS:  # most items are atoms
                 yield from tensor_table(item, f"{name}.{key}" if name else str(key))
-
-
-def _sizes(nested: Any) -> tuple[int, ...]:
-    """Return the shape of a nested tensor, with -1 where its parts differ."""
-    sizes = []
-    for dim in range(nested.dim()):
-        try:
-            size = nested.size(dim)
-        except RuntimeError:
-            size = -1
-        sizes.append(size if type(size) is int else -1)
-    return tuple(sizes)

@@ -27,7 +27,7 @@ _STORAGES = frozenset({TypedStorage, UntypedStorage})
 _NO_LABEL = Label()
 
 Rebuilt = Mapping[int, tuple[Any, ...]]
-"""By the `id` of a tensor the result of its `__reduce_ex__`, which takes ten times as long as the rest."""
+"""The results of `__reduce_ex__` of tensors, by `id`; that call takes ten times as long as the pickling."""
 
 
 def serialize(
@@ -42,9 +42,9 @@ def serialize(
     Args:
         state: the state; its tensors are not copied, and must not change until the result is written.
         path: the checkpoint's path.
-        label: the fields of the manifest that do not follow from the state.
-        rebuilt: how some of the tensors are rebuilt, if known.
-        memory: by the `data_ptr` of a storage its memory, if another process is to read it.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence.
+        rebuilt: the known results of `__reduce_ex__` of tensors in the state.
+        memory: the shared memory of storages, by `data_ptr`; the result names it instead of having its bytes.
 
     Raises:
         TypeError: a tensor of the state is sharded over ranks.
@@ -72,15 +72,16 @@ class _Pickler(pickle.Pickler):
         self._rebuilt = rebuilt
 
     def reducer_override(self, value: Any) -> Any:
-        """Return the known result of a tensor's `__reduce_ex__`, so that pickle need not ask for it."""
+        """Return the known result of a tensor's `__reduce_ex__`, so that pickle does not call it."""
         return self._rebuilt.get(id(value), NotImplemented)
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
-        """Return the reference to be pickled in place of a tensor's storage, None for any other value."""
+        """Return the reference that is pickled in place of a tensor's storage; None for any other value."""
         if type(value) not in _STORAGES:
             return None
         if isinstance(value, TypedStorage):
-            storage, kind, count = value._untyped_storage, _legacy_class(value), value._size()
+            kind: Any = getattr(torch, value._pickle_storage_type())  # such as torch.FloatStorage
+            storage, count = value._untyped_storage, value._size()
         else:
             storage, kind, count = value, torch.UntypedStorage, value.nbytes()
         key = self._keys.setdefault(storage._cdata, str(len(self._keys)))
@@ -88,13 +89,8 @@ class _Pickler(pickle.Pickler):
         return "storage", kind, key, torch.serialization.location_tag(storage), count
 
 
-def _legacy_class(storage: TypedStorage) -> Any:
-    """Return the class that a file names for a typed storage, such as `torch.FloatStorage`."""
-    return getattr(torch, storage._pickle_storage_type())
-
-
 def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:
-    """Return the bytes of a storage; a view of them on the CPU, which keeps the storage alive."""
+    """Return the bytes of a storage, on the CPU as a view, which keeps the storage alive."""
     size = storage.nbytes()
     if storage.device.type != "cpu":
         storage = storage.cpu()

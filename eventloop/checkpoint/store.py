@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from eventloop.checkpoint.commit import PAYLOAD, commit
-from eventloop.checkpoint.directory import LOOKS, SUFFIXES, Found, find_checkpoints, scan
+from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
 from eventloop.checkpoint.manifest import Label
@@ -33,8 +33,6 @@ from eventloop.util.suggest import suggest
 logger = logging.getLogger("eventloop")
 
 _NO_LABEL = Label()
-_CHECKED_ANYWAY = "Validating sparse tensor invariants"
-"""The beginning of a warning of torch 2.15 for each sparse tensor read with `weights_only=True`."""
 
 
 def save_checkpoint(
@@ -46,7 +44,7 @@ def save_checkpoint(
     checkpoint stays until the new one is durable under another name.
 
     Args:
-        label: the fields of the manifest that do not follow from the state.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence.
         disk: the file operations, which tests replace.
 
     Raises:
@@ -92,17 +90,12 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
     try:
-        # warnings are repeated later: a program may turn them into errors, which are not damage of the file
-        with warnings.catch_warnings(record=True) as noted:
-            warnings.simplefilter("always")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.15 warns of each sparse tensor
             state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    state = as_checkpoint(state, path)
-    for each in noted:
-        if not str(each.message).startswith(_CHECKED_ANYWAY):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
-    return state
+    return as_checkpoint(state, path)
 
 
 Check = Callable[[dict[str, Any], str], object]
@@ -142,8 +135,8 @@ def load_best(
 
     Args:
         directory: the directory to scan, or all directories that the hooks of a run save in.
-        metric: the metric; by default the first of `prefer` that has a best checkpoint, else the first one of
-            the newest best checkpoint.
+        metric: the metric; by default the first of `prefer` that has a best checkpoint, else the first metric
+            of the newest checkpoint that was saved as a best one.
         check: an additional check, which raises CheckpointError for a state that cannot be used.
         prefer: metrics to choose from if no `metric` is given.
 
@@ -177,12 +170,14 @@ def _holding(places: Sequence[str | Path]) -> str:
 def _first_whole(
     places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
 ) -> tuple[Found, Path, dict[str, Any]]:
-    """Return the scan, and the first checkpoint in the given order that can be used, with its state.
+    """Scan directories; return the scan, the first usable checkpoint in the given order, and its state.
 
-    Another run may replace a checkpoint after the scan by a newer, durable one: then the directories are
-    scanned again.
+    The directories are scanned again if a run replaced a checkpoint after the scan.
+
+    Args:
+        order: a function that sorts the checkpoints of a scan, the preferred one first.
     """
-    for look in range(1, LOOKS + 1):
+    for look in range(1, MOST_SCANS + 1):
         found = scan(*places)
         passed, gone = list(found.damaged), False
         for path in order(found):
@@ -191,7 +186,7 @@ def _first_whole(
                 if check is not None:
                     check(state, found.name_of(path))
             except (CheckpointError, OSError) as error:
-                if gone := look < LOOKS and found.was_replaced(path):
+                if gone := look < MOST_SCANS and found.was_replaced(path):
                     break
                 passed.append(str(error))
                 continue

@@ -6,21 +6,19 @@ Loading and `eventloop checkpoints --verify` use it. This module imports no torc
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import BufferedReader
 from pathlib import Path
 
-from eventloop.checkpoint.manifest import FileEntry, Manifest, open_regular, read_manifest
+from eventloop.checkpoint.manifest import FileEntry, Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
 SAFETENSORS = ".safetensors"
 _PUBLISHED = re.compile(r".-(?P<digits>[0-9a-f]{8})$")
 _COUNTED = re.compile(r"00\d{6}|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-"""A number padded with zeros, or a date, with which other programs end names of files; no hash."""
+"""A number padded with zeros, or a date: digits with which other programs end names, and not a hash."""
 
 
 def verify_checkpoint(directory: Path) -> Manifest:
@@ -40,18 +38,15 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
     """Compare the sizes of a checkpoint's files with the manifest without reading them.
 
     Raises:
-        CheckpointError: a file is missing, is not a regular file, or has another size.
+        CheckpointError: a file is missing, or has another size.
     """
     for name, entry in manifest.files.items():
         path = directory / name
         try:
-            status = os.stat(path)
+            size = path.stat().st_size
         except OSError as error:
             raise _incomplete(path, error) from error
-        if stat.S_ISREG(status.st_mode):
-            _check_size(status.st_size, path, entry)
-        else:
-            _open(path).close()  # raises with the reason
+        _check_size(size, path, entry)
 
 
 def published_digits(name: str) -> str:
@@ -73,7 +68,7 @@ def verify_published(path: Path) -> bool:
     if not (digits := published_digits(path.name)):
         return False
     try:
-        with open_regular(path) as file:
+        with open(path, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except FileNotFoundError:
         raise
@@ -113,7 +108,7 @@ def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
 
 def _open(path: Path) -> BufferedReader:
     try:
-        return open_regular(path)
+        return open(path, "rb")
     except OSError as error:
         raise _incomplete(path, error) from error
 

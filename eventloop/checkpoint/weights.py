@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -74,17 +73,17 @@ def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
 def check_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str
 ) -> list[str]:
-    """Check that weights fit a model; return a line for each name that exists on one side only.
+    """Check that weights fit a model; return a line for each name that only one of them has.
 
-    Shapes are not compared for a module with its own way of loading, such as the observers of quantization,
-    nor for the results of `get_extra_state`: they may depend on the data seen so far.
+    Shapes are not compared for a module with a loading method of its own, such as the observers of
+    quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
 
     Args:
-        strict: refuse names that exist on one side only.
+        strict: refuse names that only the weights or only the model has.
         source: the checkpoint, for messages.
 
     Raises:
-        CheckpointError: shapes differ, the two sides have no name in common, or with `strict` names are
+        CheckpointError: shapes differ, weights and model have no name in common, or with `strict` names are
             missing or unexpected; the message lists each name with both shapes.
         TypeError: the model is sharded over ranks.
     """
@@ -119,8 +118,8 @@ def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict
     """Load weights into a model, or leave it unchanged and raise if they do not fit.
 
     Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. The model is
-    also restored if one of its modules refuses the weights while it loads. Names that exist on one side only
-    are logged.
+    also restored if one of its modules refuses the weights while it loads. Names that only the weights or
+    only the model has are logged.
 
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
@@ -139,8 +138,8 @@ def prepare_model_state(
 ) -> tuple[Callable[[], object], list[str]]:
     """Return a function that loads weights and does not raise, and the lines of `check_model_state`.
 
-    If a module may refuse the weights, they are loaded here already, after a copy of the model's for the
-    rollback.
+    If a module of the model may refuse the weights, they are loaded during this call, and `rollback` restores
+    the former ones after an error; the returned function then does nothing.
 
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
@@ -166,27 +165,18 @@ def prepare_model_state(
 
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the weights without the prefixes of wrappers, if these are why no name is in the model."""
+    """Return the weights without the prefixes of wrappers, if no name is in the model because of them."""
     own, cut, names = model.state_dict().keys(), "", [*state]
     while names and own.isdisjoint(names):
         prefix = next((each for each in _WRAPPERS if all(str(name).startswith(each) for name in names)), None)
         if prefix is None:
             return state
         cut, names = cut + prefix, [name.removeprefix(prefix) for name in names]
-    if not cut:
-        return state
-    renamed = OrderedDict(zip(names, state.values(), strict=True))
-    versions: Mapping[str, Any] = getattr(state, "_metadata", {})  # by the names of modules
-    inside = {
-        f"{name}.".removeprefix(cut)[:-1]: versions[name] for name in versions if f"{name}.".startswith(cut)
-    }
-    if inside:
-        renamed._metadata = inside  # type: ignore[attr-defined]
-    return renamed
+    return dict(zip(names, state.values(), strict=True)) if cut else state
 
 
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of the modules that do not load with torch.nn's own method."""
+    """Return the prefixes of names in modules that do not load with torch.nn's own method."""
     return tuple(
         f"{name}." if name else ""
         for name, module in model.named_modules(remove_duplicate=False)
@@ -200,14 +190,9 @@ def _is_of_torch(function: Any) -> bool:
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
     """Return whether loading does more than copy dense tensors, so that a copy for the rollback is needed."""
-    return not (
-        all(map(_is_plain, _tensors(model.state_dict(), state)))
-        and all(_is_plainly_loaded(module) for module in model.modules())
-    )
-
-
-def _tensors(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterable[Any]:
-    return (value for name in own if name in state for value in (own[name], state[name]))
+    own = model.state_dict()
+    plain = all(_is_plain(own[name]) and _is_plain(state[name]) for name in own if name in state)
+    return not (plain and all(map(_is_plainly_loaded, model.modules())))
 
 
 def _is_plain(value: Any) -> bool:

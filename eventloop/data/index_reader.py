@@ -87,7 +87,7 @@ class IndexReader:
         self._seeded_with, self._seeded_here = state["seeded_with"], state["seeded_here"]
 
     def _states_at(self, loader: DataLoader[Any], batch_idx: int) -> dict[int, tuple[bytes, ...]]:
-        """Return the states that workers resume with, after `batch_idx` batches of the pass."""
+        """Return the random states of workers after `batch_idx` batches of the pass, by worker."""
         if not (batch_idx or loader.persistent_workers):
             return {}  # the next pass starts and seeds new workers
         states = dict(self._states)
@@ -126,7 +126,7 @@ class IndexReader:
         seeds = self._seed(loader, skip)
         if not skip and self._seeded_here:
             self._states = {}
-        idle = skip % loader.num_workers  # these workers had their turn already
+        idle = skip % loader.num_workers  # the number of workers that have had their turn in this round
         inside = InWorker(loader.collate_fn, loader.worker_init_fn, self._states, idle)
         lists = iter(Indices(_lists_of(loader)))
         _drop(lists, skip)
@@ -170,7 +170,7 @@ class IndexReader:
 
 
 def _lists_of(loader: DataLoader[Any]) -> Any:
-    """Return the source of the lists of indices of a pass, one list for each batch."""
+    """Return a loader's batch sampler, which yields a list of indices for each batch."""
     assert loader.batch_sampler is not None  # else a PlainReader reads it
     return loader.batch_sampler
 
@@ -194,7 +194,7 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
 
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
-    """Draw all lists of a pass, as a loader with workers has when its last batch is read."""
+    """Draw all lists of indices of a pass, as a loader with workers has done when its pass ends."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in _lists_of(loader):
@@ -203,7 +203,7 @@ def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
 
 
 def _drop(lists: Iterator[list[Any]], skip: int) -> None:
-    """Draw the lists that were trained on, and warn if they need a global generator during the pass."""
+    """Draw the first `skip` lists; warn if the sampler draws from a global generator during the pass."""
     for _ in range(min(skip, 1)):
         next(lists, None)
     opened = rng_state()
@@ -219,7 +219,7 @@ def _drop(lists: Iterator[list[Any]], skip: int) -> None:
 
 
 def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
-    """Take the empty batch that stands for one that was read before the checkpoint."""
+    """Read an empty batch, which gives a worker its turn without reading samples again."""
     try:
         next(iterator, None)
     except Exception:

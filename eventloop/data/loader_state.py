@@ -41,7 +41,7 @@ def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the states of the global random generators, and of the loader's own generators and samplers."""
+    """Return the states of the global random generators, and of a loader's own generators and samplers."""
     return {"rng": rng_state(), **own_random_state(loader)}
 
 
@@ -59,8 +59,7 @@ def set_random_state(
 
     Args:
         opening: whether a pass is opened next; then samplers with a `state_dict` are restored too. Otherwise
-            they keep the position to which drawing has brought them: a restored sampler would begin its next
-            pass there.
+            they keep the position that they have reached by drawing.
     """
     set_rng_state(state["rng"])
     set_own_random_state(loader, state, opening=opening)
@@ -92,7 +91,7 @@ def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> 
 
 
 def check_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
-    """Check the states of a loader's own generators by loading them into temporary ones, which raise."""
+    """Check the states of a loader's own generators: load them into temporary ones, which may raise."""
     check_states(_generators(loader), states)
 
 

@@ -15,20 +15,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from eventloop.state.sharded import NO_SHARDED_SAVES, is_sharded, refuse_sharded
 
 _PLAIN = frozenset(
-    {
-        str,
-        int,
-        float,
-        bool,
-        complex,
-        bytes,
-        type(None),
-        torch.Size,
-        torch.dtype,
-        torch.device,
-        torch.Tensor,
-    }
+    {str, int, float, bool, complex, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.Tensor}
 )
+"""The types of values that are saved as they are."""
 
 
 class _NotPlainError(Exception):

@@ -29,7 +29,7 @@ from eventloop.util.checks import length_of
 
 
 class PositionedTrainer(Protocol):
-    """The parts of a trainer that its position in the loader reads and sets."""
+    """The parts of a trainer that `LoaderPosition` reads and sets."""
 
     iter: int
     epoch: int
@@ -76,7 +76,7 @@ class LoaderPosition:
         # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
-        """The number of batches that the current pass skipped because they were trained on already."""
+        """The number of batches that the current pass skipped, because an earlier run trained on them."""
         self.evaluated = 0
         """Scheduled evaluations that were completed since the last training iteration."""
 
@@ -94,7 +94,7 @@ class LoaderPosition:
         return self._resuming
 
     def go_on(self) -> None:
-        """Continue the current pass, if a stop cut it short, when the loader is opened next."""
+        """Let the next `open` continue the current pass, if a stop cut that pass short."""
         self._resuming = self._trainer.batch_idx > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
@@ -118,7 +118,7 @@ class LoaderPosition:
         return reader.open(loader, skip, self._opened_with)
 
     def _take_back(self, loader: Iterable[Any], skip: int) -> None:
-        """Restore the random state of a pass that is opened again, because its first iteration failed."""
+        """Restore the random state of a pass that is opened again because its first iteration failed."""
         here = self._trainer.iter, self._trainer.epoch
         if not skip and here == self._opened_at and self._current is not None and self._current[0] is loader:
             set_random_state(loader, self._opened_with, opening=True)
@@ -146,7 +146,7 @@ class LoaderPosition:
         return reader
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
-        """Set the epoch of a distributed sampler to the pass; by epochs `DistSamplerSeedHook` does so."""
+        """Call a distributed sampler's `set_epoch` with the pass, unless `DistSamplerSeedHook` does so."""
         if not self._trainer.by_epoch:
             set_sampler_epoch(loader, number)
 
@@ -154,7 +154,7 @@ class LoaderPosition:
         """Return the state from which `open` continues the pass.
 
         Args:
-            within: "iter" or "epoch" if that has just ended and is not counted yet, else "".
+            within: "iter" or "epoch" if an iteration or epoch has just ended and is not counted yet, else "".
 
         Raises:
             TypeError: the loader's own state could be saved, but not loaded with `weights_only=True`.
@@ -179,7 +179,7 @@ class LoaderPosition:
     def check_state(self, state: Mapping[str, Any]) -> None:
         """Check the random states of a saved position by loading them into temporary generators.
 
-        The layout was checked before. The error of the generator is raised for a malformed state.
+        The layout was checked before. A malformed state raises the error of the generator.
         """
         loader, opened_with = self._trainer.loader, state["opened_with"]
         if opened_with:

@@ -42,7 +42,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Check a state of `rng_state` by loading it into temporary generators, which raise for a wrong one."""
+    """Check a state of `rng_state`: load it into temporary generators, which raise for a wrong state."""
     _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
     for index, device in _of_devices(state):
         torch.Generator(f"cuda:{index}").set_state(device)
@@ -79,7 +79,7 @@ def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> N
 
 
 def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Check the states of the modules' generators by loading them into temporary ones, which raise."""
+    """Check the states of the modules' generators: load them into temporary ones, which may raise."""
     check_states(_of_modules(model), saved)
 
 
@@ -132,7 +132,7 @@ def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 
 def check_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Check the states that `put_states` restores by loading them into temporary generators, which raise."""
+    """Check the states that `put_states` restores: load them into temporary generators, which may raise."""
     for generator, state in _matching(generators, saved):
         _put(_like(generator), state)
 
@@ -152,7 +152,7 @@ def _kind(generator: _Own) -> str:
 
 
 def _like(generator: Any) -> Any:
-    """Make another generator that accepts the states of this one."""
+    """Make a temporary generator that accepts the states of the given one."""
     if isinstance(generator, torch.Generator):
         return torch.Generator(generator.device)
     if isinstance(generator, np.random.Generator):

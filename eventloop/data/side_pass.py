@@ -22,11 +22,11 @@ from eventloop.data.loader_state import (
 
 @contextmanager
 def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """Make a context for a separate pass over a loader, which yields the iterable to read.
+    """Make a context for a separate pass over a loader; it yields the iterable to read.
 
-    For a `DataLoader` that is a copy, which shares dataset and samplers; any other loader is returned itself.
-    Afterwards, also after an error, the global random states are restored, and those of the loader's own
-    generators.
+    For a `DataLoader` the iterable is a copy, which shares dataset and samplers; for any other loader it is
+    the loader itself. When the context ends, the states of the global random generators and of the loader's
+    own generators are restored.
     """
     state = random_state(loader)
     try:
@@ -36,9 +36,9 @@ def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
 
 
 def position_of(loader: Any) -> object | None:
-    """Return the object that a separate pass would move from its position in the pass that trains, or None.
+    """Return a part of a loader that a separate pass would take from the pass that trains, or None.
 
-    An object with `state_dict` and `load_state_dict` may have such a position: the loader, unless it is a
+    Parts with `state_dict` and `load_state_dict` may have such a position: the loader itself, unless it is a
     `DataLoader`, a sampler, or an IterableDataset that is read in this process.
     """
     if not isinstance(loader, DataLoader):

@@ -37,9 +37,9 @@ class InWorker:
         init: the loader's own `worker_init_fn`, or None. It is called first.
         states: the state that each worker starts with; a worker without one keeps the state it was seeded
             with.
-        idle: the number of workers, from the first on, that get an empty list before their first batch. It
-            stands for a batch that was read before the checkpoint, so that each worker gets the batches it
-            would have got.
+        idle: the number of workers, from the first on, that get an empty list before their first batch. The
+            list stands for a batch that was read before the checkpoint, so that each worker gets the same
+            batches as in an uninterrupted run.
     """
 
     def __init__(
@@ -117,6 +117,6 @@ def unpack(state: tuple[bytes, ...]) -> None:
 
 
 def merge(before: tuple[bytes, ...] | None, changed: ChangedState) -> tuple[bytes, ...]:
-    """Return the complete state from the former one and the changes since."""
+    """Return a worker's complete state: the former state with the changed parts replaced."""
     old = before if before is not None else (b"",) * len(changed)
     return tuple(was if new is None else new for was, new in zip(old, changed, strict=True))

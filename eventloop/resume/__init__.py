@@ -2,6 +2,6 @@
 
 Start with `state`. `settings` compares the settings of the two runs, `setting_changes` describes the
 differences, `fast_forward` steps schedules whose arguments changed, `ranks` gathers the state of all ranks,
-and `resolve_path` finds the checkpoint that a name means. `protocols` declares the parts of a trainer that
-are needed. Imports `checkpoint`, `data`, `optim`, `state` and what these import.
+and `resolve_path` finds the checkpoint that a name means. `protocols` declares the parts of a trainer that a
+resume needs. The package may import `checkpoint`, `data`, `optim`, `state` and what these import.
 """

@@ -2,7 +2,7 @@
 
 `settings` uses it. PyTorch's schedules multiply the current value of the group, and a warm-up writes its
 first value when it is built. If the rate is edited after a warm-up of factor 0.1 was built, training would
-end at 10 times that rate. Here such an edit is a new base, from which the schedules begin.
+end at 10 times that rate. A resume therefore treats such an edit as the new base of the schedules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
     """Find the base values that were edited after the schedulers of a trainer were built.
 
     Args:
-        groups: the param groups of each optimizer as they are now, before anything is trained or loaded.
+        groups: the present param groups of each optimizer; nothing has been trained or loaded yet.
         seen: the param groups when the trainer was built.
     """
     found: Bases = {}
@@ -55,13 +55,13 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
 
 
 def scheduled(group: Mapping[str, Any]) -> list[str]:
-    """Return the names of the values that a schedule moves: each has its initial value in the param group."""
+    """Return the names of the values that a schedule moves, whose `initial_<name>` is in the param group."""
     names = [key.removeprefix("initial_") for key in group if key.startswith("initial_")]
     return [name for name in names if name in group or (name == "momentum" and "betas" in group)]
 
 
 def value_name(key: str) -> str:
-    """Return the name of the scheduled value in an entry: the first of Adam's `betas` is the momentum."""
+    """Return the name of the scheduled value for a param group's key: "momentum" for Adam's `betas`."""
     return "momentum" if key == "betas" else key
 
 
@@ -73,8 +73,8 @@ def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], 
     Args:
         group, index: the param group, and its index in the optimizer.
         name: the scheduled value, such as "lr"; the group has its `initial_<name>`.
-        schedulers: those of the optimizer.
-        seen: the group when the trainer was built, for values that only hooks schedule.
+        schedulers: the schedulers of the optimizer.
+        seen: the group from when the trainer was built, for values that only hooks schedule.
     """
     initial, value = float(group[f"initial_{name}"]), float(read_value(group, name))
     written = [pairs[index] for each in schedulers if index < len(pairs := _written(each, name))]
@@ -90,7 +90,10 @@ def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], 
 def rebase_group(
     edited: Edited, name: str, group: Group, index: int, states: Sequence[dict[str, Any]]
 ) -> None:
-    """Write a base value into a param group and its schedules' states, as if they were built with it."""
+    """Write an edited base value into a param group and the states of its schedulers.
+
+    They are then as if they had been built with it.
+    """
     group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
     write_value(group, name, edited.base * edited.first_factor)
     for state in states:
@@ -108,9 +111,9 @@ def _rebase(state: dict[str, Any], index: int, base: float) -> None:
 
 
 def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
-    """Return for each group the base value that a scheduler knows, and the value that it wrote last.
+    """Return for each param group the base value of a scheduler, and the value that it wrote last.
 
-    The list is empty if the scheduler does not schedule `name`, or does not hold its last values.
+    The list is empty if the scheduler does not schedule `name`, or does not store its last values.
     """
     if isinstance(scheduler, Window):
         return scheduler.written() if scheduler.param_name == name else []
@@ -129,5 +132,5 @@ def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
 
 
 def _same(a: float, b: float) -> bool:
-    """Return whether two values are equal in float32, the type of a rate in a tensor."""
+    """Return whether two values are equal in the precision of float32, the type of a rate in a tensor."""
     return math.isclose(a, b, rel_tol=1e-6)

@@ -1,8 +1,8 @@
 """Step the schedules of a trainer to the step of a checkpoint, and check their states.
 
-`settings` uses it after a resume with other arguments. PyTorch's schedules multiply the last rate, so a rate
-of 0 stays 0 whatever the new arguments are. Such schedules therefore begin again and make the steps of the
-checkpoint: they then have the values and the states that the new arguments give from the first step on.
+`settings` uses it for schedules whose arguments differ from those of the checkpoint. PyTorch's schedules
+multiply the last rate, so a rate of 0 would stay 0 whatever the new arguments are. Therefore they begin again
+and make as many steps as the checkpoint's: they then have the values that the new arguments give.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.state.schema import LastStep, check_alike, read_as
-from eventloop.util.errors import CheckpointError
 
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def fast_forward(
 
     Args:
         built, saved: the schedulers' states as they were built, and those of the checkpoint.
-        meta: of the checkpoint. Its counters give the order in which the schedulers were stepped.
+        meta: the `meta` of the checkpoint, whose counters give the order of the schedulers' steps.
     """
     counts = [
         _steps_to_make(former, begun, meta) - _steps_done(begun)
@@ -70,10 +68,12 @@ def fast_forward(
 
 
 def _step_all(schedulers: Sequence[Any], counts: Sequence[int], of_epoch: float) -> None:
-    """Make the steps of each scheduler in the order of a training.
+    """Step each scheduler as often as `counts` says, in the order of a training.
 
-    Schedulers with the most steps are stepped in each iteration; the others, which count epochs, after them
-    at the end of each epoch.
+    Schedulers with the most steps are stepped in each iteration, the others at the end of each epoch.
+
+    Args:
+        of_epoch: the number of iterations of an epoch.
     """
     made, most = [0] * len(counts), max(counts)
     in_order = sorted(enumerate(schedulers), key=lambda pair: -counts[pair[0]])
@@ -87,7 +87,7 @@ def _step_all(schedulers: Sequence[Any], counts: Sequence[int], of_epoch: float)
 
 
 def _steps_done(state: Mapping[str, Any]) -> int:
-    """Return the number of steps that a scheduler has made; a ChainedScheduler only has it in its parts."""
+    """Return the number of steps in a scheduler's state; a ChainedScheduler has it only in its parts."""
     if "last_step" in state:
         return int(state["last_step"])
     return int(state["last_epoch"]) if "last_epoch" in state else _steps_done(state["_schedulers"][0])
@@ -118,12 +118,12 @@ def changed_values(
     keys: set[str],
     listed: Collection[tuple[str, int, str] | None],
 ) -> Iterator[str]:
-    """Yield a log line for each value that differs from the former one.
+    """Yield a log line for each scheduled value that differs from the checkpoint's.
 
     Args:
         name: the name of the optimizer; "" for a single one.
-        former, groups: the param groups with the values of the checkpoint's schedules, and of this trainer's.
-        keys: the keys of the values.
+        former, groups: the param groups with the checkpoint's values, and with this trainer's.
+        keys: the keys of the values in the param groups.
         listed: the settings that are logged elsewhere, by optimizer, number of the group, and key.
     """
     of_optimizer = f"{name} " if name else ""
@@ -139,7 +139,7 @@ def changed_values(
 
 
 def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
-    """Write values into param groups; a tensor is filled in place, as a compiled step holds it."""
+    """Write values into param groups; fill a tensor in place, because a compiled step refers to it."""
     for group, given in zip(groups, values, strict=True):
         for key in keys & given.keys():
             if isinstance(group.get(key), torch.Tensor):
@@ -149,7 +149,7 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the saved state of a scheduler with the arguments of the `built` state."""
+    """Return a scheduler's saved state with its arguments replaced by those of the `built` state."""
     merged = dict(saved)
     for key, value in built.items():
         if key not in saved or (key in PROGRESS and key != "base_lrs"):
@@ -163,34 +163,8 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
     return merged
 
 
-def check_scheduler_state(scheduler: Any, saved: Mapping[str, Any], what: str) -> None:
-    """Check that a state has a step count, and values of the same kinds as the scheduler's.
-
-    Raises:
-        CheckpointError: with the key, the expected and the found value.
-    """
-    own = scheduler.state_dict()
-    if not isinstance(own, Mapping):
-        return
-    for key in ("last_epoch", "last_step"):
-        if key in own:
-            read_as(LastStep, saved.get(key), f"{what}[{key!r}] cannot be loaded")
-    check_alike(saved, own, what)
-    if "_schedulers" in own:
-        parts = getattr(scheduler, "_schedulers", ())
-        states = read_as(
-            list[dict[str, Any]], saved.get("_schedulers"), f"{what}['_schedulers'] cannot be loaded"
-        )
-        if len(states) != len(parts):
-            raise CheckpointError(
-                f"{what}['_schedulers'] is wrong: expected {len(parts)} states, got {len(states)}"
-            )
-        for number, pair in enumerate(zip(parts, states, strict=True)):
-            check_scheduler_state(*pair, f"{what}['_schedulers'][{number}]")
-
-
 def optimizers_at_zero(trainer: ResumableTrainer) -> list[str]:
-    """Return the names of the optimizers with a scheduled rate that is 0, if anything is left to train."""
+    """Return the names of the optimizers with a scheduled rate of 0; none if the run is complete."""
     ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
     if any(end is not None and done >= end for done, end in ends):
         return []
@@ -208,9 +182,9 @@ def _has_stopped(group: Mapping[str, Any]) -> bool:
 def too_short(
     trainer: ResumableTrainer, number: int, state: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> str | None:
-    """Return why a OneCycleLR ends before the run, which was made longer, or None.
+    """Return why a scheduler ends before a run that was made longer, or None.
 
-    OneCycleLR raises an error after its last step.
+    Only a OneCycleLR does: it raises an error after its last step.
     """
     if type(trainer.schedulers[number]) is not OneCycleLR:
         return None

@@ -19,7 +19,7 @@ logger = logging.getLogger("eventloop")
 def prepare_hooks(
     hooks: Iterable[Any], states: Mapping[str, Any], source: object
 ) -> list[Callable[[], object]]:
-    """Check the states; return functions that load them and must not raise."""
+    """Check the states of hooks with a `prepare_state`; return functions that load them and cannot fail."""
     steps = []
     for hook in hooks:
         if hook.stateful and not hook.loads_itself and hook.name in states:

@@ -3,8 +3,8 @@
 Every rank draws its own random numbers: for dropout, and in the workers of its loader for augmentation. So
 the checkpoint, which rank 0 writes, holds the random state and the loader position of every rank.
 
-The exchanges are collectives: every rank makes them in the same order and waits for the others. Without a
-rank that has ended the checkpoint is saved without the state of the other ranks.
+The exchanges are collectives: every rank makes them in the same order and waits for the others. If a rank has
+ended, the checkpoint is saved without the states of the ranks other than 0.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ logger = logging.getLogger("eventloop")
 _gloo_group: tuple[Any, Any] | None = None  # the default process group, and the gloo group made for it
 
 
-def several() -> bool:
-    """Return whether there are other ranks."""
+def has_other_ranks() -> bool:
+    """Return whether torch.distributed is initialised with more than one rank."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
@@ -48,7 +48,7 @@ def gather_on_rank_0(own: T) -> list[T] | None:
 
 
 def of_rank_0(own: T) -> T:
-    """Return the value of rank 0, or one's own if rank 0 cannot be reached, which is logged."""
+    """Return the value of rank 0 on every rank; return `own` and log it if rank 0 cannot be reached."""
     box = [own]
     try:
         dist.broadcast_object_list(box, src=0, group=_host_group())
@@ -59,9 +59,9 @@ def of_rank_0(own: T) -> T:
 
 
 def _host_group() -> Any:
-    """Return a gloo group, so that nothing passes through a device, or None for the default group.
+    """Return a gloo group, so that nothing passes through a device; None means the default group.
 
-    Making one is a collective.
+    The first call is a collective, because it makes the group.
     """
     global _gloo_group
     if dist.get_backend() == "gloo" or not dist.is_gloo_available():
@@ -89,9 +89,9 @@ class RankState(NamedTuple):
     """The part of a checkpoint that one rank resumes from.
 
     Args:
-        rng: its random state; None to keep the current one.
-        position: its position in the loader.
-        inexact: why the resume is not exact, "" if it is.
+        rng: the rank's random state; None to keep the current one.
+        position: the rank's position in the loader.
+        inexact: a text for the log of why the resume is not exact; "" if it is.
         buffers: the buffers in which the ranks differ.
     """
 
@@ -113,12 +113,12 @@ def state_of_rank(
 ) -> RankState:
     """Return the part of a checkpoint that a rank resumes from.
 
-    It is the part of the rank with the same number. A rank that the checkpoint does not have keeps its own
-    random state.
+    It is the part that was saved for the rank of the same number. A rank that the checkpoint does not have
+    keeps its current random state.
     """
     meta, others = checkpoint["meta"], checkpoint.get("ranks")
     first = RankState(checkpoint["rng"], meta["position"])
-    saved = len(others) if others is not None else meta.get("settings", {}).get("run", {}).get("world_size")
+    saved = len(others) if others is not None else meta["settings"]["run"].get("world_size")
     if others is None and saved != 1 and world_size > 1:
         return first._replace(
             inexact="it has the random state and the loader position of rank 0 alone: every rank continues "

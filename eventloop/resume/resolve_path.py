@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.directory import SUFFIXES, find_checkpoints
-from eventloop.util.suggest import near
 
 _FEW = 5  # names of checkpoints in a message
-_NEWEST = frozenset({"last", "latest", "newest", "recent", "most_recent", "last_checkpoint", "true", "yes"})
-"""The words that other programs use for "auto"."""
-_NUMBERED = re.compile(r"^(?P<what>.*?)(?P<number>\d+)$")
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
@@ -45,7 +40,8 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
         return _one(there[0], places)
     known = [*dict.fromkeys(each.name for place in folders for each in reversed(find_checkpoints(place)))]
     if known:
-        hint = _hint(path, known)
+        there_is = "is" if len(known) == 1 else "are"
+        hint = f": there {there_is} {_newest(known)}{_AUTO if folders is places else ''}"
     else:
         hint = ", which holds no checkpoint" if folders is places else f": {path.parent} holds no checkpoint"
     looked = f", nor one of that name in {' or '.join(map(str, places))}" if folders is places else ""
@@ -53,7 +49,7 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
 
 
 def what_else(place: Path) -> str:
-    """Return the advice for a checkpoint that exists and cannot be read, to be appended to a message."""
+    """Return advice to append to the error of a checkpoint that exists and cannot be read."""
     command = f"eventloop checkpoints {place.parent} --verify"
     return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
 
@@ -62,7 +58,7 @@ _AUTO = ': "auto" takes the newest one'
 
 
 def _one(path: Path, places: Sequence[Path]) -> Path:
-    """Return a path, or raise FileNotFoundError if it is a directory without a manifest or a payload."""
+    """Return `path`, or raise FileNotFoundError if it is a directory without a manifest and a payload."""
     if not path.is_dir() or any(os.path.lexists(path / name) for name in (MANIFEST, PAYLOAD)):
         return path
     known = [each.name for each in reversed(find_checkpoints(path))]
@@ -70,29 +66,8 @@ def _one(path: Path, places: Sequence[Path]) -> Path:
         raise FileNotFoundError(
             f"{path} is not a checkpoint, as it has no {MANIFEST}, and it holds no checkpoints"
         )
-    run = any(path.resolve() == place.resolve() for place in places)
-    auto = (
-        _AUTO
-        if run
-        else f'; the newest is {path / known[0]}, which "auto" takes in a trainer with this work_dir'
-    )
+    auto = _AUTO if any(path.resolve() == place.resolve() for place in places) else ""
     raise FileNotFoundError(f"{path} is not a checkpoint, but a directory of them: {_newest(known)}{auto}")
-
-
-def _hint(path: Path, known: Sequence[str]) -> str:
-    name = path.stem if path.suffix in SUFFIXES else path.name
-    if name.lower() in _NEWEST:
-        return f"{_AUTO}, {known[0]}"
-    # a checkpoint with a smaller number than an existing one was probably removed, not misspelled
-    gone = (own := _NUMBERED.match(name)) and any(
-        (other := _NUMBERED.match(each))
-        and other["what"] == own["what"]
-        and int(other["number"]) > int(own["number"])
-        for each in known
-    )
-    return (
-        not gone and near(name, known)
-    ) or f": there {'is' if len(known) == 1 else 'are'} {_newest(known)}"
 
 
 def _newest(known: Sequence[str]) -> str:

@@ -44,7 +44,7 @@ class Change:
 
 
 def check_changed(changed: object) -> None:
-    """Check the argument `changed`.
+    """Refuse an invalid argument `changed` of `Trainer.resume`.
 
     Raises:
         ValueError: `changed` is not "refuse", "keep" or "apply".
@@ -56,7 +56,7 @@ def check_changed(changed: object) -> None:
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
-    """Return the error message with the changed settings and the remedies, or None if none is refused."""
+    """Return an error message with the changes and how to allow them; None if all are only noted."""
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
@@ -74,7 +74,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
 
 
 def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
-    """Yield a log line for each changed setting, with the value that the run goes on with."""
+    """Yield a log line for each changed setting, with the value that the run continues with."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
@@ -83,7 +83,7 @@ def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrai
 
 
 def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the scheduled value of a base setting and the step it belongs to, as the end of a log line."""
+    """Return the end of a log line: the scheduled value of a base setting, and the present step."""
     optimizer = named_optimizers(trainer.optimizer)[name]
     group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
     if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):

@@ -41,7 +41,7 @@ _ABSENT = object()
 
 
 class Settings:
-    """The settings that a trainer was built with."""
+    """The settings that a trainer was built with, which are compared with those of a checkpoint."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
@@ -67,14 +67,14 @@ class Settings:
                 name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
                 for name, groups in self._begun_with.items()
             }
-            self._built = [deepcopy(_built_state(scheduler)) for scheduler in trainer.schedulers]
+            self._built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
             self._constants = [_constants(state) for state in self._built]
             self._options = _options_of_hooks(trainer)
             if trainer.loader is not None:
                 self._loader = trainer.loader, _of_loader(trainer.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings, for `compare` in a later run."""
+        """Return the settings for a checkpoint; `compare` of a later run reads them from its `meta`."""
         self.note()
         return {
             "optimizer": self._groups,
@@ -87,33 +87,36 @@ class Settings:
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
         """Return the settings that differ from those of the run of a checkpoint.
 
-        Of hooks, the names that only one of the two runs has are listed. For a checkpoint without settings
-        only the length is compared.
+        Names of hooks that only one of the two runs has are also listed.
+
+        Args:
+            meta: the `meta` of the checkpoint.
         """
         self.note()
-        saved = meta.get("settings", {})
-        own_run, saved_run = self._of_run(), saved.get("run", {})
-        changes = [*self._of_optimizers(saved.get("optimizer", {}))]
-        changes += self._of_schedulers(saved.get("param_schedulers", []))
+        saved = meta["settings"]
+        own_run, saved_run = self._of_run(), saved["run"]
+        changes = [*self._of_optimizers(saved["optimizer"])]
+        changes += self._of_schedulers(saved["param_schedulers"])
         changes += [
             Change(name, saved_run[name], own, _kind_of(name, saved_run[name], own))
             for name, own in own_run.items()
             if name in saved_run and not _same(saved_run[name], own)
         ]
-        changes += self._of_hooks(saved.get("hook_options", {}))
+        changes += self._of_hooks(saved["hook_options"])
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
         hooks = _hooks(self._trainer)
-        if (former := saved.get("hooks", hooks)) != hooks:
+        if (former := saved["hooks"]) != hooks:
             gone, new = (sorted({*a} - {*b}) for a, b in ((former, hooks), (hooks, former)))
             changes.append(Change("hooks", gone, new, "noted"))
         return changes
 
     def _of_run(self) -> dict[str, Any]:
-        """Return the settings of the run; a loader that was known before has its settings of that time.
+        """Return the settings of the run, its loader and its validations, by name.
 
-        Its length may change from pass to pass.
+        For a loader that `note` has seen the settings of that moment are returned, because the length of a
+        loader may change from pass to pass.
         """
         trainer, noted = self._trainer, self._loader
         found: dict[str, Any] = {}
@@ -153,19 +156,18 @@ class Settings:
                     yield Change(f"{name}.{key}", former[key], own, "given")
 
     def apply_groups(self, changes: list[Change]) -> None:
-        """Restore this trainer's values of changed settings of optimizers, whose states are loaded."""
+        """Write this trainer's values of changed settings into the param groups, after they were loaded."""
         for change in changes:
             if change.group is not None:
                 self._apply(change, *change.group)
 
     def record(self, meta: Mapping[str, Any]) -> None:
-        """Record the checkpoint's settings as those of this trainer, which continues with them."""
-        if "settings" in meta:
-            saved = meta["settings"]
-            for name, groups in (self._groups or {}).items():
-                for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
-                    own |= {key: former[key] for key in own if key in former}
-            self._constants = deepcopy(saved["param_schedulers"])
+        """Replace the recorded settings by the checkpoint's, with which the run continues."""
+        saved = meta["settings"]
+        for name, groups in (self._groups or {}).items():
+            for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
+                own |= {key: former[key] for key in own if key in former}
+        self._constants = deepcopy(saved["param_schedulers"])
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
@@ -181,7 +183,7 @@ class Settings:
     def _begun(
         self, changes: Sequence[Change]
     ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-        """Copy the param groups and the schedulers' states as they were built, with edited bases."""
+        """Return copies of the recorded param groups and schedulers' states, with edited base values."""
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
         built = deepcopy(self._built)
@@ -196,9 +198,9 @@ class Settings:
     def fast_forward(
         self, checkpoint: Mapping[str, Any], states: Sequence[Mapping[str, Any]], changes: list[Change]
     ) -> list[str]:
-        """Bring schedules with changed arguments to the present step, and return the lines to log.
+        """Bring schedules with changed arguments to the checkpoint's step, and return the lines to log.
 
-        Where the values cannot be computed, a schedule continues from the current rate.
+        A schedule whose values cannot be computed continues from the current rate.
 
         Args:
             states: the result of `scheduler_states`, which the schedulers have loaded.
@@ -254,7 +256,7 @@ def _samplers(loader: Any) -> str | None:
 
 
 def _options_of_hooks(trainer: ResumableTrainer) -> dict[str, dict[str, Any]]:
-    """Return the plain settings of each hook, by name; a `settings` that is not a method is ignored."""
+    """Return the plain settings of each hook with a method `settings`, by the hook's name."""
     found = {}
     for hook in trainer.hooks:
         if callable(settings := getattr(type(hook), "settings", None)):
@@ -269,7 +271,7 @@ def _hooks(trainer: ResumableTrainer) -> list[str]:
 
 
 def _dtypes(trainer: ResumableTrainer) -> str:
-    """Return the types of the model's parameters; loading converts the checkpoint's silently."""
+    """Return the types of the model's parameters, to which loading converts silently."""
     return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters()}))
 
 
@@ -287,7 +289,7 @@ def _all_groups(trainer: ResumableTrainer) -> dict[str, list[dict[str, Any]]]:
 
 
 def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[str, Any]:
-    """Return the settings of a param group; a scheduled value is represented by its base."""
+    """Return the settings of a param group, with the base of each scheduled value in its place."""
     found = {}
     bases = {
         name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)
@@ -303,11 +305,6 @@ def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[st
         if (value := _constants(value)) is not _ABSENT:
             found[key] = value
     return found
-
-
-def _built_state(scheduler: Any) -> dict[str, Any]:
-    state: dict[str, Any] = getattr(scheduler, "built_state", scheduler.state_dict)()
-    return state
 
 
 def _constants(value: Any) -> Any:
@@ -327,7 +324,7 @@ def _constants(value: Any) -> Any:
 
 
 def _kind_of(name: str, saved: Any, own: Any) -> Literal["given", "noted"]:
-    """Return "noted" if a loader does not expose the setting, which may be the same; else "given"."""
+    """Return "noted" for a setting of evaluations, or one that a loader does not expose; else "given"."""
     return "noted" if name in _OF_EVALUATIONS or saved is None or own is None else "given"
 
 
@@ -355,7 +352,7 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 
 
 def _moved(current: Any, saved: Any, own: Any) -> Any:
-    """Return the new value of a setting that was `saved`, scaled by the schedule as the current one is."""
+    """Return `own`, scaled by the factor by which a schedule has moved `saved` to `current`."""
     if isinstance(current, torch.Tensor):
         return number_like(current, _moved(current.item(), saved, own))
     if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
@@ -367,9 +364,12 @@ def _moved(current: Any, saved: Any, own: Any) -> Any:
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
-    """Return whether a change concerns these schedules: one of their arguments, or a value that they move.
+    """Return whether a change concerns an argument of these schedules, or a value that they move.
 
-    Some arguments, such as `max_lr`, are in the param groups.
+    Args:
+        name: the name of the schedules' optimizer.
+        numbers: the numbers of the schedulers.
+        keys: the keys of the param groups that they write. Some arguments, such as `max_lr`, are there too.
     """
     if change.group is not None:
         key = change.group[2]

@@ -36,10 +36,10 @@ from eventloop.optim.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from eventloop.resume.fast_forward import check_scheduler_state, optimizers_at_zero, too_short
+from eventloop.resume.fast_forward import optimizers_at_zero, too_short
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import RankState, gather_on_rank_0, own_buffers, several, state_of_rank
+from eventloop.resume.ranks import RankState, gather_on_rank_0, has_other_ranks, own_buffers, state_of_rank
 from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
@@ -60,7 +60,7 @@ RATE_STAYS_ZERO = (
 
 
 class Resumed(NamedTuple):
-    """The checkpoint of a resume, the answer to changed settings, and the loader they were compared with."""
+    """A checkpoint that was resumed from, the argument `changed`, and the loader that was compared."""
 
     path: Path
     meta: Mapping[str, Any]
@@ -80,7 +80,7 @@ class TrainerState:
         self.resumed_from: Path | None = None
         """The checkpoint that was resumed from last."""
         self.loads = 0
-        """The number of times that the model was given the weights of a checkpoint."""
+        """The number of times that weights of a checkpoint were loaded into the model."""
         self._resumed: Resumed | None = None  # until the training starts
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
@@ -109,8 +109,8 @@ class TrainerState:
         Args:
             path: where it will be saved.
             within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
-                the iteration or epoch that just ended is done, but not counted yet, and its validation is
-                still to come.
+                then the iteration or epoch that just ended is not counted yet, and its validation is still to
+                come.
 
         Raises:
             TypeError: a part of the state cannot be loaded with `weights_only=True`.
@@ -124,7 +124,7 @@ class TrainerState:
             "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
             "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
         }
-        if trainer.world_size > 1 and several():
+        if trainer.world_size > 1 and has_other_ranks():
             self._add_ranks(trainer.checkpoint)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
@@ -182,7 +182,7 @@ class TrainerState:
         self.went_back_to = resumed.path if by_name else None
         self.loads += 1
 
-    def goes_over(self, loader: Iterable[Any]) -> None:
+    def check_loader(self, loader: Iterable[Any]) -> None:
         """Compare the loader of the next pass with that of the checkpoint.
 
         A hand-written loop names its loader only when the pass begins. Between two passes the loader
@@ -209,16 +209,17 @@ class TrainerState:
             logger.warning("%s: %s; the loop continues with its own", resumed.path, change)
 
     def _rescale(self, change: Change) -> None:
-        """Scale the position in the pass to the new length of the loader; without one it stays."""
+        """Scale the position in the pass if the change is of the loader's length, and both are known."""
         if change.name == "loader_length" and None not in (change.saved, change.own):
             self._trainer.position.rescale(change.saved, change.own)
 
     def _load(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
     ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
-        """Check everything, then load the parts that may be refused while they are loaded.
+        """Check everything, and load the parts that may raise an error while they are loaded.
 
-        Return the steps that load the rest and must not raise, the changed settings, and lines for the log.
+        Return the functions that load the other parts and cannot fail, the changed settings, and lines for
+        the log.
         """
         trainer = self._trainer
         weights, changes, rank_state = self._check(found, checkpoint, changed)
@@ -249,7 +250,7 @@ class TrainerState:
     ) -> tuple[Mapping[str, Any], list[Change], RankState]:
         """Refuse a checkpoint that this trainer cannot resume from, before anything changes.
 
-        Return the weights, the changed settings, and the part of this rank.
+        Return the weights, the changed settings, and the state of this rank.
         """
         trainer = self._trainer
         check_layout(checkpoint, found)
@@ -314,7 +315,7 @@ class TrainerState:
             raise CheckpointError(f"{error}{what_else(place)}") from error
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
-        """Refuse a checkpoint without the hooks that saved other values in it, such as averaged weights."""
+        """Refuse a checkpoint if the trainer lacks a hook that wrote into it, such as that of averages."""
         own = {hook.name for hook in self._trainer.hooks}
         missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
         if missing:
@@ -363,10 +364,7 @@ class TrainerState:
                 f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
                 "in their order, or call load_checkpoint(path), which loads the weights alone"
             )
-        for number, (scheduler, state) in enumerate(
-            zip(trainer.schedulers, checkpoint["param_schedulers"], strict=True)
-        ):
-            check_scheduler_state(scheduler, state, f"{path}: param_schedulers[{number}]")
+
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 

@@ -1,8 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `load_model_state` use it for objects that load their state with code of the user's,
-which may fail: their former state is kept. All other parts are checked first, and loaded by steps that cannot
-fail.
+`Trainer.resume` and `load_model_state` use it. Objects that load their state with code of the user's may
+fail, so their former state is kept until the load is complete. All other parts are checked first, and loaded
+by steps that cannot fail.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Rollback:
             rollback.snapshot("the hook mine", hook)
             hook.load_state_dict(state)      # an error of the block, from here on, restores the hook
             rollback.commit([load_weights, load_counters])
+
 
     Args:
         source: the checkpoint, for messages.
@@ -86,32 +87,25 @@ class Rollback:
         if error is None:
             return
         if self._actions:
-            failed, interrupt = self._roll_back()
+            failed = self._roll_back()
             but = f", except {' and '.join(failed)}, which could not be restored: build a new trainer"
             restored = f"everything is restored as it was before{but if failed else ''}"
             error.add_note(f"nothing of {self.source} is loaded: {restored}")
-            if interrupt is not None:
-                raise interrupt
         elif self._committing:
             error.add_note(
                 f"the trainer has loaded only a part of {self.source}: load it again, or build a new trainer"
             )
 
-    def _roll_back(self) -> tuple[list[str], KeyboardInterrupt | None]:
-        """Run all actions; return the names of those that failed, and a Ctrl-C that came meanwhile."""
+    def _roll_back(self) -> list[str]:
+        """Run all actions, and return the names of those that failed."""
         failed: list[str] = []
-        interrupt: KeyboardInterrupt | None = None
         for name, action in reversed(self._actions):
             try:
-                try:
-                    action()
-                except KeyboardInterrupt as error:
-                    interrupt = error
-                    action()  # again, because it may be half done
-            except (Exception, KeyboardInterrupt):
+                action()
+            except (Exception, KeyboardInterrupt):  # the other objects are restored, and the error is raised
                 logger.exception("%s could not be restored to its state before loading %s", name, self.source)
                 failed.append(name)
-        return failed, interrupt
+        return failed
 
 
 def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
@@ -123,7 +117,7 @@ def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
 
 
 def _same_state(a: Any, b: Any) -> bool:
-    """Return whether two states are equal (NaN equals NaN); False if they cannot be compared."""
+    """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):

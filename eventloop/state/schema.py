@@ -23,11 +23,9 @@ from eventloop.util.text import error_text
 T = TypeVar("T")
 
 SCHEMA = 2
-"""The version of the layout, which `meta` contains."""
+"""The version of the layout, which a checkpoint has as `meta.schema`."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
-LastStep = Annotated[int, msgspec.Meta(ge=-1)]
-"""The last step of a scheduler; in PyTorch it is -1 in a part of a SequentialLR that has not begun."""
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
 """The kind of a generator, then the parts of its state."""
 
@@ -43,14 +41,14 @@ class RandomState(msgspec.Struct):
 
 
 class LoaderState(msgspec.Struct):
-    """The states of a loader's own generators and samplers, by their places."""
+    """The states of a loader's own generators and samplers, by place, such as `loader.generator`."""
 
     generators: dict[str, GeneratorState]
     samplers: dict[str, Any]
 
 
 class OpenedWith(msgspec.Struct):
-    """The random state with which a pass was opened; empty before the first pass."""
+    """The random state with which a pass over the train loader was opened; empty before the first pass."""
 
     rng: RandomState | None = None
     generators: dict[str, GeneratorState] | None = None
@@ -62,7 +60,7 @@ class OpenedWith(msgspec.Struct):
 
 
 class ReaderState(msgspec.Struct):
-    """The state of the reader of a loader."""
+    """The state of a loader's reader, as `IndexReader.state_dict` returns it, or with other keys."""
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}
@@ -71,7 +69,7 @@ class ReaderState(msgspec.Struct):
 
 
 class Position(LoaderState, kw_only=True):
-    """The position in the train loader."""
+    """The position in the train loader, as `LoaderPosition.state_dict` returns it."""
 
     batch_idx: Count
     passes: Count
@@ -86,7 +84,7 @@ class Position(LoaderState, kw_only=True):
 
 
 class RunSettings(msgspec.Struct):
-    """The settings of the run from which the resume computes positions."""
+    """The settings of the run that a resume needs to convert the position in the loader."""
 
     loader_length: Count | None = None
     world_size: int | None = None
@@ -97,9 +95,9 @@ class SavedSettings(msgspec.Struct):
 
     optimizer: dict[str, list[dict[str, Any]]]
     param_schedulers: list[Any]
-    run: RunSettings = msgspec.field(default_factory=RunSettings)
-    hooks: list[str] = []
-    hook_options: dict[str, dict[str, Any]] = {}
+    run: RunSettings
+    hooks: list[str]
+    hook_options: dict[str, dict[str, Any]]
 
 
 class Meta(msgspec.Struct):
@@ -112,13 +110,13 @@ class Meta(msgspec.Struct):
     optimizer: str | dict[str, str] | None
     param_schedulers: list[str]
     position: Position
+    settings: SavedSettings
     parameters: dict[str, list[str]] = {}
-    settings: SavedSettings | msgspec.UnsetType = msgspec.UNSET
     needs_hooks: list[str] = []
 
 
 class RankState(msgspec.Struct):
-    """The state with which one rank other than 0 resumes."""
+    """The state from which one rank other than rank 0 resumes."""
 
     rng: RandomState
     position: Position
@@ -126,7 +124,7 @@ class RankState(msgspec.Struct):
 
 
 class Checkpoint(msgspec.Struct):
-    """Every key of a checkpoint that can be resumed from."""
+    """The layout of a checkpoint that can be resumed from, with all of its keys."""
 
     meta: Meta
     state_dict: dict[str, Any]
@@ -207,7 +205,7 @@ def read_as(kind: type[T], value: object, what: str) -> T:
 
 
 def _at(value: Any, place: str) -> Any:
-    """Return the value at `place`, or the innermost mapping that exists."""
+    """Return the value at a place such as `meta.position`, or the innermost mapping that exists there."""
     for name, number in re.findall(r"(\w+)|\[(\d+)\]", place):
         key = name or int(number)
         try:
@@ -218,10 +216,10 @@ def _at(value: Any, place: str) -> Any:
 
 
 def check_alike(saved: Any, own: Any, what: str) -> None:
-    """Refuse a saved value if it, or a value in it, is of another kind than the current one.
+    """Refuse a saved value if it, or a value in it, is of another kind than the current value.
 
-    A string does not match a number, for example. None on one side matches anything on the other. Keys that
-    only one side has are not checked here.
+    A string does not match a number, for example. None matches any value. Keys that only one of the two
+    mappings has are not checked.
 
     Args:
         what: the name of the value, which begins the message.
@@ -242,7 +240,7 @@ def check_alike(saved: Any, own: Any, what: str) -> None:
 
 
 def _kind(value: Any) -> str | None:
-    """Return the kind of a plain value; None for any other value, which may be saved as a plain one."""
+    """Return the kind of a plain value, such as "number"; None for any other value."""
     if isinstance(value, Number) or (isinstance(value, Tensor) and value.numel() == 1):
         return "number"  # a learning rate may be a tensor
     kinds = {Mapping: "mapping", list: "list", tuple: "list", str: "text"}

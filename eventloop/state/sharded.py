@@ -1,7 +1,6 @@
 """Refuse tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
 
-Checkpoints, averages and metrics call this, because they would otherwise hold the part of one rank without an
-error.
+Checkpoints, averages and metrics use it, because they would otherwise silently hold the part of one rank.
 """
 
 from __future__ import annotations
@@ -85,5 +84,5 @@ def _fsdp2() -> Any:
 
 
 def _class(module: str, name: str) -> Any:
-    """Return a class of torch.distributed, or () if its module was not imported: then it has no instances."""
+    """Return a class of torch.distributed; () if its module is not imported, so no instance exists."""
     return getattr(sys.modules.get(module), name, ())

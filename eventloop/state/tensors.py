@@ -21,10 +21,10 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the bytes of tensors, which is what a save copies and writes.
+    """Return the number of bytes of tensors, which a save copies and writes.
 
     For COO tensors, which have no `nbytes`, the indices and values count. For other sparse tensors PyTorch
-    returns the bytes that they would take if they were dense.
+    counts the bytes that they would take if they were dense.
     """
     return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
 

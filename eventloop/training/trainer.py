@@ -281,7 +281,7 @@ class Trainer:
             )
         self.loader = loader
         with EpochScope(self, "train"):
-            self.state.goes_over(loader)
+            self.state.check_loader(loader)
             yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
@@ -311,7 +311,7 @@ class Trainer:
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
-        self.state.goes_over(loader)
+        self.state.check_loader(loader)
         with RunScope(self), TrainScope(self):
             for _ in loop.epochs():
                 with EpochScope(self, "train"):

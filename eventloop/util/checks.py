@@ -49,6 +49,25 @@ def check_metric(name: str, value: object) -> None:
         raise TypeError(f"{name} must be the name of a metric, got {value!r}")
 
 
+def strings(name: str, value: object, *, repeated: bool = False) -> list[str]:
+    """Return an option that is a string, or a list of strings, as a list; None gives an empty list.
+
+    Args:
+        repeated: whether a string may be in the list twice.
+
+    Raises:
+        TypeError, ValueError: naming the option and its value.
+    """
+    if value is None:
+        return []
+    values = [value] if isinstance(value, str) else value
+    if not isinstance(values, Sequence) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"{name} must be a string or a list of strings, got {value!r}")
+    if not values or (not repeated and len(set(values)) < len(values)):
+        raise ValueError(f"{name} must not be empty or have a name twice, got {value!r}")
+    return list(values)
+
+
 def check_path(name: str, value: object) -> None:
     """Refuse a value that is not a path.
 

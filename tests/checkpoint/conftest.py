@@ -1,25 +1,5 @@
-"""Give the tests of this folder the fixtures of trainings."""
+"""Give the tests of this folder the fixtures of savers and trainers."""
 
-from tests.support.trainers import (
-    default_handlers,
-    ended,
-    gate,
-    heard,
-    late,
-    make_saver,
-    make_trainer,
-    reads,
-    stuck,
-)
+from tests.support.trainers import ended, gate, late, make_saver, make_trainer
 
-__all__ = [
-    "default_handlers",
-    "ended",
-    "gate",
-    "heard",
-    "late",
-    "make_saver",
-    "make_trainer",
-    "reads",
-    "stuck",
-]
+__all__ = ["ended", "gate", "late", "make_saver", "make_trainer"]

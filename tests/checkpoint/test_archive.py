@@ -1,4 +1,4 @@
-"""The file of a state: the format of `torch.save`, written without torch."""
+"""Test the payload file: it has the format of `torch.save`, and is written without torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STATE: dict[str, Any] = {
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_torch_reads_every_kind_of_value(tmp_path: Path, mapped: bool) -> None:
-    """To the bit, without executing code, also when it maps the file."""
+    """`torch.load(weights_only=True)` reads every type of value bit by bit, also when it maps the file."""
     save_checkpoint(STATE, tmp_path / "a")
     loaded = torch.load(tmp_path / "a" / PAYLOAD, weights_only=True, mmap=mapped)
 
@@ -49,13 +49,13 @@ def test_torch_reads_every_kind_of_value(tmp_path: Path, mapped: bool) -> None:
 
 
 def sizes(path: Path) -> dict[str, int]:
-    """The records of an archive."""
+    """Return the size of each record of an archive, by name."""
     with zipfile.ZipFile(path) as file:
         return {info.filename.partition("/")[2]: info.file_size for info in file.infolist()}
 
 
 def test_it_is_the_file_of_torch_save(tmp_path: Path) -> None:
-    """The same pickle, and the same bytes of each storage."""
+    """The records are those of `torch.save`, with the same sizes."""
     torch.save(STATE, tmp_path / "torch.pth")
     save_checkpoint(STATE, tmp_path / "a")
 
@@ -67,7 +67,7 @@ def test_it_is_the_file_of_torch_save(tmp_path: Path) -> None:
 
 
 def test_tied_tensors_are_tied_again(tmp_path: Path) -> None:
-    """They share one storage in the file, and after loading."""
+    """Tied tensors share one storage in the file, and after loading."""
     weight = torch.ones(3)
     save_checkpoint({"state_dict": {"a": weight, "b": weight.detach()}}, tmp_path / "a")
 
@@ -77,7 +77,7 @@ def test_tied_tensors_are_tied_again(tmp_path: Path) -> None:
 
 
 def test_records_are_aligned(tmp_path: Path) -> None:
-    """A mapped tensor begins where the processor reads it fastest, and small records have a valid CRC-32."""
+    """The data of every record are aligned for the processor, and small records have a valid CRC-32."""
     records = [(f"data/{number}", bytes(number)) for number in (1, 63, 64, 65)]
     write_file(tmp_path / "file", lambda sink: write_archive(records, sink))
     raw = (tmp_path / "file").read_bytes()
@@ -90,7 +90,7 @@ def test_records_are_aligned(tmp_path: Path) -> None:
 
 
 class Sparse(Disk):
-    """A disk that leaves holes for large pieces of zeros."""
+    """A disk that leaves holes in place of large pieces of zeros."""
 
     def write(self, file: FileIO, data: memoryview) -> int:
         """Write small pieces; skip a large one."""
@@ -102,7 +102,7 @@ class Sparse(Disk):
 
 @pytest.mark.slow
 def test_more_than_four_gigabytes(tmp_path: Path) -> None:
-    """Sizes and positions above 32 bits are read as they were written."""
+    """Sizes and positions that need more than 32 bits are read as they were written."""
     zeros = memoryview(mmap(-1, (4 << 30) + PIECE))
     records: list[tuple[str, bytes | memoryview]] = [("data/0", zeros), ("data/1", b"end")]
     write_file(tmp_path / "file", lambda sink: write_archive(records, sink), disk=Sparse())

@@ -1,4 +1,4 @@
-"""Which checkpoints a directory holds, the newest and the best of them."""
+"""Test which checkpoints a scan of a directory finds, and which of them are the newest and the best."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import torch
 
 from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
-from eventloop.checkpoint.directory import LOOKS, scan
+from eventloop.checkpoint.directory import MOST_SCANS, scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.util.errors import CheckpointError
 
 
 def save(directory: Path, name: str, sequence: int = 0, **label: Any) -> Path:
-    """A checkpoint that has its sequence as its weight."""
+    """Save a checkpoint whose weight is its sequence number."""
     state = {"meta": {}, "state_dict": {"w": torch.tensor(float(sequence))}}
     save_checkpoint(state, directory / name, Label(sequence=sequence, **label))
     return directory / name
 
 
 def save_best(directory: Path, sequence: int, metric: str, value: float | str, rule: str = "greater") -> Path:
-    """A best one."""
+    """Save a checkpoint that is the best of a metric."""
     name = f"best_{metric}_{sequence}"
     return save(directory, name, sequence, best={metric: rule}, metrics={metric: value, "other": 0.0})
 
@@ -44,7 +44,8 @@ def damage(path: Path) -> None:
 
 
 def test_by_their_sequence(tmp_path: Path) -> None:
-    """Not by their times: a clock may be put back, and a copy has new times."""
+    """Checkpoints are sorted by sequence and not by time, because a clock may go back and a copy has a new
+    time."""
     for sequence, name in [(3, "epoch_3"), (1, "iter_9"), (2, "best_acc_epoch_2")]:
         save(tmp_path, name, sequence)
 
@@ -53,7 +54,7 @@ def test_by_their_sequence(tmp_path: Path) -> None:
 
 
 def test_of_one_sequence_by_their_iterations(tmp_path: Path) -> None:
-    """Checkpoints without a sequence, which somebody else has saved, are ordered by where the run was."""
+    """Checkpoints without a sequence, which another program saved, are sorted by iteration."""
     for number in (10, 9):
         save_checkpoint({"meta": {"iter": number}, "state_dict": {}}, tmp_path / f"epoch_{number}")
 
@@ -61,7 +62,7 @@ def test_of_one_sequence_by_their_iterations(tmp_path: Path) -> None:
 
 
 def test_single_files_come_first(tmp_path: Path) -> None:
-    """By their times; they have no manifest that could say more."""
+    """Single files come before checkpoints with a manifest, sorted by modification time."""
     save(tmp_path, "epoch_1", 1)
     for age, name in [(2, "b.pth"), (1, "c.ckpt"), (3, "a.pt"), (0, "notes.txt")]:
         (tmp_path / name).touch()
@@ -71,8 +72,8 @@ def test_single_files_come_first(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkpoint(tmp_path: Path) -> None:
-    """Other directories are not looked at, nor links that lead nowhere; one that lost its manifest is none, and said to be
-    damaged. A directory that is not there holds nothing."""
+    """A scan ignores other directories and broken links; a directory without its manifest counts as
+    damaged."""
     (tmp_path / "tensorboard").mkdir()
     (tmp_path / "nowhere").symlink_to("none")
     (tmp_path / "round").symlink_to("round")
@@ -86,7 +87,7 @@ def test_what_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It may belong to somebody else, or its disk may be gone: it is named, and the others are found."""
+    """A directory that cannot be read is named in the log, and the other checkpoints are found."""
     save(tmp_path, "epoch_1", 1)
     (tmp_path / "epoch_2").symlink_to("x" * 300)  # which not even root can follow
 
@@ -97,12 +98,12 @@ def test_one_that_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptur
 
 
 def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not said to hold nothing."""
+    """If the directory itself may not be listed, the error says so, and not that it is empty."""
 
     def refuse(path: object) -> None:
         raise PermissionError("not yours")
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(os, "listdir", refuse)
 
     with pytest.raises(FileNotFoundError, match=f"{re.escape(str(tmp_path))} cannot be listed: not yours"):
         load_newest(tmp_path)
@@ -113,7 +114,8 @@ def test_a_directory_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let a run that keeps one checkpoint save the next and remove the former, each time before a function is called."""
+    """Return a function that lets a run save the next checkpoint and remove the former one before each call
+    of another function."""
     sequence = itertools.count(2)
     save_best(tmp_path, 1, "acc", 1)
 
@@ -140,7 +142,8 @@ def test_what_a_run_removes_meanwhile_has_a_successor(
     tmp_path: Path, meanwhile: Callable[..., None], caplog: pytest.LogCaptureFixture,
     load: Callable[[Path], tuple[Path, Any]], module: str, function: str,
 ) -> None:  # fmt: skip
-    """Whenever what was found goes: what was saved for it is found, as if it had been there."""
+    """If a run removes a checkpoint during the scan or the load, the checkpoint that replaced it is
+    loaded."""
     meanwhile(module, function, times=2)
 
     path, state = load(tmp_path)
@@ -150,8 +153,8 @@ def test_what_a_run_removes_meanwhile_has_a_successor(
 
 
 def test_looking_has_an_end(tmp_path: Path, meanwhile: Callable[..., None]) -> None:
-    """A run that removes faster than it is read is not waited for."""
-    meanwhile("store", "load_checkpoint", times=LOOKS)
+    """A scan gives up with an error if a run removes checkpoints faster than they are read."""
+    meanwhile("store", "load_checkpoint", times=MOST_SCANS)
 
     with pytest.raises(
         FileNotFoundError, match=r"no checkpoint to resume from; no checkpoint at .*best_acc_"
@@ -163,7 +166,7 @@ def test_looking_has_an_end(tmp_path: Path, meanwhile: Callable[..., None]) -> N
 
 
 def test_newest_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Each is named in the log with what is wrong with it, one that does not pass the check too."""
+    """Each damaged checkpoint, and each that fails the check, is named in the log with the reason."""
     paths = [save(tmp_path, f"epoch_{sequence}", sequence) for sequence in range(1, 6)]
     damage(paths[1])
     (paths[2] / PAYLOAD).unlink()
@@ -183,21 +186,22 @@ def test_newest_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCa
 
 
 def needs_meta(state: dict[str, Any], name: str) -> None:
-    """A check that a checkpoint of weights alone does not pass."""
+    """Refuse a checkpoint that has only weights."""
     if "meta" not in state:
         raise CheckpointError(f"{name} has no meta")
 
 
 def test_none_that_can_be_used(tmp_path: Path) -> None:
-    """Every reason is in the message."""
+    """If no checkpoint can be used, the error has the reason for each of them."""
     with pytest.raises(FileNotFoundError, match=r"holds no checkpoint to resume from$"):
         load_newest(tmp_path)
 
     damage(save(tmp_path, "epoch_1", 1))
     save_checkpoint({"state_dict": {}}, tmp_path / "epoch_2", Label(sequence=2))
+    (tmp_path / "torn.pth").write_bytes(b"half")
     with pytest.raises(
         FileNotFoundError,
-        match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256",
+        match=r"holds no checkpoint to resume from; epoch_2 has no meta; .*epoch_1/state\.pth is damaged: its SHA-256.*; .*torn.pth cannot be read",
     ):
         latest_checkpoint(tmp_path, needs_meta)
 
@@ -213,8 +217,8 @@ def test_none_that_can_be_used(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_best_by_its_rule(tmp_path: Path, values: list[float | str], rule: str, best: int) -> None:
-    """What is better is said by the manifests, where infinities are texts, and of equal ones the newest is; the name and
-    the order do not count."""
+    """The rule in the manifests decides which score is the best; of equal scores the newest checkpoint is
+    taken."""
     for sequence, value in enumerate(values, 1):
         save_best(tmp_path, sequence, "acc", value, rule)
     save(tmp_path, "epoch_4", 4)
@@ -225,8 +229,8 @@ def test_best_by_its_rule(tmp_path: Path, values: list[float | str], rule: str, 
 
 
 def test_best_of_several_metrics(tmp_path: Path) -> None:
-    """By default it is the metric of the newest best one, or the first of those preferred that is there; any can be
-    asked for."""
+    """By default the best checkpoint is that of the first preferred metric, else that of the newest best
+    checkpoint."""
     save_best(tmp_path, 1, "acc", 0.5)
     save_best(tmp_path, 2, "loss", 3.0, "less")
 
@@ -237,7 +241,7 @@ def test_best_of_several_metrics(tmp_path: Path) -> None:
 
 
 def test_best_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The next best takes its place, and the log says so."""
+    """If the best checkpoint is damaged, the next best one is loaded, and the log says so."""
     save_best(tmp_path, 1, "acc", 0.5)
     damage(save_best(tmp_path, 2, "acc", 0.75))
 
@@ -246,7 +250,7 @@ def test_best_passes_over_what_is_damaged(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_no_best(tmp_path: Path) -> None:
-    """Where there is none the message says what saves one; a metric that is not there gets a suggestion."""
+    """The error says which option saves best checkpoints, and suggests a metric for a misspelled one."""
     save(tmp_path, "epoch_1", 1)
     for metric in (None, "acc"):
         with pytest.raises(
@@ -263,7 +267,7 @@ def test_no_best(tmp_path: Path) -> None:
 
 
 def test_of_several_directories(tmp_path: Path) -> None:
-    """The newest and the best of all are found, by what their manifests say."""
+    """Of several directories the newest and the best checkpoint of all are found by their manifests."""
     left, right = tmp_path / "left", tmp_path / "right"
     for place, sequence, value in [(left, 1, 0.25), (right, 2, 0.75), (left, 3, 0.5)]:
         save_best(place, sequence, "acc", value)
@@ -273,7 +277,7 @@ def test_of_several_directories(tmp_path: Path) -> None:
 
 
 def test_several_directories_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In what is said of them, and with each checkpoint, since names may be in both."""
+    """Messages name all directories that were scanned, and the full paths of checkpoints."""
     left, right = tmp_path / "left", tmp_path / "right"
     both = re.escape(f"{left} and {right}")
     with pytest.raises(FileNotFoundError, match=f"{both} hold no checkpoint to resume from$"):

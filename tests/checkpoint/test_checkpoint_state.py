@@ -1,4 +1,4 @@
-"""What a checkpoint holds: plain values of every part, the model inside what wraps it, and the random state."""
+"""Test the contents of a checkpoint: plain values, the model inside its wrappers, and the random state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.trainers import MakeTrainer
 
 
 def test_unwrap_a_compiled_model() -> None:
-    """A compiled model's checkpoint is that of the model inside."""
+    """`unwrap` returns the model inside `torch.compile` and DataParallel."""
     model = torch.nn.Linear(1, 1)
     compiled: Any = torch.compile(model, backend="eager")
 
@@ -33,9 +33,8 @@ def test_unwrap_a_compiled_model() -> None:
 
 
 def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrainer) -> None:
-    """Counters and maxima, the classes of optimizer and schedulers, the names of what is optimized, the place in the
-    loader, the settings, when it was saved and by which torch: no config, seed or name of an experiment, which nobody told
-    the trainer."""
+    """`meta` has the counters, the length of the run, the classes and parameter names of the optimizer, the
+    position, the settings, the time and torch's version, and nothing else."""
     trainer = make_trainer()
     trainer.schedulers.append(torch.optim.lr_scheduler.StepLR(trainer.optimizer, 3))
     trainer.train()
@@ -53,7 +52,8 @@ def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrai
 
 
 def test_facts_of_ones_own_in_meta(make_trainer: MakeTrainer) -> None:
-    """What a handler of before_save_checkpoint puts into meta, after_load_checkpoint finds there."""
+    """Values that a handler of before_save_checkpoint adds to `meta` are there for a handler of
+    after_load_checkpoint."""
     facts = {"seed": 7, "cfg": "lr = 0.1", "experiment_name": "tiny", "dataset_meta": {"classes": ["a", "b"]}}
     first = make_trainer()
     first.bus.subscribe(
@@ -75,7 +75,8 @@ def test_facts_of_ones_own_in_meta(make_trainer: MakeTrainer) -> None:
 
 
 def draw() -> tuple[Any, ...]:
-    """One number from each generator; the gaussians too, of which one of two is kept for later."""
+    """Draw numbers from each global generator, also gaussians, of which the generators cache every second
+    one."""
     return (
         random.random(), random.gauss(0, 1), float(np.random.rand()), float(np.random.randn()),
         torch.rand(1).item(), torch.randn(1).item(),
@@ -83,7 +84,7 @@ def draw() -> tuple[Any, ...]:
 
 
 def test_rng_round_trip_through_a_file(tmp_path: Path) -> None:
-    """Saved, loaded and put back, the random state of Python, NumPy and torch gives the same numbers again."""
+    """After its state is saved, loaded and restored, each global generator draws the same numbers again."""
     random.gauss(0, 1)
     np.random.randn()
     torch.save({"before": torch.zeros(3, dtype=torch.uint8), "rng": rng_state()}, tmp_path / "rng.pt")
@@ -103,7 +104,7 @@ SCHEDULERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: str) -> None:
-    """Whatever the scheduler keeps, the checkpoint is readable with `weights_only=True`."""
+    """The states of all these schedulers can be read with `weights_only=True`."""
     trainer = make_trainer()
     kind = getattr(torch.optim.lr_scheduler, name)
     trainer.schedulers.append(kind(trainer.optimizer, **SCHEDULERS[name]))
@@ -114,12 +115,12 @@ def test_every_kind_of_scheduler_is_loadable(make_trainer: MakeTrainer, name: st
 
 
 class Named(torch.Tensor):
-    """A class that no reader knows, as those of torchvision's boxes and masks."""
+    """A tensor class that `torch.load` does not know, such as torchvision's boxes and masks."""
 
 
 def test_values_of_other_classes_are_saved_as_plain_ones(make_trainer: MakeTrainer) -> None:
-    """A learning rate or a set of NumPy's numbers, and a tensor of a class that `weights_only=True` would refuse, do not
-    make the checkpoint unreadable: the values are what counts."""
+    """NumPy numbers and tensors of unknown classes are saved as plain numbers and tensors, so that
+    `weights_only=True` reads them."""
     model = torch.nn.Linear(2, 3)
     model.register_buffer("boxes", torch.ones(3).as_subclass(Named))
     trainer = make_trainer(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=np.float64(0.25)))
@@ -145,7 +146,7 @@ def test_values_of_other_classes_are_saved_as_plain_ones(make_trainer: MakeTrain
     ids=["a path in a set", "a date of NumPy's", "a number of more digits"],
 )
 def test_what_only_looks_plain(value: object, found: str) -> None:
-    """What `weights_only=True` would refuse is refused wherever it is."""
+    """A value that `weights_only=True` would refuse is refused at any depth, with its place."""
     with pytest.raises(
         TypeError, match=rf"the checkpoint's hooks\['seen'\] is {found}: a state_dict must consist of"
     ):
@@ -153,7 +154,7 @@ def test_what_only_looks_plain(value: object, found: str) -> None:
 
 
 def test_a_state_that_could_not_be_loaded(make_trainer: MakeTrainer) -> None:
-    """A hook's state that `weights_only=True` would refuse is refused when it is saved, by its place."""
+    """A hook's state that `weights_only=True` would refuse is refused when it is saved, with its place."""
 
     class Careless(Hook):
         def state_dict(self) -> dict[str, Any]:

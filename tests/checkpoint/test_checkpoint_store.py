@@ -1,4 +1,4 @@
-"""Checkpoints on disk: whole or absent, durable when they have their name, nothing older gone before."""
+"""Test saving and loading: a checkpoint is complete or absent, and durable before its predecessor goes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pickle
 import shutil
 import subprocess
 import threading
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,8 @@ def listing(directory: Path) -> list[str]:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    """What was saved is read again, by plain torch too, also under the name of MMEngine's file, where there is no such
-    file; the size that is returned is the payload's."""
+    """A saved checkpoint is read again, by plain torch and under the name of MMEngine's file too; the
+    returned size is the payload's."""
     size = save_checkpoint(NEW, f"{tmp_path}/epoch_1")
 
     assert weights(tmp_path / "epoch_1") == weights(tmp_path / "epoch_1.pth") == [1.0] * 3
@@ -69,8 +68,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_durable_before_it_has_its_name(tmp_path: Path) -> None:
-    """Each file is synced, then the directory they are in; then it is renamed, and the directory it is in is
-    synced."""
+    """The files and their directory are synced before the directory is renamed, and its parent is synced
+    after that."""
     disk = RecordingDisk(tmp_path)
     save_checkpoint(NEW, tmp_path / "a", disk=disk)
 
@@ -78,7 +77,7 @@ def test_durable_before_it_has_its_name(tmp_path: Path) -> None:
 
 
 def test_directories_above_are_durable_too(tmp_path: Path) -> None:
-    """A directory that had to be made is synced in the one above it before anything is written into it."""
+    """A new parent directory is synced in its own parent before anything is written into it."""
     disk = RecordingDisk(tmp_path)
     save_checkpoint(NEW, tmp_path / "runs" / "x" / "a", disk=disk)
 
@@ -89,7 +88,8 @@ def test_directories_above_are_durable_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_file", [False, True])
 def test_a_taken_name(tmp_path: Path, is_file: bool) -> None:
-    """The former one keeps the name until the new one is durable beside it, and is removed last, whatever it is."""
+    """A former checkpoint or file of the name stays until the new one is durable under another name, and is
+    removed last."""
     if is_file:
         (tmp_path / "a").touch()
     else:
@@ -104,7 +104,8 @@ def test_a_taken_name(tmp_path: Path, is_file: bool) -> None:
 
 
 def test_a_name_whose_holder_goes_meanwhile(tmp_path: Path) -> None:
-    """Somebody prunes by hand: the new one has the name, and nothing is left beside it."""
+    """If another program removes the former checkpoint, the new one gets the name, and no other path is
+    left."""
     save_checkpoint(OLD, tmp_path / "a")
     disk = RecordingDisk(tmp_path)
     disk.before = lambda call: shutil.rmtree(tmp_path / "a") if call == "rename a -> .a.old" else None
@@ -117,7 +118,7 @@ def test_a_name_whose_holder_goes_meanwhile(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_a_whole_one_is_found_at_every_moment(tmp_path: Path, taken: bool) -> None:
-    """Before each operation of a save under a taken name a whole checkpoint is found: the older one, or the new."""
+    """Before each operation of a save a complete checkpoint is found: the older one, or the new one."""
     save_checkpoint(OLD, tmp_path / ("a" if taken else "older"))
     disk = RecordingDisk(tmp_path)
     found: list[list[float]] = []
@@ -140,7 +141,7 @@ def test_a_whole_one_is_found_at_every_moment(tmp_path: Path, taken: bool) -> No
 
 @pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_NEW_NAME)))
 def test_after_a_failure_nothing_is_left(tmp_path: Path, number: int) -> None:
-    """Whichever operation fails: the error is raised, and the directory is as it was."""
+    """Whichever operation fails, its error is raised, and the directory is as it was before the save."""
     save_checkpoint(OLD, tmp_path / "older")
 
     with pytest.raises(OSError, match="No space left on device"):
@@ -153,7 +154,8 @@ def test_after_a_failure_nothing_is_left(tmp_path: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_TAKEN_NAME) - 2))
 def test_after_a_failure_under_a_taken_name_the_former_one_has_it(tmp_path: Path, number: int) -> None:
-    """Whichever operation fails until the new one has the name: the error is raised, and the former one is there."""
+    """Whichever operation fails before the exchange, its error is raised, and the former checkpoint keeps its
+    name."""
     save_checkpoint(OLD, tmp_path / "a")
 
     with pytest.raises(OSError, match="No space left on device"):
@@ -167,7 +169,8 @@ def test_after_a_failure_under_a_taken_name_the_former_one_has_it(tmp_path: Path
 def test_a_former_one_that_cannot_be_removed(
     tmp_path: Path, number: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The save has succeeded by then: it is said in the log, and what is left is not looked for."""
+    """If the former checkpoint cannot be removed, the save succeeds, the log has a warning, and a scan
+    ignores the rest."""
     save_checkpoint(OLD, tmp_path / "a")
 
     disk = RecordingDisk(tmp_path, len(OPERATIONS_OF_A_TAKEN_NAME) + number)
@@ -179,14 +182,14 @@ def test_a_former_one_that_cannot_be_removed(
 
 
 class Unpicklable:
-    """Fails in the middle of being written."""
+    """An object that raises while it is pickled."""
 
     def __reduce__(self) -> Any:
         raise RuntimeError("cannot be pickled")
 
 
 def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
-    """An error of torch's own is raised as it is."""
+    """An error of a value that cannot be pickled is raised unchanged."""
     with pytest.raises(RuntimeError, match="cannot be pickled"):
         save_checkpoint({**NEW, "bad": Unpicklable()}, tmp_path / "a")
 
@@ -194,7 +197,7 @@ def test_a_state_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_given_up(tmp_path: Path) -> None:
-    """`given_up` ends a save in the middle, and nothing of it is left."""
+    """Setting `given_up` ends a save between two pieces of a file, and all its files are removed."""
     given_up = threading.Event()
     disk = RecordingDisk(tmp_path)
     disk.before = lambda call: given_up.set() if call.startswith("write") else None
@@ -208,7 +211,8 @@ def test_given_up(tmp_path: Path) -> None:
 
 
 def test_a_group_is_synced_together(tmp_path: Path) -> None:
-    """Everything is written before the first sync, and the new names are synced once; the names come in order."""
+    """All checkpoints of a group are written before the first sync, renamed in order, and their names synced
+    once."""
     disk = RecordingDisk(tmp_path)
     commit([serialize(NEW, tmp_path / name) for name in "ab"], disk)
 
@@ -222,7 +226,7 @@ def test_a_group_is_synced_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", range(len(OPERATIONS_OF_A_NEW_NAME) * 2 - 1))
 def test_a_failure_in_a_group(tmp_path: Path, number: int) -> None:
-    """Whichever operation fails, a save is complete or has an error and left nothing."""
+    """Whichever operation fails, each save of a group is complete, or has an error and left no file."""
     disk = RecordingDisk(tmp_path, number)
     outcomes = commit([serialize(NEW, tmp_path / name) for name in "ab"], disk)
 
@@ -237,7 +241,8 @@ def test_a_failure_in_a_group(tmp_path: Path, number: int) -> None:
 
 
 def test_the_remains_of_a_killed_save(tmp_path: Path) -> None:
-    """They are not found, are named by `leftovers`, and are in nobody's way: in a container every run is process 1."""
+    """Temporary directories of killed saves are not found as checkpoints, are listed by `leftovers`, and do
+    not block a save whose process has the same id."""
     mine = [tmp_path / f".a.{os.getpid()}-{number}.tmp" for number in range(20)]
     for path in mine:
         path.mkdir()
@@ -254,7 +259,7 @@ def test_the_remains_of_a_killed_save(tmp_path: Path) -> None:
 
 
 def test_removing(tmp_path: Path) -> None:
-    """A checkpoint loses its name before anything of it is removed; a single file is removed at once."""
+    """A checkpoint loses its name before its files are removed; a single file is removed at once."""
     save_checkpoint(NEW, tmp_path / "a")
     (tmp_path / "b.pth").touch()
     disk = RecordingDisk(tmp_path)
@@ -269,20 +274,9 @@ def test_removing(tmp_path: Path) -> None:
 # --- loading -----------------------------------------------------------------------------------------------
 
 
-def test_a_warning_that_is_to_be_an_error_is_no_damage(tmp_path: Path) -> None:
-    """Where the program wants warnings to be errors, one that comes from the loading is raised as it is."""
-    save_checkpoint(NEW, tmp_path / "a")
-
-    def warn(storage: Any, location: str) -> None:
-        warnings.warn("mine", stacklevel=2)
-
-    with pytest.raises(UserWarning, match="mine"):
-        load_checkpoint(tmp_path / "a", map_location=warn)
-
-
 @pytest.mark.parametrize("suffix", [".pth", ".pt", ".ckpt"])
 def test_a_single_file_is_loaded(tmp_path: Path, suffix: str) -> None:
-    """Another program's checkpoint, or a published one, is one file and has no manifest."""
+    """A single file, such as another program's checkpoint, is loaded and found without a manifest."""
     torch.save(NEW, tmp_path / f"theirs{suffix}")
 
     assert weights(tmp_path / f"theirs{suffix}") == [1.0] * 3
@@ -290,7 +284,8 @@ def test_a_single_file_is_loaded(tmp_path: Path, suffix: str) -> None:
 
 
 def test_no_such_checkpoint(tmp_path: Path) -> None:
-    """The name that was asked for is in the message, with a near one, or that there is none at all."""
+    """The error has the path that does not exist, and a similar name or the fact that the folder has no
+    checkpoint."""
     with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*/epoch_1\.pth: .* holds no checkpoint"):
         load_checkpoint(tmp_path / "epoch_1.pth")
 
@@ -300,7 +295,7 @@ def test_no_such_checkpoint(tmp_path: Path) -> None:
 
 
 class Hostile:
-    """Executes something when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -319,7 +314,7 @@ def plain_pickle(state: Any, path: Path) -> None:
     ids=["torch", "pickle", "directory"],
 )
 def test_nothing_is_executed(tmp_path: Path, write: Any, name: str) -> None:
-    """A pickle that would run something is refused, whatever manifest fits it."""
+    """A pickle that would run code is refused, also in a checkpoint with a correct manifest."""
     write({"state_dict": Hostile(tmp_path / "executed")}, tmp_path / name)
 
     with pytest.raises(CheckpointError, match=f"{name} cannot be read as a checkpoint: "):

@@ -1,4 +1,5 @@
-"""Copies made during the next forward and backward pass: bitwise those that would have been made at once."""
+"""Test that copies made during the next forward and backward pass are bitwise those of the moment of the
+save."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from tests.support.trainers import DEADLINE, MakeTrainer, batches, tiny_model
 
 @pytest.fixture
 def latest(monkeypatch: pytest.MonkeyPatch) -> Iterator[Latest]:
-    """Let go at the end of the test."""
+    """Return a `Latest`, which is released when the test ends."""
     latest = Latest(monkeypatch)
     yield latest
     latest.let_go()
@@ -33,7 +34,8 @@ Options = Callable[[], dict[str, Any]]
 
 @pytest.fixture
 def late_equals_sync(make_trainer: MakeTrainer, tmp_path: Path, latest: Latest) -> Callable[..., None]:
-    """Train with copies made at once and with copies made late, and compare all checkpoints and the end."""
+    """Return a function that trains with copies made at once and with late ones, and compares checkpoints and
+    final weights."""
 
     def check(options: Options, train: Callable[[Trainer], None] = Trainer.train) -> None:
         ends = []
@@ -62,7 +64,7 @@ Check = Callable[..., None]
 
 
 def test_the_step_waits_for_the_copy(make_trainer: MakeTrainer, latest: Latest) -> None:
-    """The next forward and backward pass do not wait; the optimizer's step does."""
+    """The optimizer's step waits for the copy; the forward and backward pass before it do not."""
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     order = latest.order
@@ -83,13 +85,14 @@ def test_the_step_waits_for_the_copy(make_trainer: MakeTrainer, latest: Latest) 
 
 
 def trained_by_sgd(model: nn.Module, trained: nn.Module | None = None, **options: Any) -> dict[str, Any]:
-    """The options of a trainer of a model, of which the optimizer has a part."""
+    """Return the options of a trainer whose optimizer trains a model or a part of it."""
     parameters = (trained or model).parameters()
     return {"model": model, "optimizer": torch.optim.SGD(parameters, lr=0.1, momentum=0.9), **options}
 
 
 def with_schedule() -> dict[str, Any]:
-    """Weights, momentum, random state, counters, schedulers: all as they were when it was due."""
+    """Return the options of a trainer with Adam and a scheduler, whose states must be those of the moment of
+    the save."""
     model = tiny_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     return {
@@ -98,13 +101,14 @@ def with_schedule() -> dict[str, Any]:
 
 
 def with_batch_norm() -> dict[str, Any]:
-    """Running averages of batch norm change in the forward pass that comes before the copy."""
+    """Return the options of a trainer with batch norm, whose running averages change in the forward pass
+    before the copy."""
     torch.manual_seed(0)
     return trained_by_sgd(nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
 
 
 class Distilled(nn.Module):
-    """A student, and a teacher that no optimizer has: it follows in each forward pass."""
+    """A student, and a teacher without an optimizer, whose weights change in each forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +117,7 @@ class Distilled(nn.Module):
         self.teacher.requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The student's, with the teacher's as an offset."""
+        """Return the student's scores plus the teacher's."""
         for mine, theirs in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
             mine.mul_(0.5).add_(theirs.detach(), alpha=0.5)
         scores: torch.Tensor = self.student(inputs) + self.teacher(inputs)
@@ -121,13 +125,14 @@ class Distilled(nn.Module):
 
 
 def with_teacher() -> dict[str, Any]:
-    """Parameters without an optimizer: anything may change them."""
+    """Return the options of a trainer with parameters that no optimizer has, so that any code may change
+    them."""
     model = Distilled()
     return trained_by_sgd(model, model.student)
 
 
 class Counts(Hook):
-    """Changes its tensor whenever it is called."""
+    """A hook with a tensor that changes in every iteration."""
 
     def __init__(self) -> None:
         self.seen = torch.zeros(1000)
@@ -140,7 +145,7 @@ class Counts(Hook):
 
 
 def with_mask() -> dict[str, Any]:
-    """A model with a sparse buffer."""
+    """Return the options of a trainer whose model has a sparse buffer."""
     model = tiny_model()
     model.register_buffer("mask", torch.eye(3).to_sparse())
     return trained_by_sgd(model)
@@ -152,7 +157,8 @@ def with_mask() -> dict[str, Any]:
     ids=["optimizer", "buffers", "no optimizer's", "sparse", "hooks"],
 )
 def test_a_late_copy_is_that_of_its_moment(late_equals_sync: Check, options: Options) -> None:
-    """What the optimizers step is copied late, and everything else at once: it may change in the forward pass."""
+    """Only what the optimizer's step changes is copied late; everything else may change in the forward pass,
+    and is copied at once."""
     late_equals_sync(options)
 
 
@@ -169,12 +175,12 @@ def loop(trainer: Trainer) -> None:
 
 
 def test_a_hand_written_loop(late_equals_sync: Check) -> None:
-    """One that calls `optimizer.step()` itself is as safe: PyTorch calls a hook at every step."""
+    """In a hand-written loop `optimizer.step()` waits for the copy through a step pre-hook."""
     late_equals_sync(lambda: trained_by_sgd(tiny_model(), default_hooks={"optimizer": None}), loop)
 
 
 class Wrapped:
-    """Only looks like an optimizer: it calls no hooks."""
+    """An object that resembles an optimizer and calls no hooks."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self._inner = inner
@@ -192,8 +198,8 @@ class Wrapped:
 
 @pytest.mark.parametrize("wrap", [Wrapped, lambda optimizer: optimizer], ids=["wrapped", "both"])
 def test_several_optimizers(late_equals_sync: Check, wrap: Any) -> None:
-    """The first step of any of them waits, and the hooks are off all of them at the end; of one that calls no hooks
-    nothing is copied late."""
+    """The first step of any optimizer waits; state of one that calls no hooks is copied at once; all hooks
+    are removed at the end."""
     made: list[torch.optim.Optimizer] = []
 
     def options() -> dict[str, Any]:
@@ -210,7 +216,7 @@ def test_several_optimizers(late_equals_sync: Check, wrap: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("several", [False, True])
 def test_another_optimizer(late_equals_sync: Check, several: bool) -> None:
-    """The steps of one that a handler before the checkpoint's puts in the place of the trainer's wait, too."""
+    """If a handler replaces the trainer's optimizer, the steps of the new one wait too."""
     made: list[torch.optim.Optimizer] = []
 
     def optimizers(model: nn.Module) -> Any:
@@ -232,9 +238,25 @@ def test_another_optimizer(late_equals_sync: Check, several: bool) -> None:
     assert [dict(optimizer._optimizer_step_pre_hooks) for optimizer in made] == [{}] * 4
 
 
+def test_the_hooks_follow_the_trainers_optimizer(make_trainer: MakeTrainer) -> None:
+    """From the next copy on only the trainer's present optimizer has a pre-hook, and only one."""
+    trainer = make_trainer()
+    former = trainer.optimizer
+    present = torch.optim.SGD(trainer.model.parameters(), lr=0.1)
+    trainer.copying.begin(lambda: None)
+    trainer.optimizer = present
+
+    for _ in range(2):
+        trainer.copying.begin(lambda: None)
+
+    assert (len(former._optimizer_step_pre_hooks), len(present._optimizer_step_pre_hooks)) == (0, 1)
+    trainer.copying.end()
+
+
 @pytest.mark.slow
 def test_an_average_is_swapped_in_after_the_copy(latest: Latest, late_equals_sync: Check) -> None:
-    """EMAHook's swap for a validation waits for the copy; the checkpoint has the weights of when it was due."""
+    """EMAHook waits for the copy before it swaps in the average, so the checkpoint has the weights of its
+    iteration."""
 
     class CopiesNow(Hook):
         priority = "LOWEST"
@@ -251,7 +273,7 @@ def test_an_average_is_swapped_in_after_the_copy(latest: Latest, late_equals_syn
 
 
 def test_weights_are_loaded_after_the_copy(make_trainer: MakeTrainer, late_equals_sync: Check) -> None:
-    """So it is with weights that a handler loads in the middle."""
+    """A handler that loads other weights waits for the copy first."""
     other = make_trainer(max_iters=1, hooks=[CheckpointHook(interval=1, overlap=False)])
     other.train()
 
@@ -269,7 +291,8 @@ def test_weights_are_loaded_after_the_copy(make_trainer: MakeTrainer, late_equal
 def test_a_handler_that_changes_parameters(
     make_trainer: MakeTrainer, latest: Latest, overlap: bool, join: bool, saved: list[int]
 ) -> None:
-    """Without `join` the save fails, and says so; with it, or with `overlap=False`, all is well."""
+    """A handler that changes parameters makes the save fail with advice, unless it calls `join` or overlap is
+    off."""
     trainer = make_trainer(max_iters=2, hooks=[CheckpointHook(interval=1, overlap=overlap)])
 
     def shrink(trainer: Trainer, event: Any) -> None:
@@ -297,8 +320,8 @@ def test_a_handler_that_changes_parameters(
 
 
 def test_what_may_come_later(make_trainer: MakeTrainer) -> None:
-    """What an optimizer steps and its own state; not buffers, nor anything else, nor a sparse parameter, which has no
-    address by which a late copy would know it."""
+    """Dense parameters of an optimizer and its state may be copied late; buffers and sparse parameters may
+    not."""
     model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     trainer = make_trainer(model=model, optimizer=optimizer, max_iters=1)
@@ -320,7 +343,7 @@ def test_what_may_come_later(make_trainer: MakeTrainer) -> None:
 
 
 def test_the_hooks_are_taken_off(make_trainer: MakeTrainer, latest: Latest) -> None:
-    """After a run the optimizer is as it was, also after one that failed; a run has them from its first step on."""
+    """A run adds its pre-hook before the first step, and removes it at the end, also after an error."""
     trainer = make_trainer(max_iters=3, hooks=[CheckpointHook(interval=1)])
     optimizer = trainer.optimizer
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -340,7 +363,7 @@ def test_the_hooks_are_taken_off(make_trainer: MakeTrainer, latest: Latest) -> N
 
 
 def test_without_an_optimizer(make_trainer: MakeTrainer) -> None:
-    """There is nothing that could come later; the end of a run waits for a copy all the same."""
+    """Without an optimizer nothing is copied late, and the end of a run still waits for a copy."""
     trainer = make_trainer(optimizer=None, default_hooks={"optimizer": None}, max_iters=1)
     joined: list[int] = []
 

@@ -1,4 +1,4 @@
-"""Files that are written durably, and hashed while they are."""
+"""Test durable writes of files and directories, and the hash that is computed meanwhile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventloop.checkpoint.disk import BESIDE, PIECE, Disk, SaveGivenUp, Sink, make_directories, write_file
+from eventloop.checkpoint.disk import LARGE, PIECE, Disk, Sink, make_directories, write_file
 from tests import no_threads
 from tests.support.recording_disk import RecordingDisk
 
@@ -20,7 +20,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Slow(Disk):
-    """Takes so many bytes at a time."""
+    """A disk that takes at most so many bytes in one call."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -33,7 +33,7 @@ class Slow(Disk):
 
 @pytest.fixture
 def sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
-    """Make sinks into a file."""
+    """Return a function that makes sinks into one file."""
     made: list[Sink] = []
 
     def make(disk: Disk | None = None, given_up: threading.Event | None = None) -> Sink:
@@ -42,7 +42,6 @@ def sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
 
     yield make
     for sink in made:
-        sink.close()
         sink._file.close()
 
 
@@ -51,12 +50,13 @@ def pattern(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "sizes", [(), (0,), (1, 2, 3), (BESIDE,), (BESIDE - 1, BESIDE + 1), (PIECE + 3,), (10, 2 * BESIDE, 10)]
+    "sizes", [(), (0,), (1, 2, 3), (LARGE,), (LARGE - 1, LARGE + 1), (PIECE + 3,), (10, 2 * LARGE, 10)]
 )
 def test_the_hash_is_that_of_the_file(
     sink: Callable[..., Sink], tmp_path: Path, sizes: tuple[int, ...]
 ) -> None:
-    """Of small pieces and of large ones, which are hashed on another thread, in any order."""
+    """The hash is that of the file's bytes, for small pieces and for large ones that another thread
+    hashes."""
     into = sink()
     data = [pattern(size) for size in sizes]
 
@@ -68,7 +68,8 @@ def test_the_hash_is_that_of_the_file(
 
 
 def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -> None:
-    """A system may take fewer bytes than it was given: the rest is written then. Views are counted in bytes."""
+    """If the system takes fewer bytes than given, the rest is written by further calls; views count in
+    bytes."""
     disk = Slow(4)
     into = sink(disk)
 
@@ -79,24 +80,23 @@ def test_short_writes_are_completed(sink: Callable[..., Sink], tmp_path: Path) -
     assert into.entry().sha256 == hashlib.sha256(b"0123456789").hexdigest()
 
 
-@pytest.mark.parametrize("size", [1, BESIDE])
+@pytest.mark.parametrize("size", [1, LARGE])
 def test_a_file_that_takes_nothing(sink: Callable[..., Sink], size: int) -> None:
-    """A write of no bytes is an error, not a loop without end; it is kept for who called torch."""
+    """A write call that takes no bytes is an error, and is not repeated forever."""
     into = sink(Slow(0))
 
     with pytest.raises(OSError, match="the file takes no more bytes"):
         into.write(pattern(size))
-    assert isinstance(into.failure, OSError)
 
 
 AT_EXIT = """
 import atexit, hashlib, sys
 from pathlib import Path
-from eventloop.checkpoint.disk import BESIDE, write_file
-data = [bytes([i]) * (2 * BESIDE) for i in range(3)]
+from eventloop.checkpoint.disk import LARGE, write_file
+data = [bytes([i]) * (2 * LARGE) for i in range(3)]
 def save():
     entry = write_file(Path("state"), lambda sink: [sink.write(part) for part in data])
-    print(entry.bytes == 6 * BESIDE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
+    print(entry.bytes == 6 * LARGE, entry.sha256 == hashlib.sha256(b"".join(data)).hexdigest())
 atexit.register(save)
 """
 
@@ -104,8 +104,8 @@ atexit.register(save)
 @pytest.mark.slow
 @pytest.mark.parametrize("threads", ["", no_threads.AT_EXIT])
 def test_a_file_that_is_written_at_the_exit(python: Run, tmp_path: Path, threads: str) -> None:
-    """It is hashed before it is written where nobody hashes beside: once the main thread has ended executors take nothing
-    more, and Python 3.12 starts no thread."""
+    """If no thread can be started at the interpreter's exit, data are hashed on the calling thread before
+    they are written."""
     ran = python(AT_EXIT + threads)
 
     assert (ran.stdout, ran.stderr) == ("True True\n", "")
@@ -114,32 +114,19 @@ def test_a_file_that_is_written_at_the_exit(python: Run, tmp_path: Path, threads
 def test_a_piece_that_no_thread_hashes_is_hashed_once(
     sink: Callable[..., Sink], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the system has threads again for the next piece."""
+    """A piece for which no thread could be started is hashed once, also if threads can be started again
+    later."""
     into = sink()
     with monkeypatch.context() as patched:
         no_threads.refuse(patched)
-        into.write(pattern(BESIDE))
-    into.write(pattern(2 * BESIDE))
+        into.write(pattern(LARGE))
+    into.write(pattern(2 * LARGE))
 
     assert into.entry().sha256 == hashlib.sha256((tmp_path / "file").read_bytes()).hexdigest()
 
 
-def test_given_up_between_pieces(sink: Callable[..., Sink]) -> None:
-    """A large write ends soon after nobody waits for it any more."""
-    given_up = threading.Event()
-    disk = Slow(PIECE)
-    into = sink(disk, given_up)
-    into.write(b"a")
-    given_up.set()
-
-    with pytest.raises(SaveGivenUp, match="the save was given up"):
-        into.write(pattern(PIECE * 2))
-    assert disk.writes == [1]
-    assert isinstance(into.failure, SaveGivenUp)
-
-
 def test_write_file(tmp_path: Path) -> None:
-    """A file is synced before its size and hash are returned; a name that is taken is an error."""
+    """A file is synced before its size and hash are returned; an existing path is an error."""
     disk = RecordingDisk(tmp_path)
     entry = write_file(tmp_path / "file", lambda sink: sink.write(b"abc"), disk=disk)
 
@@ -155,8 +142,8 @@ def test_write_file(tmp_path: Path) -> None:
     [(False, ["make a", "sync directory .", "make a/b", "sync directory a"]), (True, ["sync directory .", "sync directory a"])],
 )  # fmt: skip
 def test_make_directories(tmp_path: Path, there: bool, calls: list[str]) -> None:
-    """Each is durable in the one above it before the next is made; one that is there may have been made a moment ago, by
-    a program that did not sync it, and is synced once."""
+    """Each directory is durable in its parent before the next one is made; existing ones are synced once
+    too."""
     if there:
         (tmp_path / "a" / "b").mkdir(parents=True)
     disk = RecordingDisk(tmp_path)
@@ -168,7 +155,7 @@ def test_make_directories(tmp_path: Path, there: bool, calls: list[str]) -> None
 
 
 def test_a_directory_above_that_may_not_be_listed(tmp_path: Path) -> None:
-    """Nobody can sync it, so it is not waited for."""
+    """A parent that this user may not list cannot be synced, and is skipped."""
     disk = RecordingDisk(tmp_path, 1, PermissionError)
 
     make_directories(tmp_path / "a", disk)
@@ -177,7 +164,7 @@ def test_a_directory_above_that_may_not_be_listed(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_somebody_else_makes(tmp_path: Path) -> None:
-    """Two runs may make one at the same moment."""
+    """It is no error if another process makes the directory at the same moment."""
     disk = RecordingDisk(tmp_path)
 
     def make_first(call: str) -> None:

@@ -1,9 +1,8 @@
-"""Which checkpoints are on the line of a run, and the file that says so."""
+"""Test which checkpoints are on the current lineage, and the file `line.json` that records it."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
@@ -15,22 +14,23 @@ from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
 from eventloop.checkpoint.manifest import Label
 from eventloop.util.errors import CheckpointError
+from tests.support.recording_disk import RecordingDisk
 
 
 def save(directory: Path, *sequences: int, best: bool = False) -> None:
-    """Checkpoints that are named by their sequence."""
+    """Save checkpoints that are named by their sequence."""
     for sequence in sequences:
         label = Label(sequence=sequence, best={"acc": "greater"} if best else {}, metrics={"acc": sequence})
         save_checkpoint({"meta": {}, "state_dict": {"w": torch.zeros(1)}}, directory / str(sequence), label)
 
 
 def names(directory: Path) -> list[str]:
-    """In their order."""
+    """Return the names of a directory's checkpoints in the order of a scan."""
     return [path.name for path in scan(directory).paths]
 
 
 def back(directory: Path, sequence: int) -> bool:
-    """A run goes back to one."""
+    """Record that a run goes back to the checkpoint of a sequence."""
     return go_back(scan(directory), directory / str(sequence))
 
 
@@ -49,7 +49,8 @@ def back(directory: Path, sequence: int) -> bool:
     ],
 )
 def test_what_led_to_where_the_run_is(turns: list[tuple[int, int]], on_line: list[int]) -> None:
-    """What was saved since the last turn, and what led to where it went back to, which an earlier one may have left."""
+    """On the lineage are the checkpoints since the last step back, and those that led to the one it went back
+    to."""
     line = lineage_filter([StepBack(*turn) for turn in turns])
 
     assert [sequence for sequence in range(1, 8) if line(sequence)] == on_line
@@ -59,7 +60,8 @@ def test_what_led_to_where_the_run_is(turns: list[tuple[int, int]], on_line: lis
 
 
 def test_what_was_left_behind_comes_first(tmp_path: Path) -> None:
-    """The newest is where the run went back to, until there is a newer one of its line; nothing is removed."""
+    """After a step back its target is the newest checkpoint until the next save; abandoned ones sort first
+    and stay."""
     save(tmp_path, 1, 2, 3, 4)
 
     assert back(tmp_path, 2)
@@ -70,7 +72,7 @@ def test_what_was_left_behind_comes_first(tmp_path: Path) -> None:
 
 
 def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
-    """It is the line then."""
+    """A run may go back to an abandoned checkpoint, which is then on the lineage."""
     save(tmp_path, 1, 2, 3)
     back(tmp_path, 1)
     save(tmp_path, 4)
@@ -81,7 +83,8 @@ def test_back_to_what_was_left_behind(tmp_path: Path) -> None:
 
 
 def test_a_sequence_is_given_once(tmp_path: Path) -> None:
-    """Also that of a checkpoint which was left behind, and is there no more: what is saved next is on the line."""
+    """The sequence of an abandoned and removed checkpoint is not used again, so the next checkpoint is on the
+    lineage."""
     save(tmp_path, 1, 2, 3)
     back(tmp_path, 1)
     for name in ("2", "3"):
@@ -94,7 +97,7 @@ def test_a_sequence_is_given_once(tmp_path: Path) -> None:
 
 
 def test_several_directories_have_one_line(tmp_path: Path) -> None:
-    """A run that goes back leaves behind what is newer in each of them; each says so by itself, and is gone on in."""
+    """A step back abandons newer checkpoints in every directory of the run, and each directory records it."""
     left, right = tmp_path / "left", tmp_path / "right"
     save(left, 1, 3, 5)
     save(right, 2, 4)
@@ -112,8 +115,8 @@ def test_several_directories_have_one_line(tmp_path: Path) -> None:
 
 
 def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names those that are newer and were left behind, until there is a newer one on the line. Who goes on from
-    the newest leaves nothing behind, and nothing is written."""
+    """The newest checkpoint of the lineage is loaded, and the log names newer abandoned ones; going on from
+    the newest writes no record."""
     save(tmp_path, 1, 2, 3)
     assert not back(tmp_path, 3)
     assert not (tmp_path / LINE).exists()
@@ -130,7 +133,7 @@ def test_the_newest_of_the_line_is_loaded(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def test_what_was_left_behind_is_better_than_nothing(tmp_path: Path) -> None:
-    """Where none of the line is whole, the newest of those is taken."""
+    """If no checkpoint of the lineage is intact, the newest abandoned one is loaded."""
     save(tmp_path, 1, 2)
     back(tmp_path, 1)
     (tmp_path / "1" / "state.pth").write_bytes(b"")
@@ -139,7 +142,7 @@ def test_what_was_left_behind_is_better_than_nothing(tmp_path: Path) -> None:
 
 
 def test_the_best_is_the_best(tmp_path: Path) -> None:
-    """Wherever it is: a score does not get worse because a run went back."""
+    """An abandoned checkpoint can be the best: a step back does not change its score."""
     save(tmp_path, 1, 2, best=True)
     back(tmp_path, 1)
 
@@ -164,7 +167,8 @@ SEALED = b'{"sha256":"%s","line":%s}' % (hashlib.sha256(LATER).hexdigest().encod
     ids=["truncated", "hash", "too deep", "later version"],
 )  # fmt: skip
 def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
-    """Is told of like a damaged checkpoint, and costs only what it said."""
+    """A damaged `line.json` is reported like a damaged checkpoint, and all checkpoints count as on the
+    lineage."""
     save(tmp_path, 1, 2)
     back(tmp_path, 1)
     (tmp_path / LINE).write_bytes(content)
@@ -178,21 +182,19 @@ def test_a_damaged_file(tmp_path: Path, content: bytes, message: str) -> None:
     assert names(tmp_path) == ["2", "1"]
 
 
-def test_a_pipe_under_its_name(tmp_path: Path) -> None:
-    """Nobody waits for it, and a run that goes back puts a file in its place."""
-    save(tmp_path, 1, 2)
-    os.mkfifo(tmp_path / LINE)
-
-    with pytest.raises(CheckpointError, match=r"line\.json cannot be read: .*it is not a regular file"):
-        read_steps_back(tmp_path)
-    assert back(tmp_path, 1)
-    assert read_steps_back(tmp_path) == (StepBack(1, 2),)
-
-
 def test_turns_are_read_as_they_were_written(tmp_path: Path) -> None:
-    """In their order; none where there is no file."""
+    """Steps back are read in the order in which they were written; without a file there are none."""
     assert read_steps_back(tmp_path) == ()
 
     write_steps_back(tmp_path, [StepBack(1, 3), StepBack(2, 9)], tmp_path / ".work")
 
     assert read_steps_back(tmp_path) == (StepBack(1, 3), StepBack(2, 9))
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_write_that_fails_leaves_nothing_behind(tmp_path: Path, number: int) -> None:
+    """Whichever operation of the write fails before the rename is done, no file is left."""
+    with pytest.raises(OSError, match="No space left on device"):
+        write_steps_back(tmp_path, [StepBack(1, 2)], tmp_path / ".work", RecordingDisk(tmp_path, number))
+
+    assert [*tmp_path.iterdir()] == []

@@ -1,14 +1,12 @@
-"""`Trainer.load_checkpoint`: weights from wherever they are."""
+"""Test `Trainer.load_checkpoint` with the weights of checkpoints, published files and other programs."""
 
 from __future__ import annotations
 
 import copy
 import json
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from torch import nn
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.external_weights import read_safetensors
-from eventloop.checkpoint.weights import load_model_state
 from eventloop.hooks import CheckpointHook, EMAHook
 from tests.support.other_weights import State, has, put, weights
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -27,7 +24,7 @@ from tests.support.trainers import MakeTrainer, tiny_model
 
 @pytest.mark.parametrize("fmt", ["pth", "safetensors"])
 def test_what_was_published(make_trainer: MakeTrainer, tmp_path: Path, fmt: str) -> None:
-    """By its path, or by its name alone among the run's, into a trainer with an average too."""
+    """Published weights load by path, or by their name in the run's directory, also with an average."""
     hook = CheckpointHook(published_keys="state_dict", published_format=fmt)  # type: ignore[arg-type]
     trained = make_trainer(hooks=[hook], max_epochs=1)
     trained.train()
@@ -43,7 +40,8 @@ def test_what_was_published(make_trainer: MakeTrainer, tmp_path: Path, fmt: str)
 
 @pytest.mark.parametrize("theirs", [True, False], ids=["save_model", "published"])
 def test_tied_weights_of_safetensors(make_trainer: MakeTrainer, tmp_path: Path, theirs: bool) -> None:
-    """A name that was left out has the tensor that the file says stands for it; a fact may have the name of a tensor."""
+    """A tied tensor that was written once is loaded under all its names, also if metadata have the name of a
+    tensor."""
     model = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False), nn.Linear(2, 3))
     model[1].weight = model[0].weight
     path = tmp_path / "tied.safetensors"
@@ -76,7 +74,7 @@ def test_tied_weights_of_safetensors(make_trainer: MakeTrainer, tmp_path: Path, 
 def test_files_of_other_programs(
     make_trainer: MakeTrainer, tmp_path: Path, wrap: Callable[[State], object], prefix: str
 ) -> None:
-    """The tensors by name, alone or where others keep them, and as a wrapped model has them. They are weights alone, which
+    """Bare tensors, tensors under other programs' keys, and names with wrappers' prefixes load; such files
     cannot be resumed from."""
     path = put(tmp_path / "theirs.pth", wrap({f"{prefix}{name}": each for name, each in weights().items()}))
     trainer = make_trainer()
@@ -89,7 +87,7 @@ def test_files_of_other_programs(
 
 
 def test_a_model_with_a_part_of_that_name(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A prefix that is the model's own stays; of a wrapper around it one goes."""
+    """A prefix that is a module of the model stays; that of a wrapper around it is removed."""
     own = {f"module.{name}": value for name, value in weights().items()}
     for number, state in enumerate([own, {f"module.{name}": value for name, value in own.items()}]):
         trainer = make_trainer(model=nn.ModuleDict({"module": tiny_model()}), work_dir=tmp_path / str(number))
@@ -99,27 +97,9 @@ def test_a_model_with_a_part_of_that_name(make_trainer: MakeTrainer, tmp_path: P
         assert has(trainer, own)
 
 
-def test_versions_of_modules_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A module is told which version of it was saved, also where a prefix is left away."""
-    seen: dict[str, Any] = {}
-    load = nn.Linear._load_from_state_dict
-
-    def noting(self: nn.Module, state: Any, prefix: str, local: dict[str, Any], *rest: Any) -> None:
-        seen[prefix] = local.get("version")
-        load(self, state, prefix, local, *rest)
-
-    monkeypatch.setattr(nn.Linear, "_load_from_state_dict", noting)
-    saved = OrderedDict((f"module._orig_mod.{name}", value) for name, value in weights().items())
-    places = ("", "module", "module._orig_mod", "module._orig_mod.0", "module._orig_mod.3")
-    saved._metadata = {name: {"version": number} for number, name in enumerate(places)}  # type: ignore[attr-defined]
-
-    load_model_state(tiny_model(), saved, strict=True, source="it")
-
-    assert seen == {"0.": 3, "3.": 4}
-
-
 def test_newest_and_best(make_trainer: MakeTrainer) -> None:
-    """ "auto" and "best" are what they are for `resume`; one that was saved without the optimizer has weights, too."""
+    """ "auto" and "best" mean the same as for `resume`; only weights are loaded, also if the optimizer was not
+    saved."""
     scores = iter([0.75, 0.25])
     make_trainer(
         val_loader=[0],
@@ -133,13 +113,6 @@ def test_newest_and_best(make_trainer: MakeTrainer) -> None:
         trainer.load_checkpoint(name)
         assert has(trainer, load_checkpoint(trainer.work_dir / expected)["state_dict"])
         assert (trainer.iter, trainer.epoch) == (0, 0)
-
-
-@pytest.mark.parametrize("name", ["auto", "best"])
-def test_neither_newest_nor_best(make_trainer: MakeTrainer, name: str) -> None:
-    """Where nothing was saved yet there is none."""
-    with pytest.raises(FileNotFoundError, match=r"run holds no (best )?checkpoint"):
-        make_trainer().load_checkpoint(name)
 
 
 # --- what is no such file ----------------------------------------------------------------------------------
@@ -156,7 +129,7 @@ def test_neither_newest_nor_best(make_trainer: MakeTrainer, name: str) -> None:
     ],
 )
 def test_what_has_no_weights(make_trainer: MakeTrainer, tmp_path: Path, state: object, found: str) -> None:
-    """It is said what was looked for, what is there, and what to do."""
+    """The error has the expected keys, the keys found, and what to do."""
     message = (
         "other.pth is not a checkpoint of eventloop: expected a mapping with a 'state_dict', 'model_state_dict' or 'model', "
         rf"or a model's tensors by their names, {found}\. If it has weights, .* model\.load_state_dict\("
@@ -181,7 +154,8 @@ EMPTY = json.dumps({"__metadata__": {"format": "pt"}}).encode()
 def test_damaged_safetensors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: bytes, message: str
 ) -> None:
-    """Refused, with what safetensors says of it; without the library the error names the extra."""
+    """A damaged safetensors file is refused with the library's message; without the library the error names
+    the extra."""
     (tmp_path / "w.safetensors").write_bytes(data)
 
     with pytest.raises(CheckpointError, match=rf"w\.safetensors {message}"):
@@ -192,7 +166,7 @@ def test_damaged_safetensors(
 
 
 def test_where_safetensors_are_read_to(tmp_path: Path) -> None:
-    """A device, as of `torch.load`; the file says none, so nothing else could be one."""
+    """For safetensors `map_location` must be a device, because the format stores none."""
     save_file(weights(), tmp_path / "w.safetensors")
 
     for device in ("cpu", torch.device("cpu"), None):

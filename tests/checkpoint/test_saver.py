@@ -1,4 +1,4 @@
-"""The saver: copies of the moment, written in order, and nothing lost."""
+"""Test the saver: it writes copies of the moment of each call in order, and loses none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.manifest import Label, TensorEntry, read_manifest
+from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
@@ -35,20 +35,11 @@ Make = Callable[..., Saver]
 # --- what is written ---------------------------------------------------------------------------------------
 
 
-def test_size_and_label(make_saver: Make, tmp_path: Path) -> None:
-    """The size is that of the durable bytes, the manifest has the label."""
-    written = make_saver().save(a_state(1.0), Job(tmp_path / "a", Label(sequence=4))).result(DEADLINE)
-
-    assert written.bytes == read_manifest(tmp_path / "a").files["state.pth"].bytes
-    assert read_manifest(tmp_path / "a").sequence == 4
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
 @pytest.mark.parametrize("small", [True, False])
 def test_without_a_thread_the_caller_writes(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """As once the main thread has ended in Python 3.12; also what a thread would have copied later."""
+    """If no thread can be started, the caller copies everything and writes it at once."""
     no_threads.refuse(monkeypatch)
     if not small:
         nothing_is_small(monkeypatch)
@@ -65,7 +56,7 @@ def test_without_a_thread_the_caller_writes(
 def test_the_state_of_the_call_is_written(
     make_saver: Make, gate: Gate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """Whatever is done to it meanwhile."""
+    """Changes of the state after the call are not in the checkpoint."""
     if not small:
         nothing_is_small(monkeypatch)
     state = a_state(1.0)
@@ -83,7 +74,7 @@ def test_the_state_of_the_call_is_written(
 def test_a_sparse_tensor_is_saved(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool, process: bool
 ) -> None:
-    """As it was at the call, whatever is done to it meanwhile; its manifest names it."""
+    """A sparse tensor is saved as it was at the call, and is in the manifest."""
     if not small:
         nothing_is_small(monkeypatch)
     state = {"meta": {}, "state_dict": {"s": torch.eye(4).to_sparse().coalesce(), "w": torch.ones(3)}}
@@ -104,7 +95,7 @@ def test_a_sparse_tensor_is_saved(
 def test_the_replaced_one_is_removed_when_the_new_one_is_durable(
     make_saver: Make, gate: Gate, tmp_path: Path
 ) -> None:
-    """Not before; a name that does not exist is ignored."""
+    """A replaced checkpoint stays until the new one is durable; a name that does not exist is ignored."""
     save_checkpoint(a_state(1.0), tmp_path / "old")
     job = Job(tmp_path / "new", replaces=(tmp_path / "old", tmp_path / "gone"))
     written = make_saver(gate).save(a_state(2.0), job)
@@ -118,7 +109,8 @@ def test_the_replaced_one_is_removed_when_the_new_one_is_durable(
 
 @pytest.mark.parametrize("fails", [True, False])
 def test_spares_are_counted_when_the_save_is_durable(make_saver: Make, tmp_path: Path, fails: bool) -> None:
-    """Of those to replace the last ones that exist stay: a save before that failed is not one of them."""
+    """`spares` counts the newest checkpoints that exist when the save is durable, not those of failed
+    saves."""
 
     def before(path: Path) -> None:
         if fails and path.name == "a":
@@ -139,7 +131,7 @@ def test_spares_are_counted_when_the_save_is_durable(make_saver: Make, tmp_path:
 def test_a_failed_removal_is_logged(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The new checkpoint is durable, so the save has not failed."""
+    """If a replaced checkpoint cannot be removed, the save succeeds, and the log has a warning."""
 
     def fail(path: Path, disk: object) -> None:
         raise OSError("input/output error")
@@ -153,7 +145,7 @@ def test_a_failed_removal_is_logged(
 
 
 def test_a_save_that_fails_replaces_nothing(make_saver: Make, tmp_path: Path) -> None:
-    """Its error is that of the promise, and the one to replace is still there."""
+    """A failed save raises its error from the promise, and the checkpoint to be replaced stays."""
 
     def fail(path: Path) -> None:
         raise OSError("input/output error")
@@ -170,7 +162,7 @@ def test_a_save_that_fails_replaces_nothing(make_saver: Make, tmp_path: Path) ->
 
 
 def test_small_saves_wait_in_a_queue_and_are_written_together(make_saver: Make, tmp_path: Path) -> None:
-    """While one is written the next ones arrive; each is complete, and they are durable in order."""
+    """Saves that arrive during a write are written together next, and become durable in order."""
     groups: list[int] = []
     gate = Gate()
 
@@ -192,7 +184,7 @@ def test_small_saves_wait_in_a_queue_and_are_written_together(make_saver: Make, 
 
 
 def test_one_that_fails_in_a_group_leaves_the_others(make_saver: Make, tmp_path: Path) -> None:
-    """Its neighbours become durable."""
+    """If one save of a group fails, the others become durable."""
     gate = Gate()
     saver = make_saver(gate)
     (tmp_path / "file").touch()
@@ -207,7 +199,7 @@ def test_one_that_fails_in_a_group_leaves_the_others(make_saver: Make, tmp_path:
 
 
 def test_full(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
-    """One state always fits; a second one only if both are within the limit of bytes."""
+    """A saver is full if the running saves and one more of the last size would exceed the limit of bytes."""
     saver = make_saver(gate)
     large = {"w": torch.zeros(QUEUE_BYTES // 8 + 1)}
     seen = [saver.full]
@@ -222,7 +214,7 @@ def test_full(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
 
 
 def test_waiting_saves_are_dropped(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
-    """The one that is being written is not; a newer one is saved after that."""
+    """`drop_waiting` drops saves that are not being written yet; later saves work."""
     saver = make_saver(gate)
     saver.drop_waiting()
     first = saver.save(a_state(1.0), Job(tmp_path / "a"))
@@ -240,7 +232,7 @@ def test_waiting_saves_are_dropped(make_saver: Make, gate: Gate, tmp_path: Path)
 
 
 def test_a_closed_saver_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`close` waits for a save, also for one that is still being copied, and ends the threads."""
+    """`close` waits for running copies and writes, and ends the threads."""
     nothing_is_small(monkeypatch)
     saver, state = Saver(), a_state(1.0)
     saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
@@ -255,7 +247,7 @@ def test_a_closed_saver_has_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_join_waits_for_the_copy(make_saver: Make, late: Late, tmp_path: Path) -> None:
-    """What comes later may be changed once `join` returns; the rest may be at once."""
+    """Tensors that are copied late may be changed once `join` returns, all others at once."""
     saver, state = make_saver(), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     state["state_dict"]["n"].fill_(-1)
@@ -270,7 +262,7 @@ def test_join_waits_for_the_copy(make_saver: Make, late: Late, tmp_path: Path) -
 
 
 def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_path: Path) -> None:
-    """The copy is of neither state, so it is not written; the next save works."""
+    """If a tensor is changed before `join`, the mixed copy is not written, and the next save works."""
     saver, state = make_saver(), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
@@ -287,7 +279,7 @@ def test_a_change_without_join_is_an_error(make_saver: Make, late: Late, tmp_pat
 
 
 def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:
-    """A save that has nothing to write yet is given up, and is not written when its copy is there."""
+    """A save that is abandoned during its copy is given up and never written."""
     saver, state = Saver(process=False), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
@@ -299,7 +291,7 @@ def test_abandoned_while_it_is_copied(late: Late, tmp_path: Path) -> None:
 
 
 def test_abandoned_before_it_was_begun(make_saver: Make, gate: Gate, tmp_path: Path) -> None:
-    """A save that waits for its turn is given up too."""
+    """A save that waits in the queue of an abandoned saver is given up."""
     saver = Saver(gate, process=False)
     saver.save(a_state(1.0), Job(tmp_path / "a"))
     assert gate.entered.wait(DEADLINE)

@@ -1,4 +1,4 @@
-"""The process that writes checkpoints: it needs no torch, and no save is lost when it cannot go on."""
+"""Test the process that writes checkpoints: it imports no torch, and if it fails a thread writes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Make = Callable[..., Saver]
 
 
 def no_thread(saves: Sequence[Save], given_up: object = None) -> list[Outcome]:
-    """Refuse to write in place of the process."""
+    """Fail every save that a thread would write in place of the process."""
     return [Outcome(error=AssertionError("the thread wrote"))] * len(saves)
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """Return the warnings so far."""
+    """Return the warnings logged so far."""
     return [record.getMessage() for record in caplog.records if record.name == "eventloop"]
 
 
@@ -48,7 +48,8 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_the_process_writes_the_state_of_the_call(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    """From the first save on, sent or mapped; the process removes what each save replaces."""
+    """The process writes small and large states from the first save on, and removes the checkpoints they
+    replace."""
     if not small:
         nothing_is_small(monkeypatch)
     saver = make_saver(no_thread, process=True)
@@ -67,7 +68,7 @@ def test_the_process_writes_the_state_of_the_call(
 
 
 def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, tmp_path: Path) -> None:
-    """It is given the state when all of it is there."""
+    """The process gets a state once its late copy is complete."""
     saver, state = make_saver(no_thread, process=True), a_state(1.0)
     written = saver.save(state, Job(tmp_path / "a"), later=lambda: pointers(state))
     assert late.entered.wait(DEADLINE)
@@ -79,31 +80,9 @@ def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-def test_a_message_larger_than_a_pipe(make_saver: Make, tmp_path: Path) -> None:
-    """Is sent in pieces."""
-    text = "x" * (1 << 22)
-    saver = make_saver(no_thread, process=True)
-    saver.save({"meta": {}, "state_dict": {}, "text": text}, Job(tmp_path / "a")).result(DEADLINE)
-
-    assert load_checkpoint(tmp_path / "a")["text"] == text
-
-
-@pytest.mark.slow
-def test_many_descriptors(make_saver: Make, tmp_path: Path) -> None:
-    """Loaders that share tensors by descriptors hold thousands of them: the pipes get greater numbers."""
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
-    try:
-        saver = make_saver(no_thread, process=True)
-        saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
-    finally:
-        for file in files:
-            os.close(file)
-
-    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
-
-
 def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> None:
-    """The process has the lowest priority, and the training waits: a thread writes."""
+    """A save that the training waits for is written by a thread, because the process has the lowest
+    priority."""
     saver = make_saver(process=True)
     saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True)).result(DEADLINE)
 
@@ -115,12 +94,10 @@ def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> 
 
 
 def test_it_imports_only_the_standard_library() -> None:
-    """No torch, no msgspec and no package of the program: so it starts in a twentieth of a second."""
+    """The process imports no torch and no msgspec, so that it starts in a twentieth of a second."""
     python, *rest = bare_command("eventloop.checkpoint.saving.saver_process", "1")
-    ran = subprocess.run(
-        [python, "-X", "importtime", *rest],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    command = [python, "-X", "importtime", *rest]
+    ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
 
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in ran.stderr.splitlines()[1:]}
     assert "eventloop" in imported
@@ -128,7 +105,7 @@ def test_it_imports_only_the_standard_library() -> None:
 
 
 def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a process could not see the copies, a thread writes."""
+    """A thread writes on a system without memory that a process could map."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     saver = Saver()
     saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
@@ -141,7 +118,7 @@ def test_without_shared_memory_there_is_no_process(tmp_path: Path, monkeypatch: 
 def test_a_process_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A thread writes, which the log says at each of a few tries; no descriptor is left open."""
+    """A thread writes and the log says why at each of a few starts; no descriptor stays open."""
     descriptors: list[int] = []
 
     def refused(*arguments: object, **options: object) -> None:
@@ -163,7 +140,7 @@ def test_a_process_that_cannot_be_started(
 def test_without_memory_to_share_a_thread_writes(
     make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A limit of files' sizes counts for shared memory too. The log says it once."""
+    """If no shared memory can be allocated, a thread writes, and the log says so once."""
     nothing_is_small(monkeypatch)
     saver = make_saver(process=True)
 
@@ -183,7 +160,7 @@ def test_without_memory_to_share_a_thread_writes(
 def test_a_state_that_cannot_be_copied_is_a_failed_save(
     make_saver: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, process: bool
 ) -> None:
-    """The training goes on, and so does the saver."""
+    """An error of the copy fails that save, and the next save works."""
     nothing_is_small(monkeypatch)
     saver = make_saver(process=process)
 
@@ -205,7 +182,7 @@ def test_a_state_that_cannot_be_copied_is_a_failed_save(
 
 @pytest.fixture
 def stopped(make_saver: Make, tmp_path: Path) -> Iterator[tuple[Saver, SaverProcess]]:
-    """A saver whose process has written once, and is stopped."""
+    """Return a saver whose process has written once and is stopped by SIGSTOP."""
     saver = make_saver(process=True)
     saver.save(a_state(0.0), Job(tmp_path / "zero")).result(DEADLINE)
     assert saver.process is not None
@@ -224,7 +201,8 @@ def test_a_killed_process_loses_no_save(
     monkeypatch: pytest.MonkeyPatch,
     small: bool,
 ) -> None:
-    """A thread repeats its save and removes what it had begun; the next save is given to another process."""
+    """If the process is killed, a thread repeats its save and removes its files; the next save starts another
+    process."""
     if not small:
         nothing_is_small(monkeypatch)
     saver, process = stopped
@@ -251,7 +229,7 @@ def test_a_stopped_process_is_ended_after_the_time_limit(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A thread repeats its save, also one of more bytes than the pipe takes."""
+    """A process that does not answer in time is killed, and a thread repeats its save."""
     monkeypatch.setattr(saver, "TIMEOUT_SECONDS", 0.1)
     own, process = stopped
     state = {**a_state(1.0), "text": "x" * (1 << 22)}
@@ -263,7 +241,7 @@ def test_a_stopped_process_is_ended_after_the_time_limit(
 
 
 def test_a_process_that_always_dies_is_started_a_few_times(tmp_path: Path) -> None:
-    """Each start costs, and a thread writes as well."""
+    """A process that dies after every save is started at most `STARTS` times."""
     saver = Saver()
     seen = set()
     for number in range(STARTS + 2):
@@ -278,7 +256,8 @@ def test_a_process_that_always_dies_is_started_a_few_times(tmp_path: Path) -> No
 
 
 def test_an_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_path: Path) -> None:
-    """Neither the process nor the thread can write it; the next save works."""
+    """If neither the process nor the thread can write a save, its promise raises the error, and the next save
+    works."""
     saver = make_saver(process=True)
     (tmp_path / "file").touch()
 
@@ -291,7 +270,7 @@ def test_an_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_
 
 @pytest.mark.parametrize("moment", ["while it starts", "when it runs"])
 def test_it_ignores_what_ends_a_process_group(moment: str, tmp_path: Path) -> None:
-    """Ctrl-C and a scheduler's signals reach the group, from its first moment on: the training decides."""
+    """The process ignores Ctrl-C and the schedulers' signals, from its start on."""
     process = SaverProcess()
     save = serialize(a_state(1.0), tmp_path / "a").with_own_bytes()
     if moment == "when it runs":
@@ -303,27 +282,6 @@ def test_it_ignores_what_ends_a_process_group(moment: str, tmp_path: Path) -> No
     assert outcome.error is None
     assert process.end(DEADLINE) == "exit code 0"
     assert_same(load_checkpoint(tmp_path / "b"), 1.0)
-
-
-WITHOUT_STREAMS = """
-import os, sys
-from pathlib import Path
-from eventloop.checkpoint.saving.saver_client import SaverProcess
-
-for number in (0, 1, 2):
-    os.close(number)
-process = SaverProcess()
-done = process.commit([], 60) == []
-os._exit(0 if done and process.end(60) == "exit code 0" else 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_program_may_have_closed_its_standard_streams(tmp_path: Path) -> None:
-    """The pipes then get their numbers."""
-    ran = forked.run(["-c", WITHOUT_STREAMS], cwd=tmp_path)
-
-    assert ran.returncode == 0
 
 
 LEAVES_A_FORK = """
@@ -346,7 +304,7 @@ while True:
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
 def test_it_ends_with_the_training_though_a_fork_lives_on(tmp_path: Path) -> None:
-    """The fork has closed its copies of the pipes."""
+    """The process ends with the training even if a forked child of the training lives on."""
     ran = forked.run(["-c", LEAVES_A_FORK], cwd=tmp_path)
 
     process, fork = map(int, ran.stdout.split())

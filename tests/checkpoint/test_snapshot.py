@@ -1,4 +1,4 @@
-"""Copies of a state: of its moment, into memory that is used again."""
+"""Test the copies of a state: they are of one moment, in buffers that are used again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import torch
 
 from eventloop.checkpoint.saving.buffers import Buffer, pin
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
-from eventloop.state.tensors import tensors_of
 from tests.support.trainers import DEADLINE
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -22,7 +21,7 @@ OLD, NEW = {"state_dict": {"w": torch.zeros(3)}}, {"state_dict": {"w": torch.one
 
 
 def sparse(layout: torch.layout) -> torch.Tensor:
-    """A tensor that holds only the ones of a diagonal."""
+    """Return a diagonal matrix in a sparse layout."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
         made = torch.eye(4).to_sparse(layout=layout)
@@ -30,24 +29,24 @@ def sparse(layout: torch.layout) -> torch.Tensor:
 
 
 def pointers(state: dict[str, Any]) -> set[int]:
-    """Where the tensors of a state lie."""
+    """Return the addresses of the storages of a state's tensors."""
     return {tensor.untyped_storage().data_ptr() for tensor in state["state_dict"].values()}
 
 
 def rest_of(packed: Packed) -> Rest:
-    """What is still to come of a snapshot."""
+    """Return the part of a snapshot that is copied later."""
     assert packed.rest is not None
     return packed.rest
 
 
 def test_a_snapshot_is_a_copy() -> None:
-    """What is changed in place afterwards is not changed in the snapshot, which takes no part in autograd."""
+    """Later changes in place do not change the snapshot, whose tensors have no gradients."""
     weight, seen = torch.nn.Parameter(torch.zeros(3)), {1, 2}
     live: dict[str, Any] = {
         "state_dict": {"w": weight}, "nested": [{"n": 1, "t": (torch.ones(()), None, seen)}], "odd": torch.device("cpu"),
     }  # fmt: skip
 
-    taken = Snapshot().take(live)
+    taken = Snapshot().pack(live).unpack()
     weight.data.add_(1)
     seen.add(3)
 
@@ -58,11 +57,11 @@ def test_a_snapshot_is_a_copy() -> None:
 
 
 def test_a_snapshot_reuses_its_buffers() -> None:
-    """The second snapshot of a state goes where the first one was."""
+    """The second snapshot of a state is in the memory of the first one."""
     snapshot = Snapshot()
-    first = pointers(snapshot.take(OLD))
+    first = pointers(snapshot.pack(OLD).unpack())
 
-    second = snapshot.take(NEW)
+    second = snapshot.pack(NEW).unpack()
 
     assert pointers(second) == first
     assert torch.equal(second["state_dict"]["w"], torch.ones(3))
@@ -70,46 +69,21 @@ def test_a_snapshot_reuses_its_buffers() -> None:
 
 @pytest.mark.parametrize("changed", [torch.ones(2, 2), torch.ones(3, dtype=torch.float64)])
 def test_a_snapshot_of_another_shape(changed: torch.Tensor) -> None:
-    """A state whose shapes or types have changed gets new buffers."""
+    """A state with other shapes or types gets new buffers."""
     snapshot = Snapshot()
-    snapshot.take(OLD)
+    snapshot.pack(OLD).unpack()
 
-    taken = snapshot.take({"state_dict": {"w": changed}})["state_dict"]["w"]
+    taken = snapshot.pack({"state_dict": {"w": changed}}).unpack()["state_dict"]["w"]
 
     assert torch.equal(taken, changed)
     assert taken.dtype == changed.dtype
 
 
-def test_names_that_look_alike_are_kept_apart() -> None:
-    """Two tensors whose places read the same when joined by slashes, or as text, do not share a buffer."""
-    state: dict[str, Any] = {
-        "a/b": torch.tensor(1.0),
-        "a": {"b": torch.tensor(2.0), 0: torch.tensor(3.0), "0": torch.tensor(4.0)},
-    }
-
-    taken = Snapshot().take(state)
-
-    assert (taken["a/b"].item(), [t.item() for t in taken["a"].values()]) == (1.0, [2.0, 3.0, 4.0])
-
-
-def test_tensors_of_one_key_and_type_share_a_buffer() -> None:
-    """So torch writes one storage for them, and not one each."""
-    state = {
-        "a": {"x": torch.zeros(2), "y": torch.zeros(3), "n": torch.zeros(2, dtype=torch.int64)},
-        "b": {"x": torch.zeros(2)},
-    }
-    taken = Snapshot().take(state)
-    storages = [tensor.untyped_storage().data_ptr() for tensor in tensors_of(taken)]
-
-    assert storages[0] == storages[1]
-    assert len(set(storages)) == 3
-
-
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
-    """Beside the buffers, in whose slots it does not fit."""
+    """A sparse tensor, which fits no buffer, is copied by itself."""
     weight = sparse(layout)
-    taken = Snapshot().take({"state_dict": {"s": weight, "w": torch.ones(3)}})["state_dict"]
+    taken = Snapshot().pack({"state_dict": {"s": weight, "w": torch.ones(3)}}).unpack()["state_dict"]
 
     weight.values().zero_()
 
@@ -122,13 +96,13 @@ def test_a_sparse_tensor_is_copied(layout: torch.layout) -> None:
 
 
 def late(weight: torch.Tensor, at_once: torch.Tensor) -> tuple[Packed, Rest]:
-    """A snapshot of which the weight is still to be copied."""
+    """Return a snapshot whose weight is still to be copied."""
     packed = Snapshot().pack({"state_dict": {"w": weight, "n": at_once}}, {weight.data_ptr()})
     return packed, rest_of(packed)
 
 
 def test_what_comes_later_is_copied_by_copy() -> None:
-    """Everything else is a copy when `pack` returns."""
+    """`Rest.copy` copies the late tensors; all others are copied when `pack` returns."""
     weight, at_once = torch.ones(3), torch.ones(3)
     packed, rest = late(weight, at_once)
     at_once.add_(1)
@@ -140,7 +114,7 @@ def test_what_comes_later_is_copied_by_copy() -> None:
 
 
 def test_a_detached_view_is_the_parameter() -> None:
-    """A state_dict's tensors are known by where they lie, and their changes by the parameter's own version."""
+    """Tensors of a state dict are found by address, and their changes by the parameter's version."""
     parameter = torch.nn.Parameter(torch.ones(3))
     packed = Snapshot().pack({"state_dict": {"w": parameter.detach()}}, {parameter.data_ptr()})
     with torch.no_grad():
@@ -152,7 +126,7 @@ def test_a_detached_view_is_the_parameter() -> None:
 
 @pytest.mark.parametrize("wait", ["join", "wait"])
 def test_waiting_for_the_copy(wait: str) -> None:
-    """`join` and `wait` return when `copy` has."""
+    """`join` and `wait` return after `copy`."""
     _, rest = late(torch.ones(3), torch.ones(3))
     order: list[str] = []
 
@@ -170,7 +144,7 @@ def test_waiting_for_the_copy(wait: str) -> None:
 
 
 def test_a_change_meanwhile() -> None:
-    """The copy is refused with what to do; who waits for it is let go."""
+    """A tensor that changed before `join` makes `copy` raise with advice; `join` then returns."""
     weight = torch.ones(3)
     _, rest = late(weight, torch.ones(3))
     weight.add_(1)
@@ -188,8 +162,8 @@ def test_a_change_meanwhile() -> None:
 
 
 def test_tied_tensors_are_copied_once() -> None:
-    """What is one tensor under two names, under two keys too, is one in the copy; a view of it that shows something else
-    is another."""
+    """Equal tensors under several names are copied once; other views of the same memory are copied
+    separately."""
     weight = torch.arange(6.0).view(2, 3)
     state = {"state_dict": {"a": weight, "tied": weight.detach()}, "hooks": [weight, weight.t(), weight[0]]}
     packed = Snapshot().pack(state)
@@ -202,10 +176,10 @@ def test_tied_tensors_are_copied_once() -> None:
 
 
 def test_empty_tensors_are_no_tied_ones() -> None:
-    """They have no place in memory to tell them by, but a shape and a type."""
+    """Empty tensors keep their own shapes and types, although they have no address."""
     empty = {"a": torch.empty(0), "b": torch.empty(0, 2), "c": torch.empty(0, dtype=torch.int64)}
 
-    assert {key: (t.shape, t.dtype) for key, t in Snapshot().take(empty).items()} == {
+    assert {key: (t.shape, t.dtype) for key, t in Snapshot().pack(empty).unpack().items()} == {
         key: (t.shape, t.dtype) for key, t in empty.items()
     }
 
@@ -221,9 +195,9 @@ def test_empty_tensors_are_no_tied_ones() -> None:
     ids=["quantized", "meta", "nested"],
 )
 def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tensor]) -> None:
-    """As sparse tensors are."""
+    """Quantized, meta and nested tensors, which fit no buffer, are copied by themselves."""
     odd = make()
-    taken = Snapshot().take({"w": torch.ones(2), "odd": odd})
+    taken = Snapshot().pack({"w": torch.ones(2), "odd": odd}).unpack()
 
     assert type(taken["odd"]) is type(odd)
     assert taken["odd"] is not odd
@@ -237,7 +211,7 @@ def test_what_fits_no_flat_memory_is_copied_beside(make: Callable[[], torch.Tens
 
 @needs_shared_memory
 def test_another_process_reads_the_memory_by_its_path() -> None:
-    """As it is now, whatever was there before; the memory of no bytes is left out."""
+    """The path of shared memory gives its present bytes; empty buffers are not listed."""
     snapshot = Snapshot(shared=True)
     packed = snapshot.pack({"a": torch.zeros(2), "none": torch.empty(0)})
     snapshot.pack({"a": torch.ones(2), "none": torch.empty(0)})
@@ -249,17 +223,8 @@ def test_another_process_reads_the_memory_by_its_path() -> None:
 
 
 @needs_shared_memory
-def test_the_layout_stays_the_same() -> None:
-    """A second snapshot of such a state has the very same."""
-    snapshot = Snapshot(shared=True)
-
-    assert snapshot.pack(OLD).layout is snapshot.pack(NEW).layout
-    assert snapshot.pack({"state_dict": {"w": torch.ones(4)}}).layout is not snapshot.pack(NEW).layout
-
-
-@needs_shared_memory
 def test_memory_is_given_back() -> None:
-    """A buffer's file is closed with it."""
+    """A buffer's file is closed when the buffer is deleted."""
     buffer = Buffer(1000, torch.float32, shared=True)
     number = buffer._file
     assert number is not None
@@ -271,7 +236,7 @@ def test_memory_is_given_back() -> None:
 
 
 class FakeRuntime:
-    """The part of CUDA's runtime that locks memory."""
+    """The part of CUDA's runtime that pins memory."""
 
     def __init__(self, error: int) -> None:
         self.error = error
@@ -288,21 +253,55 @@ class FakeRuntime:
 
 @needs_shared_memory
 def test_shared_memory_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made known to CUDA after it was mapped, and is no longer when it is given back."""
+    """Shared memory is registered with CUDA when it is mapped, and unregistered when it is deleted, except in
+    a forked process."""
     runtime = FakeRuntime(0)
     monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    forked = Buffer(9, torch.float32, pinned=True, shared=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getpid", lambda: -1)
+        del forked
     buffer = Buffer(10, torch.float32, pinned=True, shared=True)
 
     assert buffer.shared
     del buffer
-    assert runtime.calls == ["register 40", "unregister"]
+    assert runtime.calls == ["register 36", "register 40", "unregister"]
+
+
+def no_runtime() -> None:
+    """Raise the error of a machine without CUDA."""
+    raise RuntimeError("no CUDA here")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "why"),
+    [(lambda: FakeRuntime(2), "CUDA error 2"), (no_runtime, "no CUDA here")],
+    ids=["refused", "no CUDA"],
+)
+def test_memory_that_cannot_be_pinned(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, runtime: Any, why: str
+) -> None:
+    """The log says why memory cannot be pinned; after a CUDA error a kernel is run that consumes the
+    error."""
+    launched: list[str] = []
+
+    def launch(size: int, *, device: str) -> torch.Tensor:
+        launched.append(device)
+        raise RuntimeError("CUDA error: operation not supported")
+
+    monkeypatch.setattr(torch.cuda, "cudart", runtime)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "ones", launch)
+
+    with caplog.at_level(logging.WARNING):
+        assert not pin(torch.zeros(3))
+    assert f"the memory for checkpoints could not be pinned: {why}" in caplog.text
+    assert launched == (["cuda"] if why == "CUDA error 2" else [])
 
 
 @needs_shared_memory
-def test_shared_memory_that_cannot_be_pinned(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It is pinned and not shared then, and the log says why."""
+def test_shared_memory_that_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If shared memory cannot be pinned, the buffer is pinned and not shared."""
     asked: list[bool] = []
     empty = torch.empty
 
@@ -312,48 +311,6 @@ def test_shared_memory_that_cannot_be_pinned(
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(2))
     monkeypatch.setattr(torch, "empty", fake_empty)
-    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
 
-    assert not buffer.shared
+    assert not Buffer(10, torch.float32, pinned=True, shared=True).shared
     assert asked[-1]
-    assert "the memory for checkpoints could not be pinned: CUDA error 2" in caplog.text
-
-
-def test_an_error_of_pinning_is_not_the_next_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel is launched at once, which CUDA's last error is taken for; it fails, and nobody else does."""
-    launched: list[str] = []
-
-    def launch(size: int, *, device: str) -> torch.Tensor:
-        launched.append(device)
-        raise RuntimeError("CUDA error: operation not supported")
-
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: FakeRuntime(801))
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch, "ones", launch)
-
-    assert not pin(torch.zeros(3))
-    assert launched == ["cuda"]
-
-
-@needs_shared_memory
-def test_a_forked_process_leaves_pinned_memory_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA cannot be asked there; the memory goes with the process that pinned it."""
-    runtime = FakeRuntime(0)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-    buffer = Buffer(10, torch.float32, pinned=True, shared=True)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    del buffer
-
-    assert runtime.calls == ["register 40"]
-
-
-def test_pinning_without_cuda(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Where there is no CUDA nothing can be pinned."""
-
-    def missing() -> None:
-        raise RuntimeError("no CUDA here")
-
-    monkeypatch.setattr(torch.cuda, "cudart", missing)
-    with caplog.at_level(logging.WARNING):
-        assert not pin(torch.zeros(3))
-    assert "the memory for checkpoints could not be pinned: no CUDA here" in caplog.text

@@ -1,4 +1,4 @@
-"""Whether a checkpoint is what was saved."""
+"""Test that a checkpoint is compared with the sizes and hashes in its manifest."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from eventloop.checkpoint.verify import open_verified, verify_checkpoint
 
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
-    """A small checkpoint."""
+    """Return the path of a small checkpoint."""
     save_checkpoint({"state_dict": {"w": torch.arange(300.0)}}, tmp_path / "a")
     return tmp_path / "a"
 
 
 def refused(path: Path, message: str) -> None:
-    """Neither verified nor loaded, for the same reason."""
+    """Assert that a checkpoint is neither verified nor loaded, with the same message."""
     with pytest.raises(CheckpointError, match=message):
         verify_checkpoint(path)
     with pytest.raises(CheckpointError, match=message):
@@ -30,7 +30,7 @@ def refused(path: Path, message: str) -> None:
 
 
 def test_every_byte_counts(saved: Path) -> None:
-    """A bit that flipped anywhere in the payload is noticed, also where torch would not."""
+    """A flipped bit anywhere in the payload is detected, also where torch would not notice it."""
     assert verify_checkpoint(saved) == read_manifest(saved)
     raw = (saved / PAYLOAD).read_bytes()
     for position in range(0, len(raw), 31):
@@ -45,7 +45,7 @@ def test_every_byte_counts(saved: Path) -> None:
 
 @pytest.mark.parametrize("cut", [-1, 1])
 def test_another_size(saved: Path, cut: int) -> None:
-    """A file that is shorter or longer is refused with both sizes, and not read."""
+    """A file of another size is refused with both sizes."""
     raw = (saved / PAYLOAD).read_bytes()
     (saved / PAYLOAD).write_bytes(raw[:cut] if cut < 0 else raw + b"\0")
 
@@ -53,14 +53,14 @@ def test_another_size(saved: Path, cut: int) -> None:
 
 
 def test_a_file_that_is_missing(saved: Path) -> None:
-    """It is named."""
+    """A missing file is named in the error."""
     (saved / PAYLOAD).unlink()
 
     refused(saved, r"a is incomplete, state\.pth cannot be read: .*No such file")
 
 
 def test_a_file_that_cannot_be_read(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that fails while the hash is taken is said to."""
+    """An error of the disk while the hash is computed is in the message."""
 
     def fail(file: object, name: str) -> None:
         raise OSError("input/output error")
@@ -71,7 +71,7 @@ def test_a_file_that_cannot_be_read(saved: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_name_that_is_not_in_it(saved: Path) -> None:
-    """What the manifest does not name is not opened."""
+    """A file that the manifest does not list is not opened."""
     with (
         pytest.raises(CheckpointError, match=r"a has no other\.pth: its manifest lists state\.pth"),
         open_verified(saved, "other.pth"),
@@ -80,7 +80,7 @@ def test_a_name_that_is_not_in_it(saved: Path) -> None:
 
 
 def test_what_is_read_is_what_was_compared(saved: Path) -> None:
-    """Whatever becomes of the name meanwhile: the opened file is read, from its beginning."""
+    """The bytes read are those that were compared, also if the file is replaced meanwhile."""
     raw = (saved / PAYLOAD).read_bytes()
 
     with open_verified(saved, PAYLOAD) as file:

@@ -1,4 +1,4 @@
-"""Weights and models that do not fit, and what only seems not to."""
+"""Test weights that do not fit a model, and weights that only seem not to fit."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.ao.quantization import get_default_qat_qconfig, prepare_qat
 
 from eventloop.checkpoint import CheckpointError
-from eventloop.checkpoint.weights import load_model_state
 from tests.support.other_weights import has, put, weights
 from tests.support.trainers import MakeTrainer, tiny_model
 
 
 def topped(head: nn.Module) -> nn.Sequential:
-    """The tiny model with another last layer."""
+    """Return the tiny model with another last layer."""
     return nn.Sequential(*[*tiny_model().children()][:3], head)
 
 
 def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """And it does: a handler takes out what has another shape, `strict=False` leaves the rest as it was."""
+    """The refusal's advice works: remove entries in a handler, and load with `strict=False`."""
     path = put(tmp_path / "w.pth", weights())
     model = topped(nn.Linear(8, 5))
     trainer = make_trainer(model=model)
@@ -54,7 +52,7 @@ def test_refusals_say_what_to_do(make_trainer: MakeTrainer, tmp_path: Path) -> N
 def test_names_that_differ_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where they are no error."""
+    """With `strict=False` differing names are logged; no common name at all is always an error."""
     state = {**weights(), "4.bias": torch.ones(2)}
     del state["0.bias"]
 
@@ -66,20 +64,15 @@ def test_names_that_differ_are_logged(
         f"{tmp_path / 'w.pth'} and the model differ in names; the common names were loaded:\n"
         "  0.bias: (8,) in the model, not in the checkpoint\n  4.bias: (2,) in the checkpoint, not in the model"
     )
-
-
-def test_no_name_in_common(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Nothing would be loaded: it is an error without `strict`, too."""
-    path = put(tmp_path / "w.pth", {f"backbone.{name}": value for name, value in weights().items()})
-
+    other = put(tmp_path / "other.pth", {f"backbone.{name}": value for name, value in weights().items()})
     with pytest.raises(
         CheckpointError, match=r"backbone\.0\.weight: \(8, 2\) in the checkpoint, not in the model"
     ):
-        make_trainer().load_checkpoint(path, strict=False)
+        make_trainer().load_checkpoint(other, strict=False)
 
 
 class Picky(nn.Linear):
-    """A layer that counts, and finds only while it is loaded what it does not take."""
+    """A layer with an extra state, which it refuses only while it loads."""
 
     def __init__(self) -> None:
         super().__init__(8, 3)
@@ -96,7 +89,8 @@ class Picky(nn.Linear):
 
 @pytest.mark.parametrize("state", [None, {"a": 1}, torch.ones(3)])
 def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Path, state: object) -> None:
-    """What was loaded before it is put back; what was said is in the message."""
+    """If a module refuses its state, the weights loaded before it are restored, and its error is in the
+    message."""
     model = topped(Picky())
     path = put(tmp_path / "w.pth", {"state_dict": {**weights(), "3._extra_state": state}})
     trainer = make_trainer(model=model)
@@ -113,58 +107,8 @@ def test_a_module_that_refuses_its_state(make_trainer: MakeTrainer, tmp_path: Pa
     assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
-def test_a_load_that_is_interrupted_is_put_back() -> None:
-    """Ctrl-C in the middle of it."""
-    model = topped(Picky())
-    before = copy.deepcopy(model.state_dict())
-
-    def interrupted(self: nn.Module, *arguments: Any) -> None:
-        handle.remove()
-        raise KeyboardInterrupt
-
-    handle = model[3].register_load_state_dict_pre_hook(interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        load_model_state(model, {**weights(), "3._extra_state": [2]}, strict=True, source="it")
-
-    assert torch.equal(model.state_dict()["0.weight"], before["0.weight"])
-
-
-def test_a_module_that_cannot_be_put_back(caplog: pytest.LogCaptureFixture) -> None:
-    """It is said, and the first error is told."""
-
-    class Never(Picky):
-        def set_extra_state(self, state: object) -> None:
-            raise ValueError("never")
-
-    model = topped(Never())
-    with pytest.raises(CheckpointError, match=r"it does not fit the model; .*ValueError: never"):
-        load_model_state(model, {**weights(), "3._extra_state": [2]}, strict=True, source="it")
-
-    assert caplog.messages == ["the model could not be restored to its state before loading it"]
-
-
-def test_tensors_of_another_layout(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Torch finds that out while it copies, after others were loaded."""
-    path = put(tmp_path / "w.pth", {**weights(), "3.weight": torch.ones(3, 8).to_sparse()})
-    trainer = make_trainer()
-    before = copy.deepcopy(trainer.model.state_dict())
-
-    with pytest.raises(CheckpointError, match=r'(?s)nothing was loaded: RuntimeError: .*named "3.weight"'):
-        trainer.load_checkpoint(path)
-
-    assert has(trainer, before)
-
-
-def quantized() -> nn.Module:
-    """Prepared for quantization: its observers have no channels before the first batch."""
-    model = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3)).train()
-    model.qconfig = get_default_qat_qconfig("fbgemm")
-    prepared: nn.Module = prepare_qat(model)
-    return prepared
-
-
 class Growing(nn.Module):
-    """What it says of itself becomes longer, and is none at first."""
+    """A module whose extra state grows with each batch, and is None at first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,13 +128,48 @@ class Growing(nn.Module):
         return scaled
 
 
-@pytest.mark.filterwarnings("ignore:torch.ao.quantization:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*reduce_range:UserWarning")
-@pytest.mark.parametrize("build", [quantized, Growing])
+class Resizing(nn.Module):
+    """A module that loads with a method of its own: a buffer takes the saved size, as quantization's
+    observers do."""
+
+    seen: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_model()
+        self.register_buffer("seen", torch.empty(0))
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.seen = torch.empty_like(state_dict[f"{prefix}seen"])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.seen = torch.cat([self.seen, inputs.new_ones(1)])
+        scaled: torch.Tensor = self.inner(inputs) * self.seen.mean()
+        return scaled
+
+
+@pytest.mark.parametrize(("build", "name"), [(tiny_model, "3.weight"), (Resizing, "inner.3.weight")])
+def test_tensors_of_another_layout(
+    make_trainer: MakeTrainer, tmp_path: Path, build: Callable[[], nn.Module], name: str
+) -> None:
+    """If torch refuses a sparse tensor while it copies, all former values and sizes are restored."""
+    state = {**build().state_dict(), "seen": torch.ones(4), name: torch.ones(3, 8).to_sparse()}
+    trainer = make_trainer(model=build())
+    before = copy.deepcopy(trainer.model.state_dict())
+    path = put(tmp_path / "w.pth", {key: value for key, value in state.items() if key in before})
+
+    with pytest.raises(CheckpointError, match=rf'(?s)nothing was loaded: RuntimeError: .*named "{name}"'):
+        trainer.load_checkpoint(path)
+
+    assert has(trainer, before)
+
+
+@pytest.mark.parametrize("build", [Growing, Resizing])
 def test_state_whose_shape_is_that_of_what_was_seen(
     make_trainer: MakeTrainer, build: Callable[[], nn.Module]
 ) -> None:
-    """A model that is prepared for quantization, and one that says more of itself with each batch, resume."""
+    """A model whose saved state grows with each batch can be resumed."""
     first = make_trainer(model=build())
     first.train()
 

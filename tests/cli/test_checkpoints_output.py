@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import cli
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
-from eventloop.checkpoint.lineage import LINE
+from eventloop.checkpoint.commit import MANIFEST
 from eventloop.util.terminal import say
 from tests.cli.saved_runs import ALL, checkpoints, names
 
@@ -90,28 +89,3 @@ def test_a_name_is_escaped(run: Path, name: bytes, shown: str, capsys: pytest.Ca
     (run / renamed / MANIFEST).write_bytes(b"")
     assert checkpoints(run) == 1
     assert f"damaged: {run}/{shown}/{MANIFEST} is damaged: " in capsys.readouterr().out
-
-
-# --- numbers and files -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("file", "reason"),
-    [
-        (f"epoch_3/{MANIFEST}", f"has no readable {MANIFEST}: "),
-        (f"epoch_3/{PAYLOAD}", f"is incomplete, {PAYLOAD} cannot be read: "),
-        (LINE, "cannot be read: "),
-    ],
-)
-def test_what_is_no_file_is_named_and_not_waited_for(
-    run: Path, file: str, reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A pipe under the name of a file is damage like any other: who opens one waits for somebody who writes."""
-    (run / file).unlink(missing_ok=True)
-    os.mkfifo(run / file)
-
-    assert checkpoints(run, "--verify") == 1
-
-    damaged = capsys.readouterr().out.splitlines()[-1]
-    assert damaged.startswith(f"damaged: {run}/{file.partition('/')[0]} {reason}")
-    assert "it is not a regular file" in damaged

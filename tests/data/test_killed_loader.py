@@ -1,4 +1,4 @@
-"""The worker processes of a loader whose training is killed."""
+"""Test the worker processes of a loader whose training process is killed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ trainer.train()
 
 @pytest.mark.slow
 def test_they_end_with_it(tmp_path: Path) -> None:
-    """All of them, whatever they have told that nobody reads: who waits for the end of its output gets it."""
+    """All worker processes end with the training process, although nobody reads the states they sent."""
     process = Forked(
         ["-c", PROGRAM, "run"], cwd=tmp_path, env={"PATH": "", "PYTHONPATH": ROOT},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE,

@@ -203,7 +203,7 @@ ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
     "a state with more behind it": (_bytes(PAYLOAD, lambda b: b + b" "), r"it has \d+ bytes, \d+ were saved"),
     "a state of as many other bytes": (_bytes(PAYLOAD, lambda b: b[:-1] + bytes([b[-1] ^ 1])), "its SHA-256 is not"),
     "the manifest of another checkpoint": (_take(MANIFEST), None),
-    "a manifest with more behind it": (_bytes(MANIFEST, lambda b: b + b" "), "it holds more than was saved"),
+    "a manifest with more behind it": (_bytes(MANIFEST, lambda b: b + b" "), "its contents do not match the hash"),
     "no manifest": (_put(MANIFEST, lambda path: None), "no readable manifest.json: it was not completed"),
     "no state": (_put(PAYLOAD, lambda path: None), "is incomplete, state.pth cannot be read"),
     "an empty manifest": (_bytes(MANIFEST, lambda b: b""), None),
@@ -225,8 +225,7 @@ ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
     "no file named": (_manifest(files={}), "has no state.pth: its manifest lists no file"),
     "a manifest that is a directory": (_put(MANIFEST, Path.mkdir), None),
     "a state that is a directory": (_put(PAYLOAD, Path.mkdir), None),
-    "a manifest that is a pipe": (_put(MANIFEST, os.mkfifo), "no readable manifest.json: .*not a regular file"),
-    "a state that is a pipe": (_put(PAYLOAD, os.mkfifo), "state.pth cannot be read: .*not a regular file"),
+
     "a state that is no mapping": (_state([1, 2]), "expected a mapping with a 'state_dict'"),
     "a state without weights": (_state({"meta": {}}), None),
     "a state that is no archive": (lambda damaged: replace_payload(damaged.newer, b"not at all"), None),

@@ -45,7 +45,7 @@ TESTS = {
     "checkpoint/retention/pending.py": COPY,
     "data/index_reader.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/lineage.py": LINE,
-    "checkpoint/manifest.py": STORE,
+    "checkpoint/manifest.py": ("tests/checkpoint/test_manifest.py", *STORE),
     "optim/optimizers.py": _RESUMED,
     "data/loader_state.py": (BY_VALUE, "tests/resume/test_resume_samplers.py"),
     "checkpoint/prune.py": ("tests/cli/test_checkpoints_prune.py",),
@@ -64,7 +64,11 @@ TESTS = {
     "checkpoint/commit.py": STORE,
     "checkpoint/serialize.py": STORE,
     "checkpoint/verify.py": STORE,
-    "checkpoint/weights.py": (*_RESUMED, "tests/checkpoint/test_weights_refused.py"),
+    "checkpoint/weights.py": (
+        "tests/hooks/test_precise_bn.py",
+        "tests/checkpoint/test_weights_refused.py",
+        *_RESUMED,
+    ),
 }
 """The checkpoint code, and what is to turn red where something of a file is left out."""
 

@@ -30,7 +30,9 @@ def test_a_tensor_that_does_not_lie_in_a_row_is_copied_late() -> None:
     sources = {"t": lying.t(), "s": lying[:, ::2], "c": torch.tensor([1 + 2j, 3 - 1j]).conj(), "row": lying}
     expected = {name: source.clone() for name, source in sources.items()}
     snapshot = Snapshot()
-    snapshot.take({"state_dict": {name: torch.zeros_like(source) for name, source in sources.items()}})
+    snapshot.pack(
+        {"state_dict": {name: torch.zeros_like(source) for name, source in sources.items()}}
+    ).unpack()
     packed = snapshot.pack({"state_dict": sources}, {source.data_ptr() for source in sources.values()})
     assert packed.rest is not None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from concurrent.futures import Future
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint.commit import commit
-from eventloop.checkpoint.disk import BESIDE, DISK, Sink
+from eventloop.checkpoint.disk import DISK, LARGE, Sink
 from eventloop.checkpoint.serialize import serialize
 from tests.faults.operations import save, state, value_of, values
 from tests.faults.shim import Operation, shimmed
@@ -65,30 +65,22 @@ def test_a_sync_that_fails(
 def test_what_is_written_is_not_read_later(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a large piece is written its memory is the caller's: it was hashed by then."""
 
-    class Later(Future[None]):
-        """Done when it is asked for."""
+    class Slow(threading.Thread):
+        """Hashes only when it is waited for."""
 
-        def __init__(self, work: Any, piece: memoryview) -> None:
-            super().__init__()
-            self.work, self.piece = work, piece
+        def start(self) -> None:
+            pass
 
-        def result(self, timeout: float | None = None) -> None:
-            self.work(self.piece)
+        def join(self, timeout: float | None = None) -> None:
+            self.run()
 
-    class Slow:
-        """Does nothing of its own accord."""
-
-        def submit(self, work: Any, piece: memoryview) -> Later:
-            return Later(work, piece)
-
-    data = bytearray(b"a" * BESIDE)
+    data = bytearray(b"a" * LARGE)
     with DISK.create(directory / "one") as file, DISK.create(directory / "other") as other:
         expected, sink = Sink(DISK, other), Sink(DISK, file)
-        monkeypatch.setattr(sink, "_hasher", Slow())
         expected.write(bytes(data))
-        expected.close()
+        monkeypatch.setattr("eventloop.checkpoint.disk.threading.Thread", Slow)
         sink.write(memoryview(data))
-        data[:] = b"b" * BESIDE
+        data[:] = b"b" * LARGE
 
     assert sink.entry() == expected.entry()
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
 from eventloop.events import ScalarsLogged
-from eventloop.hooks import Hook
+from eventloop.hooks import CheckpointHook, Hook
 from eventloop.training.trainer import Trainer
 
 torch.set_num_threads(1)
@@ -21,6 +21,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Make = Callable[..., Trainer]
 Record = Callable[[Trainer], list[ScalarsLogged]]
 Scripted = Callable[..., dict[str, Any]]
+Train = Callable[..., CheckpointHook]
 
 
 class Clock:
@@ -137,6 +138,23 @@ def scripted() -> Callable[..., dict[str, Any]]:
         return {"val_loader": [torch.zeros(1)], "val_step": val_step, "sanity_val": 0}
 
     return make
+
+
+@pytest.fixture
+def train(make_trainer: Make, scripted: Scripted) -> Train:
+    """Train until there were so many epochs in all, one a score, after a resume from `resumed`; return the hook."""
+
+    def run(
+        *scores: float | dict[str, float], resumed: str = "", epochs: int = 0, **options: Any
+    ) -> CheckpointHook:
+        hook = CheckpointHook(**{"save_best": "acc", "save_last": False, **options})
+        trainer = make_trainer(max_epochs=epochs or len(scores), hooks=[hook], **scripted(*scores))
+        if resumed:
+            trainer.resume(resumed)
+        trainer.train()
+        return hook
+
+    return run
 
 
 @pytest.fixture

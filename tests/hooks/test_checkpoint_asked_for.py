@@ -1,4 +1,4 @@
-"""CheckpointHook: the best checkpoint of a validation that a handler asked for."""
+"""Test the best checkpoint of a validation that a handler starts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ ITERATIONS: dict[str, Any] = {"max_iters": 12, "val_interval": 1000, "batches": 
 
 
 def earlier_is_more(trainer: Trainer, batch: Any) -> dict[str, Any]:
-    """A validation whose first is the best."""
+    """Validate with a score that falls from validation to validation."""
     return {"loss": 100.0 - trainer.iter}
 
 
 @pytest.fixture
 def make_run(make_trainer: Make, make_batches: Callable[[int], Any]) -> Make:
-    """Build trainers of 12 iterations with a schedule, which save the greatest loss alone, an early one."""
+    """Return a function that builds trainers of 12 iterations with a schedule, which save only the greatest
+    loss."""
 
     def make(**options: Any) -> Trainer:
         model = torch.nn.Linear(2, 1)
@@ -43,7 +44,7 @@ def make_run(make_trainer: Make, make_batches: Callable[[int], Any]) -> Make:
 
 
 def validating(trainer: Trainer, event_type: type[Event], at: int, priority: int) -> Trainer:
-    """The trainer, which validates once more when it has come so far."""
+    """Return the trainer, which validates once more in the given event."""
 
     def validate(trainer: Trainer, event: Any) -> None:
         if trainer.iter == at:
@@ -75,8 +76,8 @@ def test_it_is_of_the_iterations_whose_steps_are_made(
     make_run: Make, unit: dict[str, Any], event_type: type[Event], at: int, priority: int, done: int, epoch: str,
     iteration: str, tmp_path: Path,
 ) -> None:  # fmt: skip
-    """Its counters, its name and its schedulers are those of the weights that were validated, and a run that resumes
-    from it makes the steps that are left and ends with the weights of the one it was taken from."""
+    """The best checkpoint has the counters, name and schedulers of the validated weights, and a run resumed
+    from it ends with the weights of the first run."""
     trainer = validating(make_run(**unit, work_dir=tmp_path / "first"), event_type, at, priority)
     trainer.train()
 
@@ -94,7 +95,7 @@ def test_it_is_of_the_iterations_whose_steps_are_made(
 def test_its_metrics_are_logged_at_the_step_of_its_weights(
     make_run: Make, record_scalars: Callable[[Trainer], list[Any]]
 ) -> None:
-    """The step of a validation is the number of iterations whose steps are made, wherever it was asked for."""
+    """A validation is logged at the number of iterations whose optimizer's steps are made."""
     trainer = make_run(**{**ITERATIONS, "val_interval": 8})
     validating(trainer, AfterTrainIter, 7, 60)
     seen = record_scalars(trainer)

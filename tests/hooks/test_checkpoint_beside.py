@@ -1,4 +1,4 @@
-"""CheckpointHook: several of them in one trainer, in directories of their own."""
+"""Test several CheckpointHooks of one trainer, each with its own directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Run = Callable[..., Trainer]
 
 @pytest.fixture
 def run(make_trainer: Make, tmp_path: Path) -> Run:
-    """A trainer of six epochs of four iterations that saves each, and by a second hook what its options say in an archive."""
+    """Return a function that builds a trainer of six epochs with two hooks, the second of which saves in an
+    archive."""
 
     def make(archive: dict[str, Any], first: dict[str, Any] | None = None, **options: Any) -> Trainer:
         hooks = [
@@ -33,7 +34,7 @@ def run(make_trainer: Make, tmp_path: Path) -> Run:
 
 
 def crashed(trainer: Trainer, *, epochs: int) -> list[str]:
-    """What is said of resuming when an error ends a run after so many epochs of this trainer."""
+    """Train, let an error end the run after so many epochs, and return the error's notes on resuming."""
     trainer.bus.subscribe(
         lambda event: 1 / 0, "before_train_epoch", start=epochs + trainer.epoch, name="fails"
     )
@@ -54,7 +55,8 @@ def crashed(trainer: Trainer, *, epochs: int) -> list[str]:
 def test_auto_takes_the_newest_of_all(
     run: Run, tmp_path: Path, archive: dict[str, Any], first: dict[str, Any], newest: str
 ) -> None:
-    """Whichever hook saved it, of those that can be resumed from; and an error says the same, in one note."""
+    """`resume("auto")` takes the newest checkpoint of all hooks that can be resumed from, and an error names
+    it in one note."""
     notes = crashed(run(archive, first), epochs=3)
 
     resumed = run(archive, first)
@@ -67,7 +69,7 @@ def test_auto_takes_the_newest_of_all(
 
 
 def test_the_order_is_that_of_saving(run: Run, tmp_path: Path) -> None:
-    """In a resumed run too, with a hook that was not there before."""
+    """Sequences count through all hooks, also in a resumed run with another hook."""
     crashed(run({"interval": 2}, hooks=[CheckpointHook(interval=1)]), epochs=2)
     second = run({"interval": 1})
     second.resume("auto")
@@ -84,7 +86,7 @@ def test_the_order_is_that_of_saving(run: Run, tmp_path: Path) -> None:
 
 
 def test_the_best_of_all(run: Run, scripted: Scripted, tmp_path: Path) -> None:
-    """Is found where the hook that watches the scores saves."""
+    """`resume("best")` finds the best checkpoint in the directory of the hook that saves it."""
     archive = {"interval": -1, "save_best": "acc"}
     crashed(run(archive, **scripted(0.25, 0.75, 0.5)), epochs=3)
 
@@ -94,7 +96,8 @@ def test_the_best_of_all(run: Run, scripted: Scripted, tmp_path: Path) -> None:
 
 
 def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
-    """The first hook's comes first; an error names every place."""
+    """A name is searched in the directories of all hooks, the first hook's first; an error names all
+    directories."""
     archive: dict[str, Any] = {"interval": 2, "by_epoch": False}
     crashed(run(archive), epochs=2)
 
@@ -103,7 +106,7 @@ def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
     assert run(archive).resume("epoch_1") == tmp_path / "run" / "epoch_1"
     with pytest.raises(
         FileNotFoundError,
-        match=r"no checkpoint at iter_44, nor .* in .*run or .*archive/run: did you mean 'iter_4'",
+        match=r"no checkpoint at iter_44, nor .* in .*run or .*archive/run: there are epoch_2, epoch_1, iter_8",
     ):
         run(archive).resume("iter_44")
 
@@ -118,7 +121,7 @@ def test_a_name_is_looked_for_in_all(run: Run, tmp_path: Path) -> None:
 def test_going_back_leaves_behind_what_is_newer_in_all(
     run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, chosen: str, left: list[str], then: str
 ) -> None:
-    """`resume("auto")` goes on from where the run went back to, and then with what it saves."""
+    """After a step back `resume("auto")` goes on from there, and then from what the run saves."""
     archive = {"interval": 2}
     crashed(run(archive), epochs=3)
     second = run(archive)
@@ -135,7 +138,7 @@ def test_going_back_leaves_behind_what_is_newer_in_all(
 
 
 def test_a_run_that_was_stopped_names_the_newest_of_all(run: Run, tmp_path: Path) -> None:
-    """Not the last one of the hook that ends last."""
+    """A stopped run names the newest checkpoint of all hooks."""
     trainer = run({"interval": 2}, {"save_last": True})
     trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_epoch", start=2)
     trainer.train()

@@ -1,10 +1,10 @@
-"""CheckpointHook: the best checkpoint."""
+"""Test the best checkpoint of CheckpointHook."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from fnmatch import fnmatch
-from math import inf, nan
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +17,11 @@ from eventloop.checkpoint.manifest import Label, read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from eventloop.util.errors import CheckpointError
-from tests.support.saving import Writes
+from tests.hooks.conftest import Train
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
-BestOf = Callable[..., CheckpointHook]
-
-
-@pytest.fixture
-def best_of(make_trainer: Make, scripted: Scripted) -> Callable[..., CheckpointHook]:
-    """Train one epoch a score, saving the best alone; return the hook."""
-
-    def train(*scores: float | dict[str, float], save_best: str = "acc", **options: Any) -> CheckpointHook:
-        hook = CheckpointHook(save_best=save_best, save_last=False, **options)
-        make_trainer(max_epochs=len(scores), hooks=[hook], **scripted(*scores)).train()
-        return hook
-
-    return train
-
-
-@pytest.mark.representative(2)
-@pytest.mark.parametrize(
-    ("scores", "epoch"),
-    [
-        ((0.5, 0.75, 0.25), 2),
-        ((0.5, 0.5, 0.5), 1),
-        ((0.0, 0.0), 1),
-        ((0.0, -1.0), 1),
-        ((-1.0, 0.0), 2),
-        ((nan, 0.25, nan), 2),
-        ((0.25, inf, 0.5), 3),
-        ((inf, 0.25), 2),
-        ((-inf, 0.25), 2),
-    ],
-)
-def test_best_is_the_first_strictly_better_finite_score(
-    best_of: BestOf, files: Files, scores: tuple[float, ...], epoch: int
-) -> None:
-    """Ties keep the old one, 0.0 is a score, NaN and infinities never are the best."""
-    hook = best_of(*scores)
-
-    assert files() == [f"best_acc_epoch_{epoch}"]
-    assert hook.best.score == scores[epoch - 1]
 
 
 LONG_NAME = "a/../acc\x1b\0" + "x" * 300
@@ -74,18 +36,16 @@ LONG_NAME = "a/../acc\x1b\0" + "x" * 300
         ([{"val/acc": 1.0}], {"save_best": "val/acc"}, "best_val_acc_epoch_1"),
         ([{LONG_NAME: 0.5}], {"save_best": LONG_NAME}, r"best_a_.._acc%1B%00xxx*_epoch_1"),
         ([0.5], {"filename_tmpl": "model_{}.pth"}, "best_acc_model_1"),
-        ([nan, nan], {}, ""),
     ],
-    ids=["loss", "rule", "auto", "slash", "long", "template", "none"],
+    ids=["loss", "rule", "auto", "slash", "long", "template"],
 )  # fmt: skip
 def test_which_and_under_which_name(
-    best_of: BestOf, files: Files, scores: list[Any], options: dict[str, Any], name: str
+    train: Train, files: Files, scores: list[Any], options: dict[str, Any], name: str
 ) -> None:
-    """The rule follows from the metric's name unless it is given, and the name of the checkpoint is one part of a path,
-    whatever the metric is called."""
-    best_of(*scores, **options)
+    """The metric's name decides the rule unless it is given, and is made safe for a file's name."""
+    train(*scores, **options)
 
-    assert [fnmatch(found, name) for found in files()] == ([True] if name else [])
+    assert [fnmatch(found, name) for found in files()] == [True]
 
 
 @pytest.mark.parametrize(
@@ -107,15 +67,15 @@ def test_which_and_under_which_name(
     ],
 )
 def test_missing_metric_is_an_error(
-    best_of: BestOf, metrics: dict[str, float], save_best: str, error: type[Exception], message: str
+    train: Train, metrics: dict[str, float], save_best: str, error: type[Exception], message: str
 ) -> None:
-    """The first validation says what is wrong, and which metrics are near."""
+    """The first validation without a watched metric raises an error with a suggestion."""
     with pytest.raises(error, match=message):
-        best_of(metrics, save_best=save_best)
+        train(metrics, save_best=save_best)
 
 
 def test_best_without_a_validation_is_an_error(make_trainer: Make) -> None:
-    """There would never be a score, so the trainer is not built."""
+    """A trainer with `save_best` and without a validation is refused."""
     with pytest.raises(ValueError, match="save_best='acc' needs a validation: give the Trainer a val_loader"):
         make_trainer(hooks=[CheckpointHook(save_best="acc")])
 
@@ -136,38 +96,17 @@ def test_best_is_named_by_the_hooks_own_unit(
     options: Any,
     expected: set[str],
 ) -> None:
-    """A hook that counts iterations names its best by them, in a run of epochs too."""
+    """A hook that counts iterations names its best checkpoint by the iteration, in a run of epochs too."""
     make_trainer(hooks=[CheckpointHook(save_best="acc", **options)], **run, **scripted(0.25, 0.5)).train()
 
     assert set(files()) == expected
 
 
-def test_old_best_is_removed_only_after_the_new_one_is_durable(
-    best_of: BestOf, files: Files, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the new best is being written, the old one is still there."""
-    before_write: list[list[str]] = []
-
-    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
-    best_of(0.25, 0.5, 0.75)
-
-    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_2"]]
-    assert files() == ["best_acc_epoch_3"]
-
-
-def test_best_does_not_count_as_kept(make_trainer: Make, scripted: Scripted, files: Files) -> None:
-    """Pruning leaves the best alone, however old it is."""
-    hook = CheckpointHook(interval=1, max_keep_ckpts=1, save_best="acc")
-    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.75, 0.5, 0.25)).train()
-
-    assert files() == ["epoch_3", "best_acc_epoch_1"]
-
-
 def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
     make_trainer: Make, scripted: Scripted, tmp_path: Path
 ) -> None:
-    """`resume("best")` takes what says of itself that it is the best. It has optimizer, counters and hooks too, and its
-    validation is not repeated; what is saved then is newer than all that is there."""
+    """A run resumed from the best checkpoint ends like the uninterrupted one, does not repeat its validation,
+    and saves greater sequences."""
     hook = CheckpointHook(interval=1, save_best="acc")
     whole = make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5))
     whole.train()
@@ -187,55 +126,17 @@ def test_run_resumed_from_the_best_equals_the_uninterrupted_one(
     assert {path.name: manifest.sequence for path, manifest in manifests.items()}["epoch_3"] == 6
 
 
-@pytest.mark.parametrize(
-    ("later", "expected"),
-    [(0.25, "best_acc_epoch_1"), (0.5, "best_acc_epoch_1"), (0.75, "best_acc_epoch_2")],
-    ids=["worse", "tie", "better"],
-)
-def test_best_score_survives_a_resume(
-    make_trainer: Make, scripted: Scripted, files: Files, later: float, expected: str
-) -> None:
-    """A resumed run compares with the saved score, and removes the saved best when there is a better one."""
-    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(0.5)).train()
+def test_best_is_found_again_after_resuming_before_its_validation(train: Train, files: Files) -> None:
+    """A checkpoint that is saved before the validation of its epoch leads to the same best checkpoint."""
+    train(0.25, 0.75, interval=1)
 
-    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="acc")], **scripted(later))
-    resumed.resume()
-    resumed.train()
-
-    assert [name for name in files() if name.startswith("best")] == [expected]
-
-
-def test_best_is_found_again_after_resuming_before_its_validation(
-    make_trainer: Make, scripted: Scripted, files: Files
-) -> None:
-    """An epoch's checkpoint is older than its validation: resumed from, that is repeated, and so is its best."""
-    hook = CheckpointHook(interval=1, save_best="acc")
-    make_trainer(max_epochs=2, hooks=[hook], **scripted(0.25, 0.75)).train()
-
-    resumed = make_trainer(max_epochs=3, hooks=[CheckpointHook(save_best="acc")], **scripted(0.75, 0.5))
-    resumed.resume()
-    resumed.train()
+    train(0.75, 0.5, resumed="auto", epochs=3)
 
     assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_2"]
 
 
-def test_score_of_another_metric_is_not_compared_with(
-    make_trainer: Make, scripted: Scripted, files: Files
-) -> None:
-    """A run resumed with another `save_best` starts afresh, and leaves the other best alone."""
-    both = {"acc": 0.25, "loss": 2.0}
-    make_trainer(max_epochs=1, hooks=[CheckpointHook(save_best="acc")], **scripted(both)).train()
-
-    resumed = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="loss")], **scripted(both))
-    resumed.resume()
-    resumed.train()
-
-    best = [name for name in files() if name.startswith("best")]
-    assert best == ["best_acc_epoch_1", "best_loss_epoch_2"]
-
-
 def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
-    """Pruning goes on where the saved run was; a smaller number prunes the surplus."""
+    """A resumed run removes the checkpoints of the former run too, with its own limit."""
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=3)]).train()
 
     resumed = make_trainer(max_epochs=4, hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)])
@@ -256,7 +157,8 @@ def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
 def test_resume_prefers_the_regular_one_of_an_iteration(
     make_trainer: Make, scripted: Scripted, tmp_path: Path, damaged: list[str], taken: str
 ) -> None:
-    """Of one iteration `resume("auto")` takes the regular checkpoint, and a best one where that is damaged."""
+    """Of one iteration `resume("auto")` takes the regular checkpoint, or a best one if the regular one is
+    damaged."""
     hook = CheckpointHook(interval=1, save_best=["acc", "loss"])
     scores = scripted({"acc": 0.25, "loss": 2.0}, {"acc": 0.5, "loss": 1.0})
     trainer = make_trainer(max_epochs=2, hooks=[hook], **scores)
@@ -275,7 +177,7 @@ def test_resume_prefers_the_regular_one_of_an_iteration(
 def test_a_newer_best_one_is_taken(
     make_trainer: Make, scripted: Scripted, hook: dict[str, Any], newest: str
 ) -> None:
-    """The preference is within an iteration: without a regular checkpoint there, the best one is the newest."""
+    """`resume("auto")` takes a best checkpoint that is newer than every regular one."""
     by_iteration = {"val_interval": 3, "max_iters": 6} if "epoch" not in newest else {"max_epochs": 2}
     hooks = [CheckpointHook(**hook, save_best="acc", save_last=False)]
     trainer = make_trainer(hooks=hooks, **by_iteration, **scripted(0.25, 0.5, 0.75))
@@ -284,17 +186,8 @@ def test_a_newer_best_one_is_taken(
     assert trainer.resume("auto").name == newest
 
 
-def test_resume_from_a_best_that_is_not_there(make_trainer: Make) -> None:
-    """A run without `save_best` has none, which the message says."""
-    trainer = make_trainer(hooks=[CheckpointHook(interval=1)])
-    trainer.train()
-
-    with pytest.raises(FileNotFoundError, match=r"run holds no best checkpoint at all: .*save_best"):
-        trainer.resume("best")
-
-
 def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
-    """A best checkpoint's manifest has every metric of its validation, and the rule it is the best by."""
+    """The manifest of a best checkpoint has its rule, and every score of its validation."""
     hook = CheckpointHook(interval=1, save_best=["acc", "loss"])
     scores = scripted({"acc": 0.5, "loss": 2.0, "odd": nan})
     make_trainer(max_epochs=1, hooks=[hook], **scores).train()
@@ -310,8 +203,8 @@ def test_the_manifest_has_the_scores(make_trainer: Make, scripted: Scripted, tmp
 
 
 def test_every_manifest_has_the_last_scores(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
-    """Also one of the interval, with the iteration they are of; also after a resume, before the next validation; and
-    without `save_best`."""
+    """Every manifest has the scores and the iteration of the last validation, also after a resume and without
+    `save_best`."""
     run = tmp_path / "run"
     make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)], **scripted(0.25, 0.5)).train()
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)], **scripted(0.5, 0.75))
@@ -330,7 +223,7 @@ def test_every_manifest_has_the_last_scores(make_trainer: Make, scripted: Script
     "state", [{"kept": ["../victim"]}, {"bests": {"other": [0.0, "/victim", "other"]}}, {"bests_behind": {"acc": [[0.0, "a/../../victim", "acc"]]}}]
 )  # fmt: skip
 def test_a_state_that_lists_paths_is_refused(make_trainer: Make, state: dict[str, Any]) -> None:
-    """A checkpoint of another program could have this run remove any directory, when it prunes."""
+    """A hook's state that lists a path is refused, because pruning would remove that path."""
     hook = CheckpointHook(save_best="acc")
 
     with pytest.raises(CheckpointError, match=r"lists '.*victim' .* expected the name of a folder in"):
@@ -338,7 +231,7 @@ def test_a_state_that_lists_paths_is_refused(make_trainer: Make, state: dict[str
 
 
 def test_what_is_no_checkpoint_is_not_removed(make_trainer: Make, scripted: Scripted, tmp_path: Path) -> None:
-    """Of the names that a resumed checkpoint lists as those it saved, only checkpoints go for better ones."""
+    """A directory without a manifest is not removed, although a resumed checkpoint lists its name."""
     run = tmp_path / "run"
     options: dict[str, Any] = {"save_best": "acc", "max_keep_ckpts": 1}
     make_trainer(hooks=[CheckpointHook(**options)], **scripted(0.25)).train()

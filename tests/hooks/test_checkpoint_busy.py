@@ -1,4 +1,4 @@
-"""CheckpointHook: what becomes of a checkpoint that is due while the one before is being written."""
+"""Test checkpoints that are due while earlier ones are still being written."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ DEADLINE = 60.0
 
 
 class Slow:
-    """Writes of these names that last until they are let go, or until the training waits for them; `fails` fails then."""
+    """Writes of some names that wait until they are released, or until the training waits; `fails` names one
+    that then fails."""
 
     def __init__(self, names: tuple[str, ...], fails: str = "") -> None:
         self.names, self.fails, self.entered, self.go = names, fails, threading.Event(), threading.Event()
 
     def before(self, path: Path) -> None:
-        """Wait, if it is one of them."""
+        """Wait if the path is one of the held names."""
         if path.name in self.names:
             self.entered.set()
             assert self.go.wait(DEADLINE)
@@ -41,13 +42,13 @@ class Slow:
 
 @pytest.fixture(autouse=True)
 def one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let there be room for one checkpoint."""
+    """Limit the queue to one checkpoint."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 0)
 
 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
-    """Hold the writes of some checkpoints."""
+    """Return a function that holds the writes of some checkpoints."""
     made: list[Slow] = []
     finish, make_room = Saves.finish, Saves.make_room
 
@@ -77,8 +78,8 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Slow]]:
 
 
 class LetGo(Hook):
-    """Lets a write go in one iteration, when it has begun, and waits until it is done; before the iteration `since` it
-    waits for every save."""
+    """A hook that releases a write in one iteration and waits for it; before the iteration `since` it waits
+    for every save."""
 
     priority = "LOWEST"
 
@@ -86,7 +87,7 @@ class LetGo(Hook):
         self.slow, self.iteration, self.hook, self.since = slow, iteration, hook, since
 
     def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-        """Do that."""
+        """Release the write, and wait, in the given iterations."""
         if event.iter >= self.since:
             assert self.slow.entered.wait(DEADLINE)
         if event.iter == self.iteration:
@@ -98,7 +99,8 @@ class LetGo(Hook):
 
 @pytest.fixture
 def outcomes(make_trainer: Make) -> Callable[..., list[str]]:
-    """Train, and say what became of each checkpoint, in the order it was told."""
+    """Return a function that trains, and returns the outcome of each checkpoint in the order of its
+    events."""
 
     def train(*hooks: Hook, **options: Any) -> list[str]:
         trainer = make_trainer(hooks=list(hooks), **options)
@@ -120,7 +122,8 @@ REPLACED = "replaced by a newer one before it was written"
 
 
 def test_skip(slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture) -> None:
-    """The new one is left out, which an event and the log tell; once there is time again, the next is saved."""
+    """With "skip" a due checkpoint is skipped and reported by event and log; the next one with room is
+    saved."""
     held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy="skip")
 
     seen = outcomes(hook, LetGo(held, 2, hook), max_iters=4)
@@ -134,7 +137,8 @@ def test_skip(slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogC
 def test_many_that_are_skipped(
     slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log names the 1st, 2nd, 4th, 8th, ..., and at the end their number; events name every one."""
+    """The log names the 1st, 2nd, 4th, 8th, ... skipped checkpoint and their number at the end; events name
+    all."""
     slow("iter_1")
 
     seen = outcomes(CheckpointHook(interval=1, when_busy="skip"), max_iters=7)
@@ -156,7 +160,7 @@ def test_replace(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The one that waits is replaced by the new one, which an event and the log tell."""
+    """With "replace" the waiting checkpoint is dropped for the new one, and reported by event and log."""
     held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy="replace", save_last=False)
 
     seen = outcomes(hook, LetGo(held, 3, hook), max_iters=4)
@@ -170,7 +174,7 @@ def test_replace(
 def test_one_that_was_replaced_is_not_counted(
     slow: Callable[..., Slow], outcomes: Outcomes, files: Files
 ) -> None:
-    """`max_keep_ckpts` counts checkpoints that were written: none goes for one that never was."""
+    """`max_keep_ckpts` does not count replaced checkpoints, so no other one is removed for them."""
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
 
     seen = outcomes(hook, LetGo(slow("iter_2"), 3, hook, since=1), max_iters=4)
@@ -191,8 +195,7 @@ def test_the_last_is_always_saved(
     slow: Callable[..., Slow], outcomes: Outcomes, caplog: pytest.LogCaptureFixture, when_busy: Any, interval: int,
     iters: int, expected: list[str],
 ) -> None:  # fmt: skip
-    """The training waits for what is before it, and for it; by default it waits for every one, and all are there. None is
-    said to be left out, to be saved a moment later."""
+    """The last checkpoint is always saved, and with "wait" every one is."""
     slow(*expected[:-1])
 
     assert outcomes(CheckpointHook(interval=interval, when_busy=when_busy), max_iters=iters) == expected
@@ -203,7 +206,7 @@ def test_the_last_is_always_saved(
 def test_the_best_is_always_saved(
     slow: Callable[..., Slow], outcomes: Outcomes, scripted: Scripted, when_busy: Any
 ) -> None:
-    """It waits for the checkpoint of its epoch, and is waited for."""
+    """A best checkpoint is never skipped or replaced."""
     slow("epoch_1", "best_acc_epoch_1")
     hook = CheckpointHook(interval=1, save_best="acc", when_busy=when_busy, save_last=False)
 
@@ -213,7 +216,7 @@ def test_the_best_is_always_saved(
 
 
 def test_a_failed_one_is_not_counted(slow: Callable[..., Slow], outcomes: Outcomes, files: Files) -> None:
-    """With two to keep, the one before the failed one stays; the one that waited behind it is written."""
+    """A failed checkpoint does not count for `max_keep_ckpts`, and the one waiting after it is written."""
     hook = CheckpointHook(interval=1, when_busy="replace", save_last=False, max_keep_ckpts=2)
 
     seen = outcomes(hook, LetGo(slow("iter_3", fails="iter_3"), 3, hook, since=2), max_iters=4)
@@ -226,7 +229,7 @@ def test_a_failed_one_is_not_counted(slow: Callable[..., Slow], outcomes: Outcom
 def test_a_resumed_run_counts_what_is_there(
     make_trainer: Callable[..., Trainer], files: Files, tmp_path: Path
 ) -> None:
-    """A checkpoint that names one which was under way, and then failed, does not count it."""
+    """A resumed run does not count checkpoints that its state lists and that do not exist."""
     options: dict[str, Any] = {"interval": 1, "max_keep_ckpts": 2, "save_last": False}
     make_trainer(max_iters=3, hooks=[CheckpointHook(**options)]).train()
     rewrite(tmp_path / "run" / "iter_3", lambda state: state["hooks"]["checkpoint"]["kept"].append("iter_9"))
@@ -242,7 +245,7 @@ def test_a_resumed_run_counts_what_is_there(
 def test_small_checkpoints_wait_in_a_queue(
     slow: Callable[..., Slow], outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch, when_busy: Any
 ) -> None:
-    """While there is room none is waited for, skipped or replaced."""
+    """While the queue has room, no checkpoint is waited for, skipped or replaced."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 1 << 20)
     held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy=when_busy, save_last=False)
 

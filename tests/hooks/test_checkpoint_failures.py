@@ -1,4 +1,4 @@
-"""CheckpointHook: saves that fail."""
+"""Test saves of CheckpointHook that fail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Fail = Callable[..., None]
 
 @pytest.fixture
 def fail_on(monkeypatch: pytest.MonkeyPatch) -> Fail:
-    """Let the saves of these names fail as on a full disk."""
+    """Return a function that lets the saves of some names fail like on a full disk."""
 
     def fail(*names: str) -> None:
         def full(path: Path) -> None:
@@ -39,7 +39,7 @@ def fail_on(monkeypatch: pytest.MonkeyPatch) -> Fail:
 def test_training_goes_on_and_the_next_save_works(
     make_trainer: Make, fail_on: Fail, files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One failure costs one checkpoint, of which no half is left; an event and the log name path and error, once."""
+    """A failed save is reported once by event and log, leaves no file, and the next save works."""
     fail_on("epoch_2")
     trainer = make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)])
 
@@ -60,7 +60,7 @@ def test_training_goes_on_and_the_next_save_works(
 def test_failed_save_removes_nothing_older(
     make_trainer: Make, fail_on: Fail, files: Files, tmp_path: Path, fails: list[str], left: str
 ) -> None:
-    """With one checkpoint to keep, the one before stays until a later one is durable."""
+    """A failed save removes no older checkpoint."""
     fail_on(*fails)
 
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
@@ -72,7 +72,7 @@ def test_failed_save_removes_nothing_older(
 def test_failed_save_under_a_taken_name_still_counts_the_older(
     make_trainer: Make, fail_on: Fail, files: Files
 ) -> None:
-    """One that was kept, and could not be replaced by one of its name, is pruned in its turn."""
+    """If a save under an existing name fails, the former checkpoint of that name still counts for pruning."""
     make_trainer(batches=2, max_iters=4, hooks=[CheckpointHook(interval=2)]).train()
     hook = CheckpointHook(interval=2, max_keep_ckpts=1)
     resumed = make_trainer(batches=2, max_iters=6, hooks=[hook])
@@ -88,7 +88,7 @@ def test_failed_save_under_a_taken_name_still_counts_the_older(
 def test_failed_epoch_save_is_tried_again_at_the_end(
     make_trainer: Make, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last epoch's checkpoint, when it failed at its interval, is saved by `save_last`."""
+    """A failed checkpoint of the last epoch is saved again by `save_last`."""
     writes: list[str] = []
 
     def first_fails(path: Path) -> None:
@@ -107,7 +107,7 @@ def test_failed_epoch_save_is_tried_again_at_the_end(
 def test_score_is_not_compared_with_a_best_that_failed(
     make_trainer: Make, fail_on: Fail, files: Files, scripted: Scripted, last: float, best: int, score: float
 ) -> None:
-    """File and score stay those of the old best, with which a later score is compared."""
+    """Later scores are not compared with a best checkpoint whose save failed."""
     fail_on("best_acc_epoch_2")
     hook = CheckpointHook(save_best="acc", save_last=False)
 
@@ -120,7 +120,7 @@ def test_score_is_not_compared_with_a_best_that_failed(
 def test_directory_that_cannot_be_made_is_a_failed_save(
     make_trainer: Make, tmp_path: Path, record_names: Callable[..., list[str]]
 ) -> None:
-    """An `out_dir` that is a file is reported at each save, and training goes on."""
+    """If `out_dir` cannot be made, each save fails with an event, and training goes on."""
     (tmp_path / "far").write_text("a file")
     trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, out_dir=tmp_path / "far")])
     seen = record_names(trainer, "checkpoint_failed", "checkpoint_saved")

@@ -1,4 +1,4 @@
-"""CheckpointHook: the best few of each metric."""
+"""Test `keep_best`, the number of best checkpoints of each metric."""
 
 from __future__ import annotations
 
@@ -14,55 +14,43 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
+from tests.hooks.conftest import Train
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
 Files = Callable[..., list[str]]
-Train = Callable[..., CheckpointHook]
 
 
-@pytest.fixture
-def train(make_trainer: Make, scripted: Scripted) -> Train:
-    """Train until there were so many epochs in all, one a score; after a resume from `resumed`."""
-
-    def run(
-        *scores: float | dict[str, float], resumed: str = "", epochs: int = 0, **options: Any
-    ) -> CheckpointHook:
-        hook = CheckpointHook(**{"save_best": "acc", "save_last": False, **options})
-        trainer = make_trainer(max_epochs=epochs or len(scores), hooks=[hook], **scripted(*scores))
-        if resumed:
-            trainer.resume(resumed)
-        trainer.train()
-        return hook
-
-    return run
-
-
-@pytest.mark.representative(3)
+@pytest.mark.representative(5)
 @pytest.mark.parametrize(
     ("metric", "keep_best", "scores", "epochs"),
     [
+        ("acc", 1, (0.0, 0.0, -1.0), [1]),
+        ("acc", 1, (nan, 0.25, inf, 0.5, -inf), [4]),
         ("acc", 2, (0.25, 0.5, 0.75), [2, 3]),
         ("loss", 2, (3.0, 1.0, 2.0, 2.5), [2, 3]),
         ("acc", 2, (nan, 0.25, inf, 0.5, -inf), [2, 4]),
+        ("acc", 1, (-1.0, 0.0), [2]),
+        ("acc", 1, (nan, nan), []),
         ("acc", 2, (0.5, 0.25, 0.25, 0.5), [1, 4]),
         ("acc", -1, (0.25, 0.75, nan, 0.5, 0.125), [1, 2, 4, 5]),
-        ("acc", 1, (0.25, 0.75, 0.5), [2]),
     ],
 )
 def test_the_best_few_are_kept(
     train: Train, files: Files, metric: str, keep_best: int, scores: tuple[float, ...], epochs: list[int]
 ) -> None:
-    """What is among the best so many is saved, and the one that it outdoes goes; an equal score is not better, and what
-    is not a number is none of them."""
-    train(*({metric: score} for score in scores), save_best=metric, keep_best=keep_best)
+    """The `keep_best` best scores are kept; ties do not beat, 0.0 is a score, and NaN and infinities never
+    count."""
+    hook = train(*({metric: score} for score in scores), save_best=metric, keep_best=keep_best)
 
     assert files() == [f"best_{metric}_epoch_{epoch}" for epoch in epochs]
+    best = (min if metric == "loss" else max)([scores[epoch - 1] for epoch in epochs], default=None)
+    assert hook.best.score == best
 
 
 def test_each_metric_has_its_own(train: Train, files: Files) -> None:
-    """What is outdone in one metric takes nothing from another; `best` and `bests` are the best of each."""
+    """Each metric has its own best checkpoints; `best` and `bests` have the first of each."""
     scores = [{"acc": 0.5, "loss": 1.0}, {"acc": 0.75, "loss": 2.0}, {"acc": 0.625, "loss": 3.0}]
     hook = train(*scores, save_best=["acc", "loss"], keep_best=2)
 
@@ -73,23 +61,25 @@ def test_each_metric_has_its_own(train: Train, files: Files) -> None:
     assert hook.best.score == 0.75
 
 
+@pytest.mark.parametrize("keep", [1, 2])
 def test_the_outdone_one_is_there_until_the_new_one_is_durable(
-    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
+    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch, keep: int
 ) -> None:
-    """While one of the best is being written, all of those before are there."""
+    """A beaten best checkpoint exists until the better one is durable."""
     before_write: list[list[str]] = []
+    names = ["best_acc_epoch_1", "best_acc_epoch_2", "best_acc_epoch_3"]
 
     Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
-    train(0.25, 0.5, 0.75, keep_best=2)
+    train(0.25, 0.5, 0.75, keep_best=keep)
 
-    assert before_write == [[], ["best_acc_epoch_1"], ["best_acc_epoch_1", "best_acc_epoch_2"]]
-    assert files() == ["best_acc_epoch_2", "best_acc_epoch_3"]
+    assert before_write == [[], names[:1], names[2 - keep : 2] if keep == 1 else names[:2]]
+    assert files() == names[3 - keep :]
 
 
 def test_one_that_was_not_saved_is_not_compared_with(
     train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A save that fails outdoes nothing, and a lower score takes its place."""
+    """A failed best checkpoint removes none, and a lower score may take its place."""
 
     def full(path: Path) -> None:
         if path.name == "best_acc_epoch_3":
@@ -103,8 +93,7 @@ def test_one_that_was_not_saved_is_not_compared_with(
 
 
 def test_each_says_of_itself_that_it_is_one_of_them(train: Train, tmp_path: Path) -> None:
-    """In its manifest, by which `resume("best")` finds it, and in the hook's state: the best where it ever was, and behind
-    it the others."""
+    """The manifests of all best checkpoints name their metric, and the hook's state has them in order."""
     train(0.75, 0.25, 0.5, keep_best=3)
 
     run = tmp_path / "run"
@@ -119,27 +108,31 @@ def test_each_says_of_itself_that_it_is_one_of_them(train: Train, tmp_path: Path
 
 @pytest.mark.parametrize("scores", [(0.25, 0.75, 0.5), (0.75, 0.25, 0.75)], ids=["highest", "equal"])
 def test_resume_takes_the_best_of_them(train: Train, make_trainer: Make, scores: tuple[float, ...]) -> None:
-    """Of equal ones the newest, which is the hook's best too."""
+    """`resume("best")` takes the highest score, and of equal scores the newest, like `hook.best`."""
     hook = train(*scores, keep_best=3)
 
     assert make_trainer(max_epochs=3).resume("best").name == hook.best.name
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(4)
 @pytest.mark.parametrize(
-    ("later", "kept"),
-    [((0.5, 0.75), [2, 5]), ((0.375,), [2, 3]), ((0.25,), [2, 3]), ((0.875, 0.9375), [4, 5])],
-    ids=["two", "tie", "worse", "all"],
-)
+    ("keep", "later", "kept"),
+    [
+        (1, (0.625,), [2]), (1, (0.75,), [4]), (2, (0.5, 0.75), [2, 5]), (2, (0.375,), [2, 3]), (2, (0.25,), [2, 3]),
+        (2, (0.875, 0.9375), [4, 5]),
+    ],
+)  # fmt: skip
 def test_all_of_them_survive_a_resume(
-    train: Train, files: Files, later: tuple[float, ...], kept: list[int]
+    train: Train, files: Files, keep: int, later: tuple[float, ...], kept: list[int]
 ) -> None:
-    """The run that goes on compares with the last of them, and removes them in their order."""
-    train(0.25, 0.625, 0.375, keep_best=2)
+    """A resumed run compares with the best checkpoints of the former run, and removes beaten ones."""
+    train(0.25, 0.625, 0.375, keep_best=keep, save_last=True)
 
-    train(*later, keep_best=2, resumed="auto", epochs=3 + len(later))
+    train(*later, keep_best=keep, resumed="auto", epochs=3 + len(later))
 
-    assert files() == [f"best_acc_epoch_{epoch}" for epoch in kept]
+    assert [name for name in files() if name.startswith("best")] == [
+        f"best_acc_epoch_{epoch}" for epoch in kept
+    ]
 
 
 @pytest.mark.representative(2)
@@ -150,7 +143,8 @@ def test_all_of_them_survive_a_resume(
 def test_another_number_in_a_resumed_run(
     train: Train, files: Files, first: int, keep_best: int, later: float, kept: list[int]
 ) -> None:
-    """More fill up; what is beyond fewer goes with the next that is saved."""
+    """A resumed run with a greater `keep_best` saves more; with a smaller one the next best save removes the
+    surplus."""
     train(0.25, 0.875, 0.5, keep_best=first)
 
     train(later, keep_best=keep_best, resumed="auto", epochs=4 if first > 1 else 3)
@@ -159,14 +153,14 @@ def test_another_number_in_a_resumed_run(
 
 
 def test_the_newest_are_counted_by_themselves(train: Train, files: Files) -> None:
-    """`max_keep_ckpts` leaves the best few alone, and they leave it."""
+    """`max_keep_ckpts` and `keep_best` count separately."""
     train(0.75, 0.5, 0.25, interval=1, max_keep_ckpts=1, keep_best=2)
 
     assert files() == ["epoch_3", "best_acc_epoch_1", "best_acc_epoch_2"]
 
 
 def test_the_best_of_each_is_published(train: Train, files: Files) -> None:
-    """Not those behind it."""
+    """Only the first of the best checkpoints of a metric is published."""
     train(0.25, 0.75, 0.5, keep_best=3, published_keys="state_dict")
 
     assert [name.rpartition("-")[0] for name in files() if name.endswith(".pth")] == ["best_acc_epoch_2"]
@@ -175,7 +169,7 @@ def test_the_best_of_each_is_published(train: Train, files: Files) -> None:
 def test_of_validations_of_one_name_the_best_stays(
     make_trainer: Make, scripted: Scripted, tmp_path: Path
 ) -> None:
-    """Where several fall into one epoch, a lower score does not take the place of a higher one, nor a second place."""
+    """Of several validations in one epoch, which share a name, the best score stays."""
     hook = CheckpointHook(save_best="acc", keep_best=2, save_last=False)
     trainer = make_trainer(max_epochs=1, batches=3, hooks=[hook], **scripted(0.5, 0.25, 0.75, 0.125))
     trainer.bus.subscribe(lambda trainer, event: trainer.val(), "after_train_iter", name="validate")
@@ -195,6 +189,6 @@ def test_of_validations_of_one_name_the_best_stays(
     ],
 )  # fmt: skip
 def test_bad_numbers_are_refused(options: dict[str, Any], message: str) -> None:
-    """When the hook is built, with what to do."""
+    """An invalid `keep_best` is refused when the hook is built, with advice."""
     with pytest.raises(ValueError, match=message):
         CheckpointHook(**{"save_best": "acc", **options})

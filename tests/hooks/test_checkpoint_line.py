@@ -1,4 +1,4 @@
-"""CheckpointHook: a run that went back to an earlier checkpoint, and ended before it saved."""
+"""Test runs that go back to an earlier checkpoint, and end before their first save."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Scripted = Callable[..., dict[str, Any]]
 
 
 class Killed(BaseException):
-    """What a kill is like: nothing is saved."""
+    """An exception that ends a run without a save, like a kill."""
 
 
 @pytest.fixture
 def run(make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
-    """A trainer of five epochs whose second was the best."""
+    """Return a function that builds a trainer of five epochs, of which the second is the best."""
 
     def make(max_epochs: int = 5, **hook: Any) -> Trainer:
         scores = scripted(0.1, 0.9, *[0.2] * 20)
@@ -38,7 +38,7 @@ Run = Callable[..., Trainer]
 
 
 def killed(trainer: Trainer) -> None:
-    """Train, and be killed in the first iteration."""
+    """Train, and end the run in its first iteration without a save."""
 
     def kill(event: Any) -> None:
         raise Killed
@@ -51,8 +51,8 @@ def killed(trainer: Trainer) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("chosen", ["best", "epoch_2.pth"])
 def test_auto_follows_the_run(run: Run, tmp_path: Path, chosen: str) -> None:
-    """A run that was resumed from another checkpoint than the newest, and killed before its first save, is gone on
-    with where it was resumed from: the regular checkpoint of that iteration."""
+    """After a kill before the first save, `resume("auto")` goes on from the checkpoint that the killed run
+    resumed from."""
     work_dir = tmp_path / "run"
     run().train()
     second = run(6)
@@ -67,7 +67,7 @@ def test_auto_follows_the_run(run: Run, tmp_path: Path, chosen: str) -> None:
 
 
 def test_a_resume_alone_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
-    """Who goes back to test or to export a model has not gone on from it."""
+    """A resume without training, as for an export, records no step back."""
     run().train()
     run(6).resume("best")
 
@@ -78,7 +78,7 @@ def test_a_resume_alone_leaves_nothing_behind(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "chosen"), [(5, "epoch_5"), (2, "best")])
 def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, epochs: int, chosen: str) -> None:
-    """However it was chosen; also from the best one of the last iteration."""
+    """Going on from the newest checkpoint records no step back, also if it was chosen as the best."""
     run(epochs).train()
     second = run(6)
     second.resume(chosen if chosen in ("auto", "best") else tmp_path / "run" / chosen)
@@ -88,7 +88,7 @@ def test_going_on_from_the_newest_writes_nothing(run: Run, tmp_path: Path, epoch
 
 
 def test_one_of_another_directory(run: Run, tmp_path: Path) -> None:
-    """Is nothing that a line could go on from here."""
+    """Going on from a checkpoint of another directory records no step back."""
     run().train()
     elsewhere = tmp_path / "elsewhere"
     (tmp_path / "run" / "epoch_2").rename(elsewhere)
@@ -102,7 +102,7 @@ def test_one_of_another_directory(run: Run, tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_written(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Does not end the run; the log says what it will cost."""
+    """If the step back cannot be recorded, the run goes on, and a warning says what it would cost."""
     run().train()
     second = run(6)
     second.resume("best")

@@ -1,4 +1,4 @@
-"""CheckpointHook: where files go, what they are called, and which options are refused."""
+"""Test where checkpoints go, how they are named, and which options are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Files = Callable[..., list[str]]
 def test_files_go_to_the_work_directorys_name_in_out_dir(
     make_trainer: Make, files: Files, tmp_path: Path
 ) -> None:
-    """As in MMEngine: `out_dir/<name of work_dir>`, and `resume` finds them there."""
+    """As in MMEngine checkpoints go to `out_dir/<name of work_dir>`, where `resume` finds them."""
     hook = CheckpointHook(out_dir=tmp_path / "far")
     trainer = make_trainer(hooks=[hook])
 
@@ -34,7 +34,7 @@ def test_files_go_to_the_work_directorys_name_in_out_dir(
     [("model_{}.pth", "model_{}"), ("a_{}_b.ckpt", "a_{}_b"), ("{}", "{}")],
 )
 def test_template_names_the_directories(make_trainer: Make, files: Files, template: str, folder: str) -> None:
-    """The number takes the place of `{}`, MMEngine's suffix is dropped, and `resume` finds the newest."""
+    """The number replaces `{}` in the template, and MMEngine's suffix is dropped."""
     trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, filename_tmpl=template)])
 
     trainer.train()
@@ -58,7 +58,7 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
         ({"save_best": ["acc", "loss", "f1"], "rule": ["greater", "less"]}, "rule: expected one, or one for each .*, got 2"),
         ({"save_best": "quality", "greater_keys": "qual", "less_keys": "lity"}, "both match 'quality': pass rule="),
         ({"published_keys": 3}, "published_keys must be a string or a list of strings, got 3"),
-        *(({"published_keys": keys}, "published_keys must not be empty or have a key twice") for keys in ([], ["a", "a"])),
+        *(({"published_keys": keys}, "published_keys must not be empty or have a name twice") for keys in ([], ["a", "a"])),
         *(({"filename_tmpl": name}, r"filename_tmpl must have exactly one \{\}")
           for name in ("model.pth", "{}_{}.pth", "{}_{x}.pth", "{}_}.pth")),
         *(({"filename_tmpl": name}, "must be a plain name that does not begin with a dot") for name in ("sub/{}.pth", ".{}")),
@@ -67,13 +67,13 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:
-    """Everything is checked when the hook is built."""
+    """Every option is checked when the hook is built."""
     with pytest.raises((TypeError, ValueError), match=message):
         CheckpointHook(**options)
 
 
 def test_epochs_in_a_run_of_iterations_are_refused(make_trainer: Make) -> None:
-    """MMEngine would save once at the very end; here the trainer is not built."""
+    """`by_epoch=True` in a run of iterations is refused when the trainer is built."""
     with pytest.raises(
         ValueError, match=r"CheckpointHook\(by_epoch=True\) in a run measured in iterations would"
     ):
@@ -81,7 +81,7 @@ def test_epochs_in_a_run_of_iterations_are_refused(make_trainer: Make) -> None:
 
 
 def test_hooks_that_would_remove_each_others_files(make_trainer: Make, tmp_path: Path) -> None:
-    """Two hooks need two directories, whatever the names of their checkpoints, or of the directory, are."""
+    """Two hooks with one directory are refused, whatever their names or spellings of the directory."""
 
     def hooks(**options: Any) -> list[CheckpointHook]:
         seldom = CheckpointHook(interval=2, **options)

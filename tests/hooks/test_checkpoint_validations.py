@@ -1,4 +1,4 @@
-"""CheckpointHook: which validations can make, or replace, a best checkpoint."""
+"""Test which validations count for the best checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ Files = Callable[..., list[str]]
 
 @pytest.fixture
 def run(make_trainer: Make, scripted: Scripted) -> Callable[..., Trainer]:
-    """A trainer whose validations have these scores, and which saves the best and the last of its epochs."""
+    """Return a function that builds a trainer with the given scores, which saves the best and the last
+    checkpoint."""
 
     def make(*scores: float, max_epochs: int = 2, **options: Any) -> Trainer:
         hook = CheckpointHook(save_best="acc")
@@ -34,12 +35,12 @@ Run = Callable[..., Trainer]
 
 
 def bests(trainer: Trainer) -> list[str]:
-    """The names of the best checkpoints that are there."""
+    """Return the names of the best checkpoints on the disk."""
     return sorted(path.name for path in trainer.work_dir.glob("best_*"))
 
 
 def validating(trainer: Trainer, event: str, priority: int) -> Trainer:
-    """The trainer, which validates once more at the first such event."""
+    """Return the trainer, which validates once more in the first such event."""
     trainer.bus.subscribe(lambda trainer, event: trainer.val(), event, priority=priority, once=True)
     return trainer
 
@@ -47,7 +48,7 @@ def validating(trainer: Trainer, event: str, priority: int) -> Trainer:
 def test_one_after_the_training_leaves_the_best_alone(
     run: Run, files: Files, make_trainer: Make, tmp_path: Path
 ) -> None:
-    """Somebody else's weights that are loaded to be compared are no checkpoint of this run, however good they are."""
+    """A validation after the training, for example of other weights, saves and removes nothing."""
     other = make_trainer(work_dir=tmp_path / "other", hooks=[CheckpointHook()])
     other.train()
     trainer = run(0.5, 0.375, 0.875)
@@ -62,7 +63,7 @@ def test_one_after_the_training_leaves_the_best_alone(
 
 
 def test_one_before_the_training_saves_nothing(run: Run, files: Files) -> None:
-    """Who resumes and validates gets the scores; the training compares with those it has."""
+    """A validation between a resume and the training saves nothing, and its score does not count."""
     run(0.5, 0.375).train()
     before = files()
     resumed = run(0.875, 0.625, 0.5625, max_epochs=4)
@@ -73,15 +74,6 @@ def test_one_before_the_training_saves_nothing(run: Run, files: Files) -> None:
     resumed.train()
     assert bests(resumed) == ["best_acc_epoch_3"]
     assert read_manifest(resumed.work_dir / "best_acc_epoch_3").metrics == {"acc": 0.625}
-
-
-def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) -> None:
-    """What nobody compares needs no score."""
-    trainer = run(**scripted({"loss": 1.0}))
-
-    assert trainer.val() == {"loss": 1.0}
-    with pytest.raises(KeyError, match="save_best='acc' is not a metric of the validation"):
-        validating(run(**scripted({"loss": 1.0})), "before_train", 50).train()
 
 
 @pytest.mark.representative(2)
@@ -95,7 +87,7 @@ def test_one_without_the_metric_is_no_error_there(run: Run, scripted: Scripted) 
     ],
 )
 def test_one_that_a_handler_asks_for_counts(run: Run, event: str, priority: int, name: str) -> None:
-    """From the beginning of a training, whenever its handler comes, to its end; with the weights it was made of."""
+    """Validations of handlers within a training count, with the weights they validated."""
     trainer = run(0.875, val_begin=2, max_epochs=1)
     weights = list[torch.Tensor]()
     trainer.bus.subscribe(
@@ -111,7 +103,7 @@ def test_one_that_a_handler_asks_for_counts(run: Run, event: str, priority: int,
 
 @pytest.mark.parametrize(("event", "priority"), [("before_run", 95), ("after_run", 100)])
 def test_one_around_the_training_does_not(run: Run, event: str, priority: int) -> None:
-    """Nor is it taken for one of the next training."""
+    """Validations of handlers before and after the training do not count, also not in the next training."""
     trainer = validating(run(0.875, 0.75, val_begin=9, max_epochs=1), event, priority)
     trainer.train()
     trainer.max_epochs = 2
@@ -121,7 +113,7 @@ def test_one_around_the_training_does_not(run: Run, event: str, priority: int) -
 
 
 def test_a_workflow_and_a_loop_of_ones_own_are_trainings(run: Run, make_batches: Any, tmp_path: Path) -> None:
-    """Their validations count, and those in the body of the loop."""
+    """Validations within workflows and hand-written loops count."""
     workflow = run(0.5, 0.75, work_dir=tmp_path / "workflow")
     workflow.run([("train", 1), ("val", 1)])
     assert bests(workflow) == ["best_acc_epoch_2"]

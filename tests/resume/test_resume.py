@@ -1,4 +1,4 @@
-"""A resumed run ends where the uninterrupted one does, to the bit."""
+"""Test that a resumed run ends bitwise where the uninterrupted run ends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Counting(Hook):
 
 
 class Noisy(torch.utils.data.Dataset[Any]):
-    """Samples with noise from all three random generators."""
+    """Samples with noise from all three global generators."""
 
     def __init__(self, count: int) -> None:
         self._samples = samples(count)
@@ -50,17 +50,17 @@ class Noisy(torch.utils.data.Dataset[Any]):
 
 
 def plain(**options: Any) -> Any:
-    """Shuffled by the global random state."""
+    """Return a loader that is shuffled by the global random state."""
     return shuffled(5, **options)
 
 
 def with_generator() -> Any:
-    """Shuffled by the loader's own generator."""
+    """Return a loader that is shuffled by its own generator."""
     return plain(generator=torch.Generator().manual_seed(5))
 
 
 def with_sampler() -> Any:
-    """Shuffled by a generator that only the sampler knows, with noise from every global one for each sample."""
+    """Return a loader whose sampler has a generator, and whose samples have noise from every global one."""
     data = Noisy(20)
     return DataLoader(data, 4, sampler=RandomSampler(data, generator=torch.Generator().manual_seed(5)))
 
@@ -71,7 +71,7 @@ LOADERS = [with_sampler, plain, with_generator]
 def build(
     make_trainer: MakeTrainer, directory: Path, loader: Any, save_every: int = 1, **changes: Any
 ) -> Trainer:
-    """A trainer with everything that has a state."""
+    """Return a trainer with every stateful part."""
     model = tiny_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     arguments = {
@@ -91,13 +91,13 @@ WholeRun = Callable[..., dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def ends() -> dict[Any, dict[str, Any]]:
-    """How uninterrupted runs ended, by their loaders and by whether iterations measure them."""
+    """Return a cache of the final states of uninterrupted runs, by loader and unit."""
     return {}
 
 
 @pytest.fixture
 def whole_run(make_trainer: MakeTrainer, tmp_path: Path, ends: Any) -> WholeRun:
-    """The end of the run that is never stopped, which is made for the first test that asks for it."""
+    """Return a function that returns the final state of the uninterrupted run, which is trained once."""
 
     def run(loader: Callable[[], Any], **changes: Any) -> dict[str, Any]:
         key = loader, "max_iters" in changes
@@ -129,8 +129,8 @@ def test_resumed_run_equals_the_uninterrupted_one(
     stop: int,
     unit: Any,
 ) -> None:
-    """Stopped anywhere and resumed by a new trainer, a run ends with the weights, optimizer, schedulers, hooks and
-    random state of the run that was never stopped."""
+    """A run that is stopped anywhere and resumed by a new trainer ends with the state of the uninterrupted
+    run."""
     whole = whole_run(loader, **unit)
     seed()
     first = stopped(build(make_trainer, tmp_path / "parts", loader(), **unit), stop)
@@ -149,29 +149,24 @@ def test_resumed_run_equals_the_uninterrupted_one(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["epoch_1", "iter_5", "best_loss_epoch_1"])
+@pytest.mark.parametrize("name", ["epoch_1", "other/parts/iter_5", "best_loss_epoch_1"])
 def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
-    """Saved before the validation of its epoch, within an iteration, or as the best: each file leads to the same
-    end, and the validation of the first epoch is run exactly once."""
-    hooks = [
-        Counting(),
-        CheckpointHook(interval=1, save_best="loss", rule="greater"),
-        CheckpointHook(interval=5, by_epoch=False, out_dir=tmp_path / "often"),
-    ]
+    """Every kind of checkpoint leads to the same end, and each validation is run exactly once."""
+
+    def trainer() -> Trainer:
+        hooks = [
+            Counting(), CheckpointHook(1, save_best="loss", rule="greater"),
+            CheckpointHook(5, by_epoch=False, out_dir=tmp_path / "parts" / "other"),
+        ]  # fmt: skip
+        return build(make_trainer, tmp_path / "parts", plain(), max_epochs=2, hooks=hooks)
+
     seed()
-    whole = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
-    validations = record(whole, "after_val_epoch")
+    whole, second = trainer(), trainer()
+    validations, again = record(whole, "after_val_epoch"), record(second, "after_val_epoch")
     whole.train()
     expected = state_of(whole)
-    hooks = [
-        Counting(),
-        CheckpointHook(save_best="loss", rule="greater"),
-        CheckpointHook(by_epoch=False, out_dir=tmp_path / "often"),
-    ]
-    second = build(make_trainer, tmp_path, plain(), max_epochs=2, hooks=hooks)
-    again = record(second, "after_val_epoch")
 
-    second.resume(name)
+    second.resume(tmp_path / "parts" / name)
     second.train()
 
     assert validations == [("after_val_epoch", 5, 1), ("after_val_epoch", 10, 2)]
@@ -182,7 +177,7 @@ def test_any_file_can_be_resumed_from(make_trainer: MakeTrainer, tmp_path: Path,
 def test_modules_that_take_their_shape_from_the_first_batch(
     make_trainer: MakeTrainer, tmp_path: Path
 ) -> None:
-    """They take it from the checkpoint; one that has their weights in no shape at all is refused by name."""
+    """Lazy modules take their shapes from the checkpoint; a checkpoint without their weights is refused."""
 
     def lazy(name: str) -> Trainer:
         model = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
@@ -207,8 +202,7 @@ def test_modules_that_take_their_shape_from_the_first_batch(
 
 @pytest.mark.saver_process
 def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A run stopped between an epoch and the end of its validation validates first when it is resumed, also when
-    only the end of the run was saved."""
+    """A run that was stopped within a validation begins with that validation when it is resumed."""
     first = build(make_trainer, tmp_path, plain(), hooks=[CheckpointHook(interval=100)])
     first.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "before_val_iter", once=True)
     first.train()
@@ -221,30 +215,13 @@ def test_a_validation_cut_short_is_run_after_the_resume(make_trainer: MakeTraine
     assert rows[:3] == [("before_train", 5, 1), ("after_val_epoch", 5, 1), ("before_train_epoch", 5, 1)]
 
 
-def test_resuming_a_finished_run_trains_nothing(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """A run that was finished is an empty run when it is resumed."""
-    build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2).train()
-    second = build(make_trainer, tmp_path, plain(), val_loader=None, hooks=[], max_epochs=2)
-    rows = record(second)
-
-    second.resume()
-    second.train()
-
-    assert rows == [
-        ("before_run", 10, 2),
-        ("before_train", 10, 2),
-        ("after_train", 10, 2),
-        ("after_run", 10, 2),
-    ]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("save_every", [8, 100], ids=["by the interval", "at the end"])
 def test_a_finished_run_of_iterations_is_prolonged(
     make_trainer: MakeTrainer, tmp_path: Path, save_every: int
 ) -> None:
-    """It goes on within the pass that it ended in, whichever save it is resumed from, as if it had been longer from the
-    start; what the last save has of the validation at its end is not validated again."""
+    """A finished run that is made longer goes on within its last pass, and does not repeat a completed
+    validation."""
     options: dict[str, Any] = {**ITERATIONS, "save_every": save_every}
     seed()
     whole = build(make_trainer, tmp_path / "whole", plain(), **{**options, "max_iters": 20})

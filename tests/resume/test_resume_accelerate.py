@@ -1,5 +1,4 @@
-"""Runs resumed with a loader that accelerate has prepared, whose `state_dict` raises: the batches of an uninterrupted
-run."""
+"""Test resumes with loaders of accelerate, whose `state_dict` raises."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
+from eventloop.hooks import CheckpointHook, EMAHook
 from eventloop.training.trainer import Trainer
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer
@@ -25,14 +24,14 @@ accelerate = pytest.importorskip("accelerate")
 
 @pytest.fixture(autouse=True)
 def forget_accelerator() -> Iterator[None]:
-    """Accelerate keeps its state in singletons of the process."""
+    """Reset accelerate's singletons after each test."""
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
 
 
 class Samples(Dataset[Any]):
-    """Ten samples that can be told apart."""
+    """A data set of ten different samples."""
 
     def __len__(self) -> int:
         return 10
@@ -46,7 +45,8 @@ Run = tuple[list[Any], dict[str, torch.Tensor]]
 
 @pytest.fixture
 def run(make_trainer: MakeTrainer, tmp_path: Path) -> Any:
-    """Train three epochs of five shuffled batches, or what a checkpoint leaves of them, under another seed."""
+    """Return a function that trains three epochs of five shuffled batches, or the part after a checkpoint,
+    with another seed."""
 
     def train(name: str, *hooks: Any, seedable: bool, resume: Path | None = None) -> Run:
         torch.manual_seed(0)
@@ -75,7 +75,7 @@ def run(make_trainer: MakeTrainer, tmp_path: Path) -> Any:
 
 
 def assert_goes_on(whole: Run, rest: Run, done: int) -> None:
-    """The batches that were left, and the weights at the end, to the bit."""
+    """Assert that a resumed run has the remaining batches, and ends with the same weights."""
     assert rest[0] == whole[0][done:]
     assert all(torch.equal(value, rest[1][name]) for name, value in whole[1].items())
 
@@ -83,7 +83,8 @@ def assert_goes_on(whole: Run, rest: Run, done: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seedable", [False, True], ids=["torch's sampler", "accelerate's sampler"])
 def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> None:
-    """The batches of the epoch that were trained on are left out, and the later epochs are shuffled as they would be."""
+    """A resumed run leaves out the batches that were trained on, and shuffles later epochs as the first run
+    did."""
     whole = run("whole", seedable=seedable)
 
     for done in (3, 8):
@@ -92,21 +93,8 @@ def test_resume_within_an_epoch(run: Any, tmp_path: Path, seedable: bool) -> Non
         )
 
 
-@pytest.mark.slow
-def test_precise_statistics_beside_the_pass(run: Any, tmp_path: Path) -> None:
-    """A pass in the middle of an epoch changes no batch of it, and the run is resumed as exactly."""
-    plain = run("plain", seedable=False)
-    hooks = PreciseBN(2, 3, by_epoch=False), PreciseBN(2, 3, by_epoch=False)
-
-    whole = run("whole", hooks[0], seedable=False)
-    rest = run("rest", hooks[1], seedable=False, resume=tmp_path / "whole/iter_3")
-
-    assert whole[0] == plain[0]
-    assert_goes_on(whole, rest, 3)
-
-
 def test_the_log_says_how_the_place_is_kept(run: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """One line, with the error of the loader."""
+    """The log has one line with the error of the loader's `state_dict`."""
     with caplog.at_level(logging.INFO, logger="eventloop"):
         run("run", seedable=False)
 
@@ -119,7 +107,7 @@ def test_the_log_says_how_the_place_is_kept(run: Any, caplog: pytest.LogCaptureF
 @pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True], ids=["train", "hand-written loop"])
 def test_a_prepared_optimizer(make_trainer: MakeTrainer, tmp_path: Path, by_hand: bool) -> None:
-    """With model, optimizer and loader prepared, each step is averaged, and checkpoints and a resume are exact."""
+    """With a prepared model, optimizer and loader, every step is averaged, and a resume is exact."""
 
     def train(name: str, resume: Path | None = None) -> list[Any]:
         torch.manual_seed(0)

@@ -1,10 +1,9 @@
-"""`trainer.resume("iter_50")`: a name alone is looked for where the run's checkpoints are."""
+"""Test `trainer.resume("iter_50")`: a name alone is searched in the directories of the run."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from tests.support.trainers import MakeTrainer
 
 @pytest.fixture
 def saved(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a finished run of two epochs, seen from elsewhere."""
+    """Return the directory of a finished run of two epochs, and change to another working directory."""
     make_trainer(work_dir=tmp_path / "run").train()
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
@@ -25,7 +24,7 @@ def saved(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["epoch_1", "epoch_1.pth"])
 def test_in_the_work_dir(make_trainer: MakeTrainer, saved: Path, name: str) -> None:
-    """By its name, also as MMEngine's file would have been called; weights alone too."""
+    """A checkpoint is found by name, also with MMEngine's suffix, to resume and to load weights."""
     trainer = make_trainer(work_dir=saved)
 
     assert trainer.resume(name) == saved / "epoch_1"
@@ -34,7 +33,7 @@ def test_in_the_work_dir(make_trainer: MakeTrainer, saved: Path, name: str) -> N
 
 
 def test_a_path_that_exists_comes_first(make_trainer: MakeTrainer, saved: Path) -> None:
-    """What is there in the working directory is what was meant."""
+    """A path that exists in the working directory is taken before one in the run's directory."""
     (saved / "epoch_2").rename("epoch_1")
 
     trainer = make_trainer(work_dir=saved)
@@ -44,14 +43,15 @@ def test_a_path_that_exists_comes_first(make_trainer: MakeTrainer, saved: Path) 
 
 
 def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path: Path) -> None:
-    """Is refused with both places, and a suggestion."""
+    """The error has both places that were searched, and the newest checkpoints that exist."""
+    found = "there are epoch_2, epoch_1, the newest first"
     cases: list[tuple[Path, str | Path, str]] = [
         (
             saved,
             "epoch_11",
-            r"no checkpoint at epoch_11, nor one of that name in .*run: did you mean 'epoch_1'\?",
+            rf'no checkpoint at epoch_11, nor one of that name in .*run: {found}: "auto" takes the newest one$',
         ),
-        (saved, saved / "epoch_22", r"no checkpoint at .*epoch_22: did you mean 'epoch_2'"),
+        (saved, saved / "epoch_22", rf"no checkpoint at .*epoch_22: {found}$"),
         (tmp_path / "new", "epoch_1", "no checkpoint at epoch_1, nor .* in .*new, which holds no checkpoint"),
     ]
     for work_dir, name, message in cases:
@@ -59,21 +59,11 @@ def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path
             make_trainer(work_dir=work_dir).resume(name)
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "Latest"])
-def test_other_names_of_the_newest(make_trainer: MakeTrainer, saved: Path, name: str) -> None:
-    """The error has the name that the newest has here, and which that is."""
-    trainer = make_trainer(work_dir=saved)
-
-    for path in (name, saved / name):
-        with pytest.raises(FileNotFoundError, match=rf'at .*{name}.*: "auto" takes the newest one, epoch_2$'):
-            trainer.resume(path)
-
-
 @pytest.mark.parametrize(
     ("path", "error"), [(True, TypeError), (None, TypeError), (3, TypeError), ("", ValueError)]
 )
 def test_what_is_no_path(make_trainer: MakeTrainer, saved: Path, path: Any, error: type[Exception]) -> None:
-    """Is refused with what is expected."""
+    """A value that is not a path is refused with the expected ones."""
     with pytest.raises(
         error, match=rf'"auto", "best", or the path or name .*, got {path or "."}.*"auto" takes the newest'
     ):
@@ -81,32 +71,22 @@ def test_what_is_no_path(make_trainer: MakeTrainer, saved: Path, path: Any, erro
 
 
 def test_a_directory_of_checkpoints(make_trainer: MakeTrainer, saved: Path, tmp_path: Path) -> None:
-    """Is not one; its newest are named. Of the run's own that is "auto"."""
+    """A directory of checkpoints is refused with its newest ones, and "auto" if it is the run's own."""
     others = tmp_path / "others"
     make_trainer(work_dir=others, max_epochs=7).train()
     trainer = make_trainer(work_dir=saved)
 
     for path, message in [
         (saved, 'a directory of them: epoch_2, epoch_1, the newest first: "auto" takes the newest'),
-        (others, "epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first; the newest is"),
+        (others, "epoch_7, epoch_6, epoch_5, epoch_4, epoch_3 and 2 more, the newest first$"),
         (tmp_path / "elsewhere", "elsewhere is not a checkpoint, as it has no manifest"),
     ]:
         with pytest.raises(FileNotFoundError, match=message):
             trainer.resume(path)
 
 
-def test_one_that_was_removed(make_trainer: MakeTrainer, saved: Path) -> None:
-    """A number below those that are there is no misspelled one: the newest that are there are named."""
-    shutil.rmtree(saved / "epoch_1")
-    trainer = make_trainer(work_dir=saved)
-
-    for name in ("epoch_1", saved / "epoch_1", "epoch_1.pth"):
-        with pytest.raises(FileNotFoundError, match=r"no checkpoint at .*epoch_1.*: there is epoch_2$"):
-            trainer.resume(name)
-
-
 def test_a_damaged_one_by_its_name(make_trainer: MakeTrainer, saved: Path) -> None:
-    """Is refused, with what can be done."""
+    """A damaged checkpoint is refused with advice."""
     (saved / "epoch_2" / "state.pth").write_bytes(b"half a file")
 
     with pytest.raises(
@@ -118,7 +98,7 @@ def test_a_damaged_one_by_its_name(make_trainer: MakeTrainer, saved: Path) -> No
 def test_a_refusal_is_all_that_is_said(
     make_trainer: MakeTrainer, saved: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the log nor the writers hear of a checkpoint that was not loaded; of one that was they do."""
+    """A refused checkpoint is neither logged nor announced as an event; a loaded one is both."""
     trainer = make_trainer(work_dir=saved, max_epochs=3)
     trainer.optimizer.param_groups[0]["lr"] = 0.5
     told: list[str] = []

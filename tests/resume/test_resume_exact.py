@@ -1,7 +1,5 @@
-"""Runs that are interrupted once, twice, three times in an epoch go on to the bit, and read nothing twice.
-
-`scripts/torture resumes` does the same at many random points.
-"""
+"""Test that runs which are interrupted several times in an epoch end bitwise alike, and read no sample twice.
+`scripts/torture resumes` does the same at many random points."""
 
 from __future__ import annotations
 
@@ -55,13 +53,13 @@ CASES = [
 
 @cache
 def whole_run(case: Case, directory: Path) -> Result:
-    """The run that is not interrupted; one for all tests."""
+    """Return the result of the uninterrupted run, which is trained once for all tests."""
     return uninterrupted(case, directory / str(case))
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the uninterrupted runs work."""
+    """Return the directory of the uninterrupted runs."""
     return tmp_path_factory.mktemp("whole")
 
 
@@ -71,8 +69,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_interrupted_run_equals_the_uninterrupted_one(
     directory: Path, tmp_path: Path, case: Case, stops: list[int]
 ) -> None:
-    """Weights, buffers, optimizer, averages, random states and place are equal, and every loss of the run is, at
-    least 50 after the last resume. Without workers each sample is read as often."""
+    """Every loss and the final state equal those of the uninterrupted run; without workers each sample is
+    read once an epoch."""
     whole = whole_run(case, directory)
 
     parts = interrupted(case, tmp_path, stops)
@@ -84,7 +82,7 @@ def test_interrupted_run_equals_the_uninterrupted_one(
 
 
 def test_the_comparison_notices_what_differs(directory: Path) -> None:
-    """A run in another order is told from the whole one by its first loss, one with another state by its place."""
+    """The comparison names the first loss that differs, or the place in the state."""
     whole, other = (whole_run(Case(order), directory) for order in ("global", "generator"))
     moved = {**whole.state, "rng": other.state["rng"]}
 
@@ -96,7 +94,7 @@ def test_the_comparison_notices_what_differs(directory: Path) -> None:
 
 
 def in_one_pass(make_trainer: MakeTrainer, directory: Path, data: Augmented, **options: Any) -> Trainer:
-    """A trainer of one epoch that cannot be told from another."""
+    """Return a trainer of one epoch; all of them train alike."""
     step = {"train_step": lambda trainer, batch: trainer.model(batch[0][:, :2]).sum()}
     seed()
     return make_trainer(
@@ -105,7 +103,7 @@ def in_one_pass(make_trainer: MakeTrainer, directory: Path, data: Augmented, **o
 
 
 class Columns(Augmented):
-    """Reads a batch at once, and refuses to read none."""
+    """A data set that reads a batch at once, and refuses an empty list of indices."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         if not indices:
@@ -123,7 +121,7 @@ SKIPPED = [0] * 7 * BATCH + [1] * (SAMPLES - 7 * BATCH)
 def test_skipped_samples_are_not_read(
     make_trainer: MakeTrainer, tmp_path: Path, kind: type[Augmented], workers: int
 ) -> None:
-    """A run that goes on in the middle of an epoch reads each sample that is left once, and the others not at all."""
+    """A run that resumes in mid-epoch reads each remaining sample once, and no other."""
     whole = in_one_pass(make_trainer, tmp_path / "whole", kind(), num_workers=workers)
     whole.train()
     stopped(in_one_pass(make_trainer, tmp_path, kind(), num_workers=workers), 7)
@@ -138,18 +136,18 @@ def test_skipped_samples_are_not_read(
 
 
 class Generated(IterableDataset[Any]):
-    """Samples without indices."""
+    """An iterable data set, whose samples have no indices."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from map(samples(20).__getitem__, range(20))
 
 
 class Sub(DataLoader[Any]):
-    """A loader that may do anything."""
+    """A subclass of DataLoader, which may read in any way."""
 
 
 class Endless:
-    """A loader of its own kind."""
+    """An iterable that is not a DataLoader, and has no length."""
 
     def __iter__(self) -> Iterator[Any]:
         yield from DataLoader(samples(20), 4)
@@ -171,7 +169,7 @@ class Endless:
 def test_other_loaders_are_read_again(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, loader: Any, why: str
 ) -> None:
-    """What has no indices to skip is read again and dropped, and one line of the log says so and why."""
+    """A loader without lists of indices is read again from the start of the pass, and the log says why."""
     step = {"train_step": lambda trainer, batch: trainer.model(batch[0]).sum()}
     stopped(make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step), 3)
     second = make_trainer(train_loader=loader(), max_epochs=1, work_dir=tmp_path, **step)
@@ -190,14 +188,15 @@ def test_other_loaders_are_read_again(
 
 
 def batches_of(loader: Any, passes: int) -> list[list[Any]]:
-    """What a plain loop sees."""
+    """Return the batches that a plain loop gets in some passes."""
     return [[value.tolist() for batch in loader for value in batch] for _ in range(passes)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("persistent", [False, True])
 def test_reading_through_workers_is_invisible(persistent: bool) -> None:
-    """Three passes are, to the bit, those of a plain loop over the loader, draw as often, and leave it untouched."""
+    """Three passes through a reader equal those of a plain loop, draw as many random numbers, and leave the
+    loader unchanged."""
     options: dict[str, Any] = {"shuffle": True, "num_workers": 2, "persistent_workers": persistent}
     seed()
     plain = batches_of(DataLoader(Augmented(), BATCH, **options), 3)
@@ -215,12 +214,12 @@ def test_reading_through_workers_is_invisible(persistent: bool) -> None:
 
 
 def told_by(worker: int) -> None:
-    """A `worker_init_fn` that draws."""
+    """Draw in a worker process, as a `worker_init_fn`."""
     torch.manual_seed(torch.initial_seed() + worker)
 
 
 class WhoReads(Augmented):
-    """Says which worker read, with what seed."""
+    """A data set that returns the reading worker's id and seed."""
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
@@ -229,8 +228,7 @@ class WhoReads(Augmented):
 
 
 def test_each_worker_goes_on_with_its_own_batches() -> None:
-    """The one whose turn it is comes next, with the seed and the state it had, and the loader's `worker_init_fn`
-    was called."""
+    """After a resume each worker reads its own batches, with its seed and random state."""
     loader = DataLoader(WhoReads(), 16, shuffle=True, num_workers=2, worker_init_fn=told_by)
     seed()
     opened_with = random_state(loader)
@@ -250,8 +248,7 @@ def test_each_worker_goes_on_with_its_own_batches() -> None:
 
 
 def test_workers_get_one_copy_of_both_functions() -> None:
-    """A worker that is not forked gets the two as a copy: what is noted when it starts is still one with the other,
-    and what it has been told goes with it."""
+    """A pickled copy of `collate` and `init` still shares one object and its random states."""
     state = pack()
     inside = InWorker(torch.stack, told_by, {1: state}, 2)
     collate, init = pickle.loads(pickle.dumps((inside.collate, inside.init)))
@@ -276,7 +273,7 @@ def test_workers_get_one_copy_of_both_functions() -> None:
 def test_workers_whose_states_are_of_no_use(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, was: Any, now: Any, told: str
 ) -> None:
-    """The run goes on with as many samples as were left, and the log says why its random numbers differ."""
+    """With another number of workers, or batches in any order, the log says why random numbers differ."""
     stopped(in_one_pass(make_trainer, tmp_path, Augmented(), **was), 7)
     data = Augmented()
     second = in_one_pass(make_trainer, tmp_path, data, **now)
@@ -294,7 +291,7 @@ def test_workers_whose_states_are_of_no_use(
     "case", [Case("global"), Case("global", 2), Case("global", 2, persistent=True)], ids=str
 )
 def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, case: Case) -> None:
-    """`train()` called again after a stop goes on with the workers' states, whatever they had read ahead."""
+    """`train()` after a stop continues with the workers' states, whatever they have read ahead."""
     whole = whole_run(case, directory)
     seed()
     trainer, losses = build(case, tmp_path)
@@ -310,7 +307,7 @@ def test_training_goes_on_without_a_file(tmp_path: Path, directory: Path, case: 
 
 
 class Stateful:
-    """A loader that saves its place, and counts what it reads."""
+    """A loader that saves its position, and records what it reads."""
 
     def __init__(self, extra: Any = None) -> None:
         self.reads: list[int] = []
@@ -337,7 +334,7 @@ class Stateful:
 def test_loader_with_a_state_goes_on_by_itself(
     make_trainer: MakeTrainer, tmp_path: Path, resumes: bool
 ) -> None:
-    """It is given its state of the checkpoint, and is where it is without a file: nothing is skipped for it."""
+    """A loader with a state resumes by itself, and no batch is skipped for it."""
     loader = Stateful()
     trainer = stopped(make_trainer(train_loader=loader, work_dir=tmp_path), 3)
     if resumes:
@@ -351,23 +348,8 @@ def test_loader_with_a_state_goes_on_by_itself(
     assert trainer.iter == 10
 
 
-def test_loader_whose_state_the_checkpoint_lacks(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """One that took the place of another loader is read again from the start of the pass."""
-    stopped(make_trainer(train_loader=DataLoader(samples(20), 4), work_dir=tmp_path, max_epochs=1), 3)
-    loader = Stateful()
-    second = make_trainer(train_loader=loader, work_dir=tmp_path, max_epochs=1)
-    second.resume()
-
-    second.train()
-
-    assert "the checkpoint has no state of the Stateful" in caplog.text
-    assert loader.reads == [0, 1, 2, 3, 4]
-
-
 def test_loader_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """It is refused when it is saved, by its place."""
+    """A loader's state that `weights_only=True` would refuse is refused when it is saved, with its place."""
     trainer = make_trainer(train_loader=Stateful(extra=object()), work_dir=tmp_path)
 
     with pytest.raises(

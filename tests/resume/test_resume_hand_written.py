@@ -1,4 +1,4 @@
-"""A hand-written loop names its loader only when it begins: what `resume` could not compare is compared then."""
+"""Test resumes of hand-written loops, which name their loader only when a pass begins."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.training.test_hand_written import train_by_hand
 
 
 def stopped(make_trainer: MakeTrainer, directory: Path, after: int) -> None:
-    """Train by hand for so many iterations, of which five are an epoch."""
+    """Train by hand for so many iterations; an epoch has five."""
     trainer = make_trainer(train_loader=None, work_dir=directory, hooks=[CheckpointHook()])
     stop_after(trainer, after)
     train_by_hand(trainer, DataLoader(samples(20), 4, shuffle=True))
 
 
 def resumed(make_trainer: MakeTrainer, directory: Path, **options: Any) -> Trainer:
-    """A new trainer that goes on."""
+    """Return a new trainer that is resumed."""
     trainer = make_trainer(train_loader=None, work_dir=directory, hooks=[CheckpointHook()])
     trainer.resume("auto", **options)
     return trainer
@@ -46,7 +46,8 @@ def resumed(make_trainer: MakeTrainer, directory: Path, **options: Any) -> Train
 def test_another_loader_within_a_pass_is_refused(
     make_trainer: MakeTrainer, tmp_path: Path, loader: DataLoader[Any], lines: list[str]
 ) -> None:
-    """Every difference is listed, with what can be done and where to resume; nothing is trained, nor saved."""
+    """Another loader within a pass is refused with every difference and advice, and nothing is trained or
+    saved."""
     stopped(make_trainer, tmp_path, 3)
     trainer = resumed(make_trainer, tmp_path)
     rows = record(trainer, "before_train_iter", "checkpoint_saved")
@@ -75,8 +76,8 @@ def test_another_loader_goes_on(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, after: int, changed: str,
     loader: DataLoader[Any], iters: int, line: str,
 ) -> None:  # fmt: skip
-    """Where it is asked for, after as large a part of it; between two passes, of which each may have one. The log lists
-    what differs, and nothing where nothing does."""
+    """With `changed`, or between two passes, another loader is used from the same part of the pass, and
+    differences are logged."""
     stopped(make_trainer, tmp_path, after)
     trainer = resumed(make_trainer, tmp_path, changed=changed)
 

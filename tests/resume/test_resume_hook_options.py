@@ -1,4 +1,4 @@
-"""Options of hooks that change the course of a training are compared with those of the checkpoint's run."""
+"""Test that options of hooks which change a training are compared with those of the checkpoint's run."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ from tests.support.trainers import MakeTrainer
 
 
 class Halve(LrUpdaterHook):
-    """A policy of somebody's own, with an argument that is compared and one that cannot be."""
+    """A user's policy with an argument that is compared, and a function that cannot be."""
 
     def __init__(self, every: int, fn: Callable[[float], float] = abs, *, by_epoch: bool = True) -> None:
         super().__init__(by_epoch)
         self.every, self.fn = every, fn
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
-        """Half as much every so many epochs."""
+        """Return the base rate, halved every so many epochs."""
         return float(self.fn(base_lr * 0.5 ** (trainer.epoch // self.every)))
 
 
 class Inherits(CyclicMomentumUpdaterHook):
-    """A policy of somebody's own that has its arguments from another one."""
+    """A user's policy that inherits the arguments of another one."""
 
 
 class Temperature(Hook):
-    """A hook of somebody's own that says what is to be compared."""
+    """A user's hook that declares its options in `settings`."""
 
     def __init__(self, temperature: float, verbose: bool = False) -> None:
         self.temperature, self.verbose = temperature, verbose
 
     def settings(self) -> dict[str, Any]:
-        """What changes the course."""
+        """Return the options that change the training."""
         return {"temperature": self.temperature, "nothing plain": object()}
 
 
 class Unrelated(Hook):
-    """A hook whose `settings` are none of ours: an attribute of the class, or of the object."""
+    """A hook whose attribute `settings` is not a method."""
 
     settings = {"a": 1}  # type: ignore[assignment]  # noqa: RUF012
 
@@ -68,20 +68,20 @@ class Unrelated(Hook):
 
 
 def saved(make_trainer: MakeTrainer, *hooks: Hook) -> None:
-    """A run that was stopped after four iterations."""
+    """Train four iterations, and save."""
     trainer = make_trainer(hooks=list(hooks), model=model())
     stop_after(trainer, 4)
     trainer.train()
 
 
 def model() -> torch.nn.Module:
-    """One with batch norm, for PreciseBN."""
+    """Return a model with batch norm, for PreciseBN."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
 
 
 def refused(make_trainer: MakeTrainer, *hooks: Hook) -> list[str]:
-    """The changes that are listed."""
+    """Return the changes that the refusal lists."""
     with pytest.raises(
         CheckpointError, match="is of a run with other settings; nothing was loaded:"
     ) as error:
@@ -127,7 +127,7 @@ CASES: list[tuple[Hook, Hook, list[str]]] = [
 def test_what_was_changed_is_listed(
     make_trainer: MakeTrainer, was: Hook, now: Hook, lines: list[str]
 ) -> None:
-    """By hook and option, as it was given, with both values; nothing else is."""
+    """Every changed option is listed by hook and name with both values, and nothing else."""
     saved(make_trainer, was)
 
     found = refused(make_trainer, now)
@@ -150,7 +150,7 @@ SAME: dict[str, Callable[[], list[Hook]]] = {
 def test_the_same_options_are_no_change(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """The same hooks resume without a word, also a second time."""
+    """The same hooks resume without a message, also a second time."""
     saved(make_trainer, *SAME[name]())
     for stop in (5, 6):
         caplog.clear()
@@ -165,7 +165,7 @@ def test_the_same_options_are_no_change(
 def test_a_hook_keeps_what_it_was_built_with(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, changed: Any
 ) -> None:
-    """With either answer: nobody else can change its options, and the refusal and the log say so."""
+    """With "keep" and "apply" a hook continues with its own options, and the log says so."""
     saved(make_trainer, EMAHook())
     trainer = make_trainer(hooks=[EMAHook(momentum=0.1)], model=model())
     with pytest.raises(CheckpointError) as error:
@@ -188,7 +188,7 @@ def test_a_hook_keeps_what_it_was_built_with(
 
 
 def test_when_to_stop_may_be_changed(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
-    """Patience, like the length of a run, changes only where it ends."""
+    """The patience of EarlyStoppingHook is not compared, because it only changes the length of the run."""
     batch = [(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))]
     first = make_trainer(hooks=[EarlyStoppingHook("accuracy", patience=2)], val_loader=batch)
     stop_after(first, 4)
@@ -200,8 +200,7 @@ def test_when_to_stop_may_be_changed(make_trainer: MakeTrainer, caplog: pytest.L
 
 
 def test_options_are_plain(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """They are in the checkpoint under the hook's name, without what could not be loaded; one that it does not name is
-    not compared."""
+    """A checkpoint has the plain options by hook; options that it lacks are not compared."""
     saved(make_trainer, Temperature(0.5), Halve(2))
     path = tmp_path / "run" / "iter_4"
 

@@ -1,5 +1,4 @@
-"""A resume that is refused late: whoever refuses it, and whenever, the trainer is as it was, and trains on as if nobody
-had tried."""
+"""Test resumes that are refused late: the trainer is as before, and trains on as if nobody had tried."""
 
 from __future__ import annotations
 
@@ -34,20 +33,20 @@ pytestmark = pytest.mark.filterwarnings("ignore:cumulative_iters=3 makes:UserWar
 
 
 class Refusal:
-    """Raises once, when it is armed."""
+    """A function that raises its `error` once."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
     def __call__(self) -> None:
-        """Raise what was armed."""
+        """Raise the error, if one is set, and forget it."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
 
 class PickyHook(Hook):
-    """Refuses a state after it has taken a part of it."""
+    """A hook that refuses a state after it has loaded a part of it."""
 
     def __init__(self, refuse: Refusal) -> None:
         self._refuse = refuse
@@ -69,7 +68,7 @@ class PickyHook(Hook):
 
 
 class PickyAdam(torch.optim.AdamW):
-    """Loads into the tensors that it has, and then refuses."""
+    """An optimizer that copies into its tensors, and then refuses the state."""
 
     refuse: Callable[[], None]
 
@@ -81,7 +80,7 @@ class PickyAdam(torch.optim.AdamW):
 
 
 class PickyLR(torch.optim.lr_scheduler.ExponentialLR):
-    """Loads, and then refuses."""
+    """A scheduler that loads its state, and then refuses it."""
 
     refuse: Callable[[], None]
 
@@ -91,7 +90,7 @@ class PickyLR(torch.optim.lr_scheduler.ExponentialLR):
 
 
 class PickyModule(nn.Module):
-    """Takes what it says of itself, and then refuses."""
+    """A module that loads its extra state, and then refuses it."""
 
     def __init__(self, refuse: Refusal) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class PickyModule(nn.Module):
 
 
 def overriding(kind: type[Hook]) -> Any:
-    """The class with a `load_state_dict` of its own, which calls that of the class."""
+    """Return a subclass with a `load_state_dict` that calls that of the class."""
 
     def load_state_dict(self: Any, state: Mapping[str, Any]) -> None:
         kind.load_state_dict(self, state)
@@ -145,7 +144,7 @@ def build(
     refuse: Refusal | None = None,
     own: bool = False,
 ) -> Trainer:
-    """A trainer with every stateful hook, and with parts of its own that refuse a state where they are asked to."""
+    """Return a trainer with every stateful hook, and one part that refuses its state on request."""
     refuse = refuse or Refusal()
     kinds: list[Any] = [overriding(each) if own else each for each in KINDS]
     ema, early, precise, checkpoint, logger, amp, gradients = kinds
@@ -185,7 +184,7 @@ def build(
 
 
 def everything(trainer: Trainer) -> dict[str, Any]:
-    """All that a refused resume must leave as it was."""
+    """Return everything that a refused resume must leave unchanged."""
     state = trainer.state.gather("")
     del state["meta"]["time"]
     own = trainer.state
@@ -203,7 +202,7 @@ OTHER = 8
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Checkpoints of other runs, each made for the first test that needs it."""
+    """Return a function that makes a checkpoint of another run, once for each kind."""
     made: dict[tuple[str, bool], Path] = {}
 
     def of(optimizer_hook: str, *, module: bool) -> Path:
@@ -221,7 +220,7 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """How runs end in which nobody tries to resume, each made for the first test that needs it."""
+    """Return a function that returns the final state of a run without a resume, once for each kind."""
     made: dict[tuple[str, str], dict[str, Any]] = {}
 
     def of(optimizer_hook: str, refusing: str) -> dict[str, Any]:
@@ -248,8 +247,8 @@ def test_a_refused_resume_leaves_no_trace(
     own: bool,
     error: BaseException,
 ) -> None:
-    """Whatever refuses the checkpoint, or is interrupted by Ctrl-C, all is as it was to the bit, and stays so to the
-    end of the run."""
+    """Whichever part refuses its state, and after Ctrl-C, the trainer is bitwise as before, also at the end
+    of the run."""
     refuse, other = Refusal(), others(optimizer_hook, module=refusing == "module")
     with closing(build(tmp_path, optimizer_hook, refusing=refusing, refuse=refuse, own=own)) as trainer:
         stopped(trainer, 4)
@@ -266,7 +265,7 @@ def test_a_refused_resume_leaves_no_trace(
 
 
 def test_every_stateful_hook_is_among_them() -> None:
-    """And none of them loads in a way of its own, which would have to be put back."""
+    """These tests cover all stateful hooks, and none of them has a `load_state_dict` of its own."""
     stateful = {
         kind
         for kind in vars(eventloop.hooks).values()
@@ -278,7 +277,7 @@ def test_every_stateful_hook_is_among_them() -> None:
 
 
 class Prepared(Hook):
-    """Calls `load` when it loads its state, between the model and the counters."""
+    """A hook that calls a function when its prepared state is loaded."""
 
     def __init__(self, load: Callable[[], None]) -> None:
         self._load = load
@@ -291,22 +290,28 @@ class Prepared(Hook):
 
 
 class Stuck(Hook):
-    """Takes no state at all, and changes an object that its attribute refers to."""
+    """A hook that refuses every state after it changed an object that an attribute refers to."""
 
-    def __init__(self) -> None:
-        self.own = SimpleNamespace(seen=0)
+    def __init__(self, *errors: BaseException) -> None:
+        self.own = SimpleNamespace(seen=0, errors=[*errors])
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.own.seen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.own.seen += 1
-        raise ValueError("it takes none")
+        raise self.own.errors.pop(0)
 
 
-def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The first error is raised, with a note that says which hook is not as it was."""
-    with closing(build_trainer(tmp_path, hooks=[Stuck()], max_epochs=1)) as trainer:
+@pytest.mark.parametrize(
+    "second", [ValueError("it takes none"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
+def test_a_hook_that_cannot_be_put_back_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, second: BaseException
+) -> None:
+    """If a hook cannot be restored, or Ctrl-C comes meanwhile, a note of the first error names it."""
+    stuck = Stuck(ValueError("it takes none"), second)
+    with closing(build_trainer(tmp_path, hooks=[stuck], max_epochs=1)) as trainer:
         trainer.train()
 
         with pytest.raises(ValueError, match="it takes none") as error:
@@ -333,7 +338,7 @@ def test_a_hook_that_cannot_be_put_back_is_named(tmp_path: Path, caplog: pytest.
 def test_an_error_once_the_checkpoint_is_being_taken(
     tmp_path: Path, errors: list[BaseException], note: str
 ) -> None:
-    """One Ctrl-C is raised when the trainer has the whole checkpoint; after any other error a note says what to do."""
+    """A single Ctrl-C during the commit is raised after it; after any other error a note has advice."""
     left = [*errors]
 
     def load() -> None:

@@ -1,5 +1,4 @@
-"""Two ranks: a run that was interrupted and resumed is, on each of them, the one that was not; and the ranks agree on
-what is saved, whatever becomes of a save."""
+"""Test that runs of two ranks resume exactly on each rank, and that the ranks agree on what is saved."""
 
 from __future__ import annotations
 
@@ -85,20 +84,20 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the ranks work."""
+    """Return the directory that the ranks work in."""
     return tmp_path_factory.mktemp("ranks")
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> Ranks:
-    """What each has of the whole run and of its two parts."""
+    """Return the results of each rank for the whole run and its two parts."""
     return run_ranks(EXACT, folder)
 
 
 @pytest.mark.parametrize("kind", ["workers", "shuffled"])
 def test_each_rank_goes_on_exactly(ranks: Ranks, kind: str) -> None:
-    """Losses, weights, buffers and random state of the resumed run are those of the uninterrupted one on every rank, with
-    dropout, an order of its own, and augmentation that is drawn in the rank or in its workers."""
+    """On every rank losses, weights, buffers and random state of the resumed run equal those of the
+    uninterrupted one."""
     for said in (rank[kind] for rank in ranks):
         losses = {**said["first"]["losses"], **said["second"]["losses"]}
         assert (len(said["first"]["losses"]), len(losses)) == (7, 15)
@@ -111,7 +110,7 @@ def test_each_rank_goes_on_exactly(ranks: Ranks, kind: str) -> None:
 
 
 def test_each_rank_goes_on_exactly_with_synced_buffers(ranks: Ranks) -> None:
-    """A stop within an epoch syncs nothing that the uninterrupted run does not: buffers are synced where its epochs end."""
+    """SyncBuffersHook syncs at the ends of epochs only, so a stop within an epoch changes nothing."""
     for said in (rank["synced"] for rank in ranks):
         for what in ("weights", "buffers", "rng"):
             assert said["second"][what] == said["whole"][what], what
@@ -120,7 +119,7 @@ def test_each_rank_goes_on_exactly_with_synced_buffers(ranks: Ranks) -> None:
 
 
 def test_the_checkpoint_has_all_ranks(ranks: Ranks, folder: Path) -> None:
-    """Rank 0's state is where it is without others; that of each other one is under its number."""
+    """A checkpoint has rank 0's state in the usual place, and the states of other ranks by number."""
     checkpoint = load_checkpoint(folder / "workers" / "parts" / "iter_7")
 
     first, second = checkpoint["ranks"]
@@ -136,7 +135,7 @@ def test_the_checkpoint_has_all_ranks(ranks: Ranks, folder: Path) -> None:
 def test_fewer_ranks(
     ranks: Ranks, folder: Path, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A run of fewer takes the state of the ranks it has, and is told that random numbers differ."""
+    """A resumed run with fewer ranks takes their states, and logs that random numbers differ."""
     path = folder / "shuffled" / "parts" / "iter_7"
     nn = torch.nn
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.4), nn.Linear(8, 2))
@@ -153,7 +152,7 @@ def test_fewer_ranks(
 
 
 def test_more_ranks(make_trainer: MakeTrainer) -> None:
-    """A rank that was not there goes on with the random state it has, at the place of rank 0."""
+    """A rank that the checkpoint lacks keeps its own random state, at the position of rank 0."""
     trainer = make_trainer(train_loader=shuffled(4))
     checkpoint = trainer.state.gather("")
     checkpoint["meta"]["position"]["batch_idx"] = 3
@@ -168,7 +167,7 @@ def test_more_ranks(make_trainer: MakeTrainer) -> None:
 
 
 def test_a_checkpoint_of_an_earlier_version(make_trainer: MakeTrainer) -> None:
-    """Of several ranks it has rank 0's state alone: every rank goes on with that, and is told so."""
+    """If the checkpoint of several ranks has only rank 0's state, every rank takes it, and a text says so."""
     trainer = make_trainer()
     checkpoint = trainer.state.gather("")
     checkpoint["meta"]["settings"]["run"]["world_size"] = 2
@@ -199,39 +198,36 @@ else:
     model = nn.Linear(2, 2)
     trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
         train_loader=[(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))], max_epochs=1, work_dir="run")
-    print(json.dumps({"keys": [*trainer.state.gather("")], "lines": lines}), flush=True)
+    keys = trainer.state.gather("").keys()
+    print(json.dumps({"gathered": ["state_dict" in keys, "ranks" in keys], "lines": lines}), flush=True)
 import os
 os._exit(0)
 """
 )
 
 
-def test_a_rank_that_is_gone(tmp_path: Path) -> None:
-    """Costs its random state, which is logged, and not the checkpoint; nobody waits for it."""
-    said = run_ranks("GONE = '1'\n" + GONE, tmp_path)[0]
+@pytest.mark.parametrize(
+    ("gone", "key", "expected", "line"),
+    [
+        (1, "gathered", [True, False], "the random state of the other ranks cannot be gathered: "),
+        (0, "said", "own", "rank 0 cannot broadcast its value to the other ranks: "),
+    ],
+)
+def test_a_rank_that_is_gone(tmp_path: Path, gone: int, key: str, expected: object, line: str) -> None:
+    """If another rank has ended, the checkpoint is saved without its state; without rank 0 a rank decides
+    alone."""
+    said = run_ranks(f"GONE = '{gone}'\n" + GONE, tmp_path)[1 - gone]
 
-    assert "state_dict" in said["keys"]
-    assert "ranks" not in said["keys"]
-    (line,) = said["lines"]
-    assert line.startswith("the random state of the other ranks cannot be gathered: ")
-
-
-def test_rank_0_is_gone(tmp_path: Path) -> None:
-    """A rank decides by itself then, which is logged: it writes nothing anyway."""
-    said = run_ranks("GONE = '0'\n" + GONE, tmp_path)[1]
-
-    assert said["said"] == "own"
-    (line,) = said["lines"]
-    assert line.startswith("rank 0 cannot broadcast its value to the other ranks: ")
+    assert said[key] == expected
+    (logged,) = said["lines"]
+    assert logged.startswith(line)
 
 
 FAILING = (
     BEGIN
     + """
-from eventloop.checkpoint.retention import pending
-from eventloop.checkpoint.saving.saver import Saver
+import pytest
 from tests.support.saving import Writes
-
 failing = ["best_acc_epoch_1", "epoch_4"]
 
 def fail_once(path):
@@ -239,7 +235,7 @@ def fail_once(path):
         failing.remove(path.name)
         raise OSError("no space left on device")
 
-pending.Saver = lambda: Saver(Writes(fail_once), process=False)
+Writes.of_hooks(pytest.MonkeyPatch(), fail_once)
 scores = iter([0.5, 0.4, 0.3, 0.45])
 model = DistributedDataParallel(nn.Linear(2, 2))
 hook = CheckpointHook(interval=4, save_best="acc")
@@ -261,8 +257,7 @@ print(json.dumps({"saves": saves, "bests": bests}))
 
 
 def test_ranks_agree_on_what_is_saved(tmp_path: Path) -> None:
-    """Only rank 0 knows that a save failed, and decides for all: a score that beats what could be saved is saved, the
-    last one is tried once more, and collectives of the handlers of a save find every rank at the same one."""
+    """Rank 0, which alone knows of failed saves, decides for all ranks what is saved and compared."""
     ranks = run_ranks(FAILING, tmp_path)
 
     expected = ["best_acc_epoch_1", "best_acc_epoch_2", "epoch_4", "best_acc_epoch_4", "epoch_4"]

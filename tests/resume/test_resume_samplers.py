@@ -1,4 +1,4 @@
-"""What decides the order of the samples besides torch's own samplers: it is restored, or the log says that it is not."""
+"""Test what else decides the order of samples: it is restored, or the log says that it is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from eventloop.data.loader_state import own_random_state, set_own_random_state
+from eventloop.data.loader_state import own_random_state
 from eventloop.hooks import CheckpointHook
 from tests.support.interrupted import seed, stop_after
 from tests.support.trainers import MakeTrainer
@@ -33,7 +33,7 @@ STOPS = [3, PER_EPOCH, PER_EPOCH + 2, 2 * PER_EPOCH + 1]
 
 
 class Numbered(Dataset[Any]):
-    """Samples that say which they are, with noise from Python's generator."""
+    """A data set that returns its indices, and noise from Python's generator."""
 
     def __init__(self, noise: bool = True) -> None:
         self._noise = noise
@@ -46,14 +46,14 @@ class Numbered(Dataset[Any]):
 
 
 class Ordered(Sampler[int]):
-    """As many as the data set has."""
+    """A sampler with as many indices as the data set."""
 
     def __len__(self) -> int:
         return COUNT
 
 
 class OwnGenerator(Ordered):
-    """Draws each pass from a generator of its own, which moves on from pass to pass."""
+    """A sampler that draws each pass from its own generator."""
 
     def __init__(self, generator: Any) -> None:
         self.own = generator
@@ -68,7 +68,7 @@ class OwnGenerator(Ordered):
 
 
 class Saving(Ordered):
-    """Each pass has an order of its own, and how many there were is the state."""
+    """A sampler with another order in each pass; its state is the number of passes."""
 
     def __init__(self) -> None:
         self._passes = 0
@@ -85,7 +85,7 @@ class Saving(Ordered):
 
 
 class Placed(Ordered):
-    """Its state is a place within a pass, as that of torchdata's samplers; the order is the epoch's."""
+    """A sampler whose state is a position within a pass, as in torchdata; the epoch decides the order."""
 
     def __init__(self) -> None:
         self.epoch = self._yielded = 0
@@ -108,7 +108,7 @@ class Placed(Ordered):
 
 
 class Pool(Ordered):
-    """Draws as it goes, without replacement, from torch's global generator, as dropout does."""
+    """A sampler that draws from torch's global generator during the pass."""
 
     def __iter__(self) -> Iterator[int]:
         left = list(range(COUNT))
@@ -117,7 +117,7 @@ class Pool(Ordered):
 
 
 class Stream(IterableDataset[Any]):
-    """Each worker's part, with noise from all of the generators it has."""
+    """An iterable data set that gives each worker a part, with noise from all generators."""
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -129,7 +129,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Buffered(IterableDataset[Any]):
-    """A stream that is shuffled by a buffer, as it goes, from a generator that nothing else draws from."""
+    """An iterable data set that is shuffled by a buffer, from Python's generator."""
 
     def __iter__(self) -> Iterator[Any]:
         buffer: list[int] = []
@@ -142,11 +142,11 @@ class Buffered(IterableDataset[Any]):
 
 
 class Sub(DataLoader[Any]):
-    """A loader that may do anything."""
+    """A subclass of DataLoader, which may read in any way."""
 
 
 def run(make_trainer: MakeTrainer, loader: Any, directory: Path, stop: int | None, seen: list[Any]) -> None:
-    """One part of a run, which goes on from a checkpoint where there is one."""
+    """Train one part of a run, resumed if there is a checkpoint."""
     trainer = make_trainer(
         train_loader=loader, train_step=lambda trainer, batch: trainer.model(batch[1]).sum(), work_dir=directory,
         hooks=[CheckpointHook(interval=-1)], max_epochs=EPOCHS,
@@ -161,14 +161,14 @@ def run(make_trainer: MakeTrainer, loader: Any, directory: Path, stop: int | Non
 
 
 def values(batch: Any) -> list[Any]:
-    """What a batch is, to be compared."""
+    """Return a batch as lists, to be compared."""
     return [torch.as_tensor(part).tolist() for part in batch]
 
 
 def whole_and_parts(
     make_trainer: MakeTrainer, directory: Path, loader: Callable[[], Any], stops: list[int]
 ) -> tuple[list[Any], list[Any]]:
-    """The batches of a run that is not interrupted, and of one that is, in another process as far as it knows."""
+    """Return the batches of an uninterrupted run, and those of an interrupted one with other seeds."""
     whole: list[Any] = []
     parts: list[Any] = []
     seed()
@@ -212,43 +212,16 @@ LOADERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.representative(5)
 @pytest.mark.parametrize("loader", LOADERS)
 def test_the_order_goes_on(make_trainer: MakeTrainer, tmp_path: Path, loader: str) -> None:
-    """Samplers that draw from a generator of their own, that have a state or a place within a pass, and streams that are
-    read again give the batches of the run that was not interrupted, also where workers have read ahead."""
+    """Resumed runs get the batches of the uninterrupted run with each of these loaders."""
     whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], STOPS)
 
     assert parts == whole
 
 
-def test_sampler_whose_state_could_not_be_loaded(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """It is refused when it is saved, by its place."""
-
-    class Strange(Saving):
-        def state_dict(self) -> dict[str, Any]:
-            return {"passes": np.arange(2)}
-
-    loader = DataLoader(Numbered(), BATCH, sampler=Strange())
-
-    with pytest.raises(
-        TypeError, match=r"\['samplers'\]\['sampler'\]\['passes'\] is array.*a state_dict must consist"
-    ):
-        run(make_trainer, loader, tmp_path, None, [])
-
-
-def test_generator_of_another_kind_keeps_its_state() -> None:
-    """A sampler that draws from another kind of generator is not given a state that it cannot load."""
-    saved = own_random_state(DataLoader(Numbered(), sampler=OwnGenerator(np.random.default_rng(3))))
-    loader = DataLoader(Numbered(), sampler=OwnGenerator(random.Random(5)))
-    before = own_random_state(loader)
-
-    set_own_random_state(loader, saved, opening=True)
-
-    assert str(own_random_state(loader)) == str(before)
-
-
 def test_a_generator_without_a_saved_state_is_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A resume names the generator of which the checkpoint has nothing."""
+    """A resume names generators whose state the checkpoint lacks."""
     for kind in (random.Random(3), np.random.default_rng(3)):
         run(make_trainer, DataLoader(Numbered(), BATCH, sampler=OwnGenerator(kind)), tmp_path, 3, [])
 
@@ -257,7 +230,7 @@ def test_a_generator_without_a_saved_state_is_logged(
 
 
 def test_generator_without_a_state_is_left_alone() -> None:
-    """The system's source of randomness has none to save."""
+    """`random.SystemRandom` has no state, and is not saved."""
     loader = DataLoader(Numbered(), sampler=OwnGenerator(random.SystemRandom()))
 
     assert own_random_state(loader)["generators"] == {}
@@ -267,7 +240,7 @@ def test_generator_without_a_state_is_left_alone() -> None:
 def test_a_sampler_that_draws_during_the_pass_is_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
 ) -> None:
-    """The order of a sampler that draws from a global generator between batches may depend on the training."""
+    """A warning names the global generator that a sampler draws from between batches."""
 
     def loader() -> Any:
         return DataLoader(Numbered(), BATCH, sampler=Pool(), num_workers=workers)
@@ -285,7 +258,7 @@ def test_a_sampler_that_draws_during_the_pass_is_logged(
 def test_persistent_workers_of_a_stream_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The random states of such workers are not saved, and the log says what helps."""
+    """A warning says that random states of a stream's persistent workers are not saved, and what helps."""
     loaders: list[Any] = []
 
     def loader() -> Any:

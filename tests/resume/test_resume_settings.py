@@ -1,4 +1,5 @@
-"""What a resumed run was set up with is compared with the checkpoint's run, and goes on as the user chose."""
+"""Test that settings of a resumed run are compared with the checkpoint's, and that `changed` decides between
+them."""
 
 from __future__ import annotations
 
@@ -28,12 +29,12 @@ Build = Callable[..., Trainer]
 
 
 class Halves(BatchSampler):
-    """One of somebody's own."""
+    """A user's batch sampler."""
 
 
 @pytest.fixture
 def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
-    """Build a trainer of one run, with something changed."""
+    """Return a function that builds a trainer with some settings changed."""
 
     def make(
         lr: float = 0.1, scheduler: Any = None, optimizer: Any = None, size: int = 4, **changes: Any
@@ -55,7 +56,7 @@ def build(make_trainer: MakeTrainer, tmp_path: Path) -> Build:
 
 
 def stopped(trainer: Trainer, after: int = 7) -> dict[str, Any]:
-    """Train for a while; the group as it is then."""
+    """Train for a while, and return the first param group."""
     stop_after(trainer, after)
     trainer.train()
     group = trainer.optimizer.param_groups[0]
@@ -63,7 +64,7 @@ def stopped(trainer: Trainer, after: int = 7) -> dict[str, Any]:
 
 
 def refused(trainer: Trainer) -> list[str]:
-    """The lines of the refusal, which leaves the trainer as it was."""
+    """Return the lines of the refusal, and assert that nothing changed."""
 
     def live() -> Any:
         return trainer.model.state_dict(), optimizer_state(trainer.optimizer), trainer.iter
@@ -76,7 +77,7 @@ def refused(trainer: Trainer) -> list[str]:
 
 
 def test_every_change_is_listed_with_both_values(build: Build) -> None:
-    """One line each, then what can be done; nothing was loaded."""
+    """The refusal lists each change in a line with both values, and then the remedies."""
     stopped(build(scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 9])))
     other = build(
         optimizer=lambda p: torch.optim.SGD(p, lr=0.4, momentum=0.5, weight_decay=0.01), size=5,
@@ -122,7 +123,7 @@ SCHEDULERS = {
 def test_what_a_schedule_moved_is_no_change(
     build: Build, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    """The same trainer resumes without a word, at any point of its schedule; twice, too."""
+    """The same trainer resumes without a message at any point of its schedule."""
     val = {"val_loader": DataLoader(samples(4), 4)}
     stopped(build(scheduler=SCHEDULERS[name], **val), 7)
     second = build(scheduler=SCHEDULERS[name], **val)
@@ -149,7 +150,7 @@ OTHERS: list[tuple[str, Any, list[str]]] = [
 
 @pytest.mark.parametrize(("name", "other", "lines"), OTHERS, ids=[case[0] for case in OTHERS])
 def test_arguments_of_schedulers_are_compared(build: Build, name: str, other: Any, lines: list[str]) -> None:
-    """By the names of the arguments, in schedulers inside of others too; derived values are not listed."""
+    """Arguments of schedulers are listed by name, also of inner ones; derived values are not listed."""
     val = {"val_loader": DataLoader(samples(4), 4)}
     stopped(build(scheduler=SCHEDULERS[name], **val))
 
@@ -159,7 +160,7 @@ def test_arguments_of_schedulers_are_compared(build: Build, name: str, other: An
 
 
 def test_keep_goes_on_with_the_checkpoints(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """As load_state_dict does, and the log names what is not used; later checkpoints have the kept values too."""
+    """ "keep" continues with the checkpoint's settings, logs those not used, and saves the kept ones."""
     schedulers = SCHEDULERS["cosine"], lambda o: torch_lr.CosineAnnealingLR(o, 60)
     group = stopped(build(scheduler=schedulers[0]))
     other = build(lr=0.4, scheduler=schedulers[1])
@@ -178,8 +179,7 @@ def test_keep_goes_on_with_the_checkpoints(build: Build, caplog: pytest.LogCaptu
 
 
 def test_apply_goes_on_with_the_new_ones(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """Hyper-parameters and arguments are this trainer's; what the schedule made of the rate is kept in proportion,
-    and where the schedule is, too."""
+    """ "apply" continues with this trainer's settings at the checkpoint's step."""
     group = stopped(build(scheduler=lambda o: torch_lr.MultiStepLR(o, [5, 9])))
     new: dict[str, Any] = {"lr": 0.4, "momentum": 0.9, "weight_decay": 0.01}
     other = build(
@@ -201,7 +201,7 @@ def test_apply_goes_on_with_the_new_ones(build: Build, caplog: pytest.LogCapture
 
 @pytest.mark.parametrize("named", [{"eta_min": 0.02}, {"eta_min_ratio": 0.2}], ids=["minimum", "ratio"])
 def test_the_minimum_of_a_schedule(build: Build, named: dict[str, float]) -> None:
-    """It is what PyTorch's scheduler is not told, and is compared, kept and applied as its arguments are."""
+    """The minimum of a window, which PyTorch's scheduler does not know, is compared, kept and applied."""
     cosine = {"type": "CosineAnnealingLR", "T_max": 50, "by_epoch": False}
     rate = stopped(build(scheduler=lambda o: {**cosine, **named}))["lr"]
     lines = refused(build(scheduler=lambda o: cosine))
@@ -218,7 +218,7 @@ def test_the_minimum_of_a_schedule(build: Build, named: dict[str, float]) -> Non
 
 
 def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> None:
-    """By the optimizer's name and the number of the group."""
+    """Changes name the optimizer and the number of the param group."""
 
     def trainer(lr: float = 0.1, decay: float = 0.1) -> Trainer:
         model: Any = tiny_model()
@@ -240,22 +240,32 @@ def test_several_groups_and_optimizers_are_named(make_trainer: MakeTrainer) -> N
     assert [group["weight_decay"] for group in other.optimizer["body"].param_groups] == [0, 0.3]
 
 
+def test_rate_in_a_tensor(build: Build) -> None:
+    """A rate in a tensor is compared by its value, and stays in a tensor."""
+    stopped(build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.1))))
+    other = build(optimizer=lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.25)))
+
+    other.resume(changed="apply")
+
+    assert torch.equal(other.optimizer.param_groups[0]["lr"], torch.tensor(0.25))
+
+
 def of_eight_ranks(build: Build) -> Trainer:
-    """A trainer that is one of eight."""
+    """Return a trainer that counts as one of eight ranks."""
     trainer = build()
     trainer.world_size = 8
     return trainer
 
 
 def of_doubles(build: Build) -> Trainer:
-    """A trainer whose model loading would convert the checkpoint's weights to."""
+    """Return a trainer whose model has float64 weights."""
     trainer = build()
     trainer.model.double()
     return trainer
 
 
 def halves() -> DataLoader[Any]:
-    """A loader with a batch sampler of the user's."""
+    """Return a loader with a user's batch sampler."""
     return DataLoader(samples(20), batch_sampler=Halves(SequentialSampler(range(20)), 4, False))
 
 
@@ -274,8 +284,7 @@ def halves() -> DataLoader[Any]:
     ids=["autocast", "ranks", "type", "order", "own batches"],
 )  # fmt: skip
 def test_what_only_the_trainer_decides(build: Build, was: Any, now: Any, line: str) -> None:
-    """Precision, number of processes and order of the samples are refused where they differ; the message says that
-    `changed` accepts the trainer's."""
+    """Changed precision, number of ranks and order of samples are refused, with how to accept them."""
     stopped(was(build))
 
     lines = refused(now(build))
@@ -297,7 +306,7 @@ def test_what_only_the_trainer_decides(build: Build, was: Any, now: Any, line: s
 def test_a_loader_that_says_less_or_more_of_itself(
     build: Build, caplog: pytest.LogCaptureFixture, was: Any, now: Any, lines: list[str]
 ) -> None:
-    """What only one of the two loaders says is logged, and the pass goes on after as many batches."""
+    """Settings that only one of the two loaders exposes are logged, and the position stays."""
     stopped(build(train_loader=was()))
     other = build(train_loader=now())
 
@@ -316,7 +325,7 @@ class Endless:
 
 
 def test_when_to_validate_needs_no_leave(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """Other intervals of validations are listed, and are the trainer's."""
+    """Changed intervals of validations are logged, and this trainer's are used."""
     stopped(build(val_loader=batches(1)))
     other = build(val_loader=batches(1), val_interval=3, val_begin=2, dynamic_intervals=[(4, 1)])
 
@@ -331,7 +340,7 @@ def test_when_to_validate_needs_no_leave(build: Build, caplog: pytest.LogCapture
 def test_another_batch_size_goes_on_at_the_same_part_of_the_epoch(
     build: Build, caplog: pytest.LogCaptureFixture, changed: Any
 ) -> None:
-    """After two of five batches of 4, one with batches of 2 goes on after four of ten."""
+    """With another batch size the run continues at the same fraction of the epoch."""
     stopped(build())
     other = build(size=2)
 
@@ -347,7 +356,7 @@ def test_another_batch_size_goes_on_at_the_same_part_of_the_epoch(
 def test_another_length_of_the_run_needs_no_leave(
     build: Build, caplog: pytest.LogCaptureFixture, epochs: int
 ) -> None:
-    """A run may be prolonged, or end earlier, and the log says so."""
+    """A run may be made longer or shorter, which is logged."""
     stopped(build())
     other = build(max_epochs=epochs)
 
@@ -362,22 +371,8 @@ def test_another_length_of_the_run_needs_no_leave(
     assert other.epoch == epochs
 
 
-def test_checkpoint_without_settings(build: Build, caplog: pytest.LogCaptureFixture) -> None:
-    """One of an earlier version is not compared."""
-    stopped(build())
-    other = build(lr=0.4)
-    other.bus.subscribe(
-        lambda trainer, event: trainer.checkpoint["meta"].pop("settings"), "after_load_checkpoint"
-    )
-
-    other.resume()
-
-    assert other.iter == 7
-    assert caplog.text == ""
-
-
 def test_unknown_answer(build: Build) -> None:
-    """Gets a suggestion, before anything is read; the choices are said once."""
+    """An unknown value of `changed` is refused with a suggestion before anything is read."""
     with pytest.raises(ValueError, match='"refuse", "keep" or "apply", got \'aply\': did you mean \'apply\''):
         build().resume(changed="aply")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r'^changed must be "refuse", "keep" or "apply", got 3$'):

@@ -1,8 +1,9 @@
-"""What else a training may keep, beside what its checkpoint has always had: types of an optimizer's state, generators of
-modules, of the data set, of the loader that is evaluated on; lengths that change."""
+"""Test less usual parts of a training's state: types of an optimizer's state, generators of modules and
+loaders, lengths that change."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -17,15 +18,25 @@ from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, Hook
-from tests.support.interrupted import assert_same, seed, state_of, stop_after
-from tests.support.trainers import MakeTrainer, batches, samples, tiny_model
+from tests.support.interrupted import assert_same, seed, state_of
+from tests.support.trainers import MakeTrainer, batches, samples, shuffled, tiny_model
 
 Make = Callable[[Path], Trainer]
 
 
-def assert_went_on(make: Make, directory: Path, stops: list[int]) -> dict[str, Any]:
-    """A run that is interrupted ends with the very state of one that is not, by trainers that know nothing of each other;
-    return the state."""
+def stop_at(trainer: Trainer, event: str, count: int) -> None:
+    """Stop the run after so many iterations in all, or at the `count`-th event of another kind."""
+    number = itertools.count(trainer.iter + 1 if event == "after_train_iter" else 1)
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("enough") if next(number) == count else None, event
+    )
+
+
+def assert_went_on(
+    make: Make, directory: Path, stops: list[int], *, event: str = "after_train_iter"
+) -> dict[str, Any]:
+    """Assert that a run interrupted at `stops` ends with the state of an uninterrupted one, and return that
+    state."""
     seed()
     whole = make(directory / "whole")
     whole.train()
@@ -35,9 +46,9 @@ def assert_went_on(make: Make, directory: Path, stops: list[int]) -> dict[str, A
         if number:
             part.resume()
         if stop is not None:
-            stop_after(part, stop)
+            stop_at(part, event, stop)
         part.train()
-    assert part.iter == whole.iter > stops[-1]
+        assert (part.iter < whole.iter) == (stop is not None)
     assert_same(state_of(part), state_of(whole))
     return state_of(part)
 
@@ -46,7 +57,7 @@ def assert_went_on(make: Make, directory: Path, stops: list[int]) -> dict[str, A
 
 
 class Mixed(torch.optim.SGD):
-    """Keeps float32 copies of its weights, a count in bytes, and lists and mappings of other types."""
+    """An optimizer with float32 copies of its weights, a count in bytes, and nested state of other types."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -75,7 +86,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def test_state_of_another_type_than_the_weights(
     make_trainer: MakeTrainer, tmp_path: Path, kind: str, dtype: torch.dtype
 ) -> None:
-    """An optimizer's state comes back in the type it has, which PyTorch's loading makes that of the weights."""
+    """An optimizer's state is restored in its own types, which PyTorch would convert to the weights' type."""
 
     def make(directory: Path) -> Trainer:
         model = tiny_model().to(dtype)
@@ -89,7 +100,7 @@ def test_state_of_another_type_than_the_weights(
 
 
 def test_state_follows_weights_of_another_precision(make_trainer: MakeTrainer, tmp_path: Path) -> None:
-    """Where the precision of the weights was changed, the optimizer's state has the new one."""
+    """If the precision of the weights was changed, the optimizer's state is converted to it."""
     first = make_trainer(hooks=[CheckpointHook(interval=-1)])
     first.train()
     model = tiny_model().double()
@@ -102,7 +113,7 @@ def test_state_follows_weights_of_another_precision(make_trainer: MakeTrainer, t
 
 
 def test_refused_checkpoint_leaves_the_types_of_the_state(make_trainer: MakeTrainer) -> None:
-    """What is put back after a failure is put back in its type."""
+    """A rollback restores an optimizer's state in its types."""
 
     class Refusing(Hook):
         def load_state_dict(self, state: Any) -> None:
@@ -128,7 +139,7 @@ def test_refused_checkpoint_leaves_the_types_of_the_state(make_trainer: MakeTrai
 
 
 class Noise(nn.Module):
-    """Draws from generators of its own, and from a global one that it knows by a name of its own."""
+    """A module that draws from its own generators, and refers to the global one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,8 +156,7 @@ class Noise(nn.Module):
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_generators_of_modules_go_on(make_trainer: MakeTrainer, tmp_path: Path, wrapped: bool) -> None:
-    """What a module draws from a generator that is an attribute of it is what it would have drawn, also inside of what
-    distributes the model."""
+    """Generators among a module's attributes are restored, also inside a wrapper."""
 
     def make(directory: Path) -> Trainer:
         seed()
@@ -165,7 +175,7 @@ def test_generators_of_modules_go_on(make_trainer: MakeTrainer, tmp_path: Path, 
 
 
 class Noisy(Dataset[Any]):
-    """Samples with noise from a generator of the data set."""
+    """A data set with a generator that adds noise."""
 
     def __init__(self, count: int) -> None:
         self._samples, self._rng = samples(count), np.random.default_rng(3)
@@ -179,7 +189,7 @@ class Noisy(Dataset[Any]):
 
 
 class Growing(Sampler[int]):
-    """A curriculum: each epoch has four samples more."""
+    """A sampler with four indices more in each epoch."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -205,7 +215,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LOADERS)
 def test_loader_goes_on(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
-    """Generators of the loader and the data set continue, and a length that an epoch's number decides is no change."""
+    """Generators of the loader and the data set are restored, and a length that the epoch decides is not a
+    change."""
 
     def make(directory: Path) -> Trainer:
         hooks = [CheckpointHook(interval=-1)]
@@ -215,7 +226,7 @@ def test_loader_goes_on(make_trainer: MakeTrainer, tmp_path: Path, name: str) ->
 
 
 class Slowing(Hook):
-    """Changes the rate by the score of a validation, so that its samples matter to the training."""
+    """A hook that sets the rate from a validation's score, so that the validation's samples matter."""
 
     def after_val_epoch(self, trainer: Trainer, event: Any) -> None:
         if event.metrics:  # it was not cut short
@@ -223,7 +234,7 @@ class Slowing(Hook):
 
 
 def evaluated(name: str) -> DataLoader[Any]:
-    """A loader to evaluate on, which draws from a generator that only it has."""
+    """Return a validation loader with a generator that only it has."""
     if name == "data set":
         return DataLoader(Noisy(8), 4)
     drawn = RandomSampler(range(24), num_samples=8, generator=torch.Generator().manual_seed(5))
@@ -231,12 +242,13 @@ def evaluated(name: str) -> DataLoader[Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "cut_short"), [("sampler", True), ("data set", False)])
+@pytest.mark.parametrize(
+    ("name", "event", "stop"), [("sampler", "before_val_iter", 3), ("data set", "after_train_iter", 4)]
+)
 def test_evaluation_draws_what_it_would_have(
-    make_trainer: MakeTrainer, tmp_path: Path, name: str, cut_short: bool
+    make_trainer: MakeTrainer, tmp_path: Path, name: str, event: str, stop: int
 ) -> None:
-    """Samples of a validation from a generator of its own are those of the uninterrupted run, also where a stop came
-    within it, and it is made once more."""
+    """Validations draw the samples of the uninterrupted run, also if a stop came within one."""
 
     def make(directory: Path) -> Trainer:
         return make_trainer(
@@ -244,28 +256,78 @@ def test_evaluation_draws_what_it_would_have(
             work_dir=directory,
         )  # fmt: skip
 
+    assert_went_on(make, tmp_path, [stop], event=event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "stop", "unit"),
+    [
+        ("before_val", 2, {}),
+        ("before_val_iter", 4, {"max_iters": 13, "val_interval": 4}),
+        ("after_val_iter", 6, {}),
+    ],
+)
+def test_a_validation_that_is_cut_short(
+    make_trainer: MakeTrainer, tmp_path: Path, event: str, stop: int, unit: dict[str, Any]
+) -> None:
+    """A validation that was cut short is repeated, and draws what the uninterrupted run draws once."""
+
+    def make(directory: Path) -> Trainer:
+        return make_trainer(
+            train_loader=shuffled(5), val_loader=DataLoader(samples(12), 4), hooks=[CheckpointHook()],
+            val_step=lambda trainer, batch: {"noise": torch.rand(())}, work_dir=directory, **(unit or {"max_epochs": 4}),
+        )  # fmt: skip
+
+    assert_went_on(make, tmp_path, [stop], event=event)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [False, True], ids=["global", "shared"])
+def test_workers_of_an_evaluation_that_persist(make_trainer: MakeTrainer, tmp_path: Path, own: bool) -> None:
+    """Persistent workers of a validation loader change no random number of the resumed training."""
+    made: list[Trainer] = []
+
+    def make(directory: Path) -> Trainer:
+        generator = torch.Generator().manual_seed(5) if own else None
+        persistent = DataLoader(samples(12), 4, num_workers=1, persistent_workers=True, generator=generator)
+        loaders = {"train_loader": shuffled(5, generator=generator), "val_loader": persistent}
+        made.append(make_trainer(hooks=[CheckpointHook()], max_epochs=4, work_dir=directory, **loaders))
+        return made[-1]
+
+    assert_went_on(make, tmp_path, [7])
+    for trainer in made:  # each worker of a loader that is collected with its trainer is waited for, for 5 s
+        trainer.val_loader = None
+
+
+def test_a_generator_that_both_loaders_have(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """With one generator in both loaders, the repeated validation draws before the next pass, as in the first
+    run."""
+
+    def make(directory: Path) -> Trainer:
+        generator = torch.Generator().manual_seed(5)
+        return make_trainer(
+            train_loader=shuffled(5, generator=generator), max_epochs=3, work_dir=directory,
+            val_loader=DataLoader(samples(12), 4, generator=generator), hooks=[CheckpointHook(interval=1)],
+        )  # fmt: skip
+
     seed()
     whole = make(tmp_path / "whole")
     whole.train()
-    seed()
-    first = make(tmp_path / "parts")
-    when = "before_val_iter" if cut_short else "after_train_iter"
-    first.bus.subscribe(lambda trainer, event: trainer.stop("enough") if trainer.iter >= 4 else None, when)
-    first.train()
     seed(99)
-    second = make(tmp_path / "parts")
+    second = make(tmp_path / "second")
 
-    second.resume()
+    second.resume(tmp_path / "whole" / "epoch_2")
     second.train()
 
-    assert 4 <= first.iter < second.iter == 9
+    assert second.iter == whole.iter == 15
     assert_same(state_of(second), state_of(whole))
 
 
 def test_sampler_of_an_evaluation_that_cannot_be_known(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One with a generator that the checkpoint has nothing of is named."""
+    """A warning names a validation loader's generator whose state the checkpoint lacks."""
     make_trainer(val_loader=batches(2), hooks=[CheckpointHook(interval=-1)]).train()
     second = make_trainer(val_loader=evaluated("data set"), max_epochs=3)
 

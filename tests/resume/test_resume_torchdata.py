@@ -1,4 +1,4 @@
-"""torchdata's loader and samplers, where it is installed."""
+"""Test torchdata's loader and samplers, if it is installed."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 def test_torchdata_finds_every_batch_again(
     make_trainer: MakeTrainer, tmp_path: Path, loader: str, stops: list[int]
 ) -> None:
-    """A run with torchdata's StatefulDataLoader, or with its sampler in a DataLoader, sees the batches of the run that
-    was not interrupted."""
+    """With torchdata's loader or sampler a resumed run gets the batches of the uninterrupted run."""
     whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], stops)
 
     assert parts == whole

@@ -1,4 +1,4 @@
-"""Two ranks of FSDP2: they train right, and what would be one rank's part of a tensor is refused on both."""
+"""Test FSDP2 on two ranks: training is right, and saving one rank's part of a tensor is refused on both."""
 
 from __future__ import annotations
 
@@ -183,7 +183,6 @@ said["refused"] = {
     "checkpoint of FSDP1": refused(lambda: build(FullyShardedDataParallel(Net(), device_id=torch.device("cpu")),
         default_hooks={})),
     "average": refused(lambda: build(model, [EMAHook()])),
-    "average by hand": refused(lambda: StochasticWeightAverage(model)),
     "average by hand, sharded later": refused(averaged_late),
     "state of a hook": refused(plain(Keeps(), CheckpointHook(1, by_epoch=False), default_hooks={}).train),
     "saved by hand": refused(lambda: save_checkpoint(state, folder / "own")),
@@ -216,7 +215,6 @@ REFUSED = {
     "checkpoint, sharded later": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
     "checkpoint of FSDP1": ("CheckpointHook", "''", "default_hooks=dict(checkpoint=None)"),
     "average": ("EMAHook", "'one.weight'"),
-    "average by hand": ("StochasticWeightAverage", "'one.weight'"),
     "average by hand, sharded later": ("StochasticWeightAverage", "'one.weight'"),
     "state of a hook": ("['Keeps']['list'][0]", "(4, 2)", "default_hooks=dict(checkpoint=None)"),
     "saved by hand": ("state_dict.one.weight", "(4, 2)"),
@@ -236,13 +234,13 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two processes of one sharded training have to say."""
+    """Return what two processes of one sharded training print."""
     return run_ranks(PROGRAM, tmp_path_factory.mktemp("ranks"))
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_sharded_tensors_are_refused(ranks: list[dict[str, Any]], what: str) -> None:
-    """The error names the tensor, what is wrong with it and what to do; both ranks have it, and none waits."""
+    """The error names the tensor, the fault and the remedy; both ranks raise it, and none waits."""
     for said in ranks:
         error = said["refused"][what]
         kind = {"FSDP1": "FullyShardedDataParallel", "ShardedTensor": "ShardedTensor"}.get(
@@ -257,8 +255,8 @@ def test_sharded_tensors_are_refused(ranks: list[dict[str, Any]], what: str) -> 
 
 @pytest.mark.parametrize("run", ["plain", "by 4", "unsized"])
 def test_training_is_that_of_one_process(ranks: list[dict[str, Any]], run: str) -> None:
-    """Weights, and norms before clipping, are those of the whole model, accumulated or not, also where the last window
-    is shorter than could be known."""
+    """Weights and gradient norms equal those of the whole model, with and without accumulation, also if the
+    last window is shorter than expected."""
     for said in ranks:
         expected = said["expected"][run]
         assert said[run]["norms"] == pytest.approx(expected["norms"], rel=1e-5)
@@ -267,7 +265,8 @@ def test_training_is_that_of_one_process(ranks: list[dict[str, Any]], run: str) 
 
 
 def test_gradients_are_reduced_once_a_window(ranks: list[dict[str, Any]]) -> None:
-    """Of 2 sharded modules in 12 iterations: each time, once in 4, and each time where the length is not known."""
+    """Gradients are reduced once for each accumulation window, and in each iteration if the length is
+    unknown."""
     counts = [
         (said["plain"]["reduced"], said["by 4"]["reduced"], said["unsized"]["reduced"]) for said in ranks
     ]
@@ -277,8 +276,8 @@ def test_gradients_are_reduced_once_a_window(ranks: list[dict[str, Any]]) -> Non
 
 @pytest.mark.parametrize("run", ["short", "longer"])
 def test_gradients_that_are_not_reduced_wait(ranks: list[dict[str, Any]], run: str) -> None:
-    """A loader that ends before its length says leaves 3 iterations of a window without a reduction: the log says how
-    many, the weights are those of the steps before, and a longer training ends the window."""
+    """If a loader ends early within a window, the log has the number of unreduced iterations, and a longer
+    training completes the window."""
     for said in ranks:
         (line,) = [line for line in said["left"] if "not yet in a step" in line]
         assert "gradients of 3 iterations" in line
@@ -288,7 +287,8 @@ def test_gradients_that_are_not_reduced_wait(ranks: list[dict[str, Any]], run: s
 
 
 def test_unreached_parameters_are_named(ranks: list[dict[str, Any]]) -> None:
-    """Only those that the loss does not reach, once; and the training is the one without a look."""
+    """Only parameters that the loss does not reach are named, once, and the training is unchanged by the
+    check."""
     for said in ranks:
         (line,) = said["anomalous"]
         assert line.splitlines()[1:] == ["  unused.weight, (2, 2)", "  unused.bias, (2,)"]
@@ -296,5 +296,5 @@ def test_unreached_parameters_are_named(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_precise_statistics_of_unequal_loaders(ranks: list[dict[str, Any]]) -> None:
-    """A forward pass gathers weights from all ranks, so the pass ends with the shorter loader."""
+    """The pass of PreciseBN ends with the shorter loader, because each forward pass needs all ranks."""
     assert [said["batches of precise statistics"] for said in ranks] == [2, 2]

@@ -1,5 +1,5 @@
-"""Runs that are interrupted and resumed, compared with the run that was not: for the tests, and for
-`scripts/torture resumes`, which does many of them."""
+"""Compare runs that are interrupted and resumed with uninterrupted ones, for tests and `scripts/torture
+resumes`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AFTER = 50
 
 
 class Augmented(Dataset[Any]):
-    """Samples with noise from all three random generators, and a count of what was read, shared with workers."""
+    """Samples with noise from all three generators, and a count of reads that is shared with workers."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         self._inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
@@ -45,7 +45,7 @@ class Augmented(Dataset[Any]):
 
 
 class EpochSampler(Sampler[int]):
-    """Shuffles by the epoch it is told, like a DistributedSampler of one rank."""
+    """A sampler that shuffles by the epoch set last, like a DistributedSampler of one rank."""
 
     def __init__(self, count: int = SAMPLES) -> None:
         self.epoch, self._count = 0, count
@@ -81,7 +81,7 @@ class Case:
     context: str | None = None
 
     def loader(self) -> DataLoader[Any]:
-        """A new loader, as a new process would make it."""
+        """Return a new loader, as a new process would make it."""
         options: dict[str, Any] = {"num_workers": self.workers, "persistent_workers": self.persistent}
         if self.context is not None:
             options["multiprocessing_context"] = self.context
@@ -99,7 +99,7 @@ class Case:
 
 @dataclass
 class Result:
-    """What a run was."""
+    """The losses, the final state and the read counts of a run."""
 
     losses: dict[int, float]
     state: dict[str, Any]
@@ -108,7 +108,7 @@ class Result:
 
 
 def build(case: Case, directory: Path) -> tuple[Trainer, dict[int, float]]:
-    """A trainer with everything that has a state, and the losses it will have by iteration."""
+    """Return a trainer with every stateful part, and a dict that gets its losses by iteration."""
     model = nn.Sequential(
         nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
     )  # fmt: skip
@@ -132,7 +132,7 @@ def build(case: Case, directory: Path) -> tuple[Trainer, dict[int, float]]:
 
 
 def uninterrupted(case: Case, directory: Path) -> Result:
-    """The whole run at once."""
+    """Return the result of a run in one piece."""
     seed()
     trainer, losses = build(case, directory)
     trainer.train()
@@ -140,8 +140,7 @@ def uninterrupted(case: Case, directory: Path) -> Result:
 
 
 def interrupted(case: Case, directory: Path, stops: list[int]) -> Result:
-    """The run in parts: stopped after so many iterations, each part by a trainer that knows nothing of the one
-    before but its checkpoint."""
+    """Return the result of a run that is stopped after so many iterations, each part by a new trainer."""
     losses: dict[int, float] = {}
     reads = torch.zeros(SAMPLES, dtype=torch.int64)
     for part, stop in enumerate([*stops, ITERS + 1]):
@@ -158,7 +157,7 @@ def interrupted(case: Case, directory: Path, stops: list[int]) -> Result:
 
 
 def difference(whole: Result, parts: Result) -> str | None:
-    """What differs, None where everything is equal to the bit."""
+    """Return a text of the first difference of two results, or None if they are equal to the bit."""
     for number in sorted(whole.losses):
         if whole.losses[number] != parts.losses.get(number):
             return f"loss of iteration {number}: {whole.losses[number]!r}, {parts.losses.get(number)!r}"
@@ -170,7 +169,7 @@ def difference(whole: Result, parts: Result) -> str | None:
 
 
 def random_stops(draw: random.Random) -> list[int]:
-    """One to three iterations to stop after: in one epoch, or anywhere, and 50 before the end."""
+    """Return one to three iterations to stop after, in one epoch or anywhere, at least 50 before the end."""
     latest, count = ITERS - AFTER, draw.randint(1, 3)
     if draw.random() < 0.5:
         first = draw.choice(range(0, latest, PER_EPOCH))
@@ -179,14 +178,14 @@ def random_stops(draw: random.Random) -> list[int]:
 
 
 def seed(number: int = 7) -> None:
-    """Put every generator into a known state."""
+    """Seed every global generator."""
     random.seed(number)
     np.random.seed(number)
     torch.manual_seed(number)
 
 
 def stop_after(trainer: Trainer, iterations: int) -> None:
-    """Stop the run after so many iterations, counted from the run's first one."""
+    """Stop the run after so many iterations in all."""
     trainer.bus.subscribe(
         lambda trainer, event: trainer.stop("enough") if event.iter == iterations - 1 else None,
         "after_train_iter",
@@ -194,14 +193,14 @@ def stop_after(trainer: Trainer, iterations: int) -> None:
 
 
 def stopped(trainer: Trainer, after: int) -> Trainer:
-    """The trainer, trained for so many iterations."""
+    """Train for so many iterations, and return the trainer."""
     stop_after(trainer, after)
     trainer.train()
     return trainer
 
 
 def state_of(trainer: Trainer) -> dict[str, Any]:
-    """Everything that changes the course of a training."""
+    """Return everything that changes the course of a training."""
     state = trainer.state.gather("")
     best = state["hooks"]["checkpoint"]
     state["hooks"]["checkpoint"] = {key: value for key, value in best.items() if key != "kept"}
@@ -210,7 +209,7 @@ def state_of(trainer: Trainer) -> dict[str, Any]:
 
 
 def assert_same(a: Any, b: Any, where: str = "state") -> None:
-    """Nested states are equal to the bit."""
+    """Assert that nested states are equal to the bit."""
     assert type(a) is type(b), f"{where}: {a!r}, {b!r}"
     if isinstance(a, torch.Tensor):
         assert torch.equal(a, b), where

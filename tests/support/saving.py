@@ -1,4 +1,4 @@
-"""What the tests of the saver share: a small state, writes that are held, and copies that are."""
+"""Share a small state, writes that are held, and late copies among the tests of the saver."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE = 60.0
 
 
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every state be saved as large ones are."""
+    """Let every state be saved like a large one."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
 
@@ -40,7 +40,8 @@ def a_state(value: float) -> dict[str, Any]:
 
 
 class Writes:
-    """Writes of a saver that a test looks at, holds or lets fail: `before` is called with each path."""
+    """A replacement of `commit` that calls `before` with each path first, so that a test can hold or fail
+    it."""
 
     def __init__(self, before: Callable[[Path], object]) -> None:
         self._before = before
@@ -57,14 +58,14 @@ class Writes:
 
     @classmethod
     def of_hooks(cls, monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], object]) -> None:
-        """Let the savers of all hooks of this test write so, on a thread."""
+        """Let the savers of all hooks of a test write with this replacement, on a thread."""
         monkeypatch.setattr(
             "eventloop.checkpoint.retention.pending.Saver", partial(Saver, cls(before), process=False)
         )
 
 
 class Gate(Writes):
-    """Writes that are held until they are let go, and the names of what was written."""
+    """Writes that are held until they are released, and the names that were written."""
 
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
@@ -88,12 +89,12 @@ def assert_same(loaded: dict[str, Any], value: float) -> None:
 
 
 def pointers(state: dict[str, Any]) -> set[int]:
-    """Of what an optimizer's step changes."""
+    """Return the addresses of the tensors that an optimizer's step changes."""
     return {state["state_dict"]["w"].data_ptr()}
 
 
 class Late:
-    """Copies that begin when they are let go."""
+    """Copies that begin when they are released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.go, self.waited_for = (threading.Event() for _ in range(3))
@@ -115,13 +116,13 @@ class Late:
         nothing_is_small(monkeypatch)
 
     def let_go_when_waited_for(self) -> None:
-        """Wait until somebody waits for a copy, and let it begin only then."""
+        """Wait until a thread waits for a copy, and release it then."""
         assert self.waited_for.wait(DEADLINE)
         self.go.set()
 
 
 class Latest:
-    """Copies that begin as late as they can: when somebody waits for them."""
+    """Copies that begin only when a thread waits for them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies = 0
@@ -155,13 +156,13 @@ class Latest:
         monkeypatch.setattr(Saves, "finish", finished)
 
     def let_go(self) -> None:
-        """Let the copies begin that are due."""
+        """Release the copies that are due."""
         for asked in list(self._asked.values()):
             asked.set()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal to the bit, in nested states."""
+    """Return whether two nested states are equal to the bit."""
     if isinstance(one, torch.Tensor):
         alike = (one.dtype, one.layout) == (other.dtype, other.layout)
         return alike and torch.equal(one.to_dense(), other.to_dense())

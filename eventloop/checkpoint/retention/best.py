@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
+from eventloop.util.checks import strings
 from eventloop.util.file_names import safe_name
 from eventloop.util.suggest import near, suggest
 
@@ -26,7 +27,7 @@ _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 
 class Best(NamedTuple):
-    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before the first."""
+    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before any score."""
 
     score: float | None = None
     name: str = ""
@@ -54,10 +55,10 @@ class BestMetrics:
         greater_keys: str | Sequence[str] | None = None,
         less_keys: str | Sequence[str] | None = None,
     ) -> None:
-        self.metrics = _texts("save_best", save_best)
-        self._greater, self._less = _texts("greater_keys", greater_keys), _texts("less_keys", less_keys)
+        self.metrics = strings("save_best", save_best)
+        self._greater, self._less = strings("greater_keys", greater_keys), strings("less_keys", less_keys)
         _refuse_same_files(self.metrics)
-        rules = _texts("rule", rule)
+        rules = strings("rule", rule, repeated=True)
         for each in rules:
             if each not in ("greater", "less"):
                 raise ValueError(f"unknown rule {each!r}{suggest(each, ['greater', 'less'])}")
@@ -140,18 +141,6 @@ def _refuse_same_files(metrics: Sequence[str]) -> None:
             )
 
 
-def _texts(what: str, value: object) -> list[str]:
-    """Return a string, or a sequence of strings, as a list; refuse anything else."""
-    if value is None:
-        return []
-    values = [value] if isinstance(value, str) else value
-    if not isinstance(values, Sequence) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"{what} must be a string or a list of strings, got {value!r}")
-    if not values or (what != "rule" and len(set(values)) < len(values)):
-        raise ValueError(f"{what} must not be empty or have a name twice, got {value!r}")
-    return list(values)
-
-
 def infer_rule(metric: str) -> Rule:
     """Infer from a metric's name whether a greater or a smaller score is better.
 
@@ -187,9 +176,9 @@ def _words(metric: str) -> set[str]:
 
 
 def is_better(score: float, than: float | None, rule: Rule) -> bool:
-    """Return whether a score is strictly better than another; NaN and infinite scores never are.
+    """Return whether a score is strictly better than another; any finite score is better than None.
 
-    So no such score becomes a best that cannot be beaten. Any finite score is better than None.
+    NaN and infinite scores are never better, because they could not be beaten afterwards.
     """
     if not math.isfinite(score):
         return False

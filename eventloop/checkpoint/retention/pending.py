@@ -65,7 +65,7 @@ class Saves:
         self.newest: Saving | None = None
         """The save that became durable last in this process.
 
-        A best checkpoint does not take the place of the regular one of its iteration.
+        Of a regular and a best checkpoint of one iteration it is the regular one.
         """
         self._left_out = 0  # saves skipped or replaced in this run
 
@@ -84,7 +84,7 @@ class Saves:
         overlap: bool,
         began: float,
     ) -> None:
-        """Begin to save a state; return when it is copied, or when the rest of it is being copied.
+        """Begin to save a state; return once the values that may change at any time are copied.
 
         Args:
             state: the whole state of the trainer.
@@ -137,7 +137,7 @@ class Saves:
             self.saver = None
 
     def abandon(self, trainer: SavingTrainer) -> None:
-        """End the saver without waiting, and report the running saves."""
+        """End the saver without waiting for running saves; report those that are done or given up."""
         if self.saver is None:
             return
         saver, self.saver = self.saver, None
@@ -153,7 +153,7 @@ class Saves:
                 self._fail(trainer, saving, "given up: the run was aborted")
 
     def skip(self, trainer: SavingTrainer, path: Path) -> None:
-        """Report that a checkpoint was due, and is skipped because another one is being written."""
+        """Report that a due checkpoint is skipped, because another one is still being written."""
         reason = f"skipped: {self.under_way[-1].path.name} was still being written"
         self._log_left_out(path, reason)
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)

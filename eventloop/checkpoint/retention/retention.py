@@ -1,8 +1,8 @@
 """Decide which checkpoints of a `CheckpointHook` are kept, and which ones a new one replaces.
 
-It keeps the newest `max_keep_ckpts` regular checkpoints, and of each watched metric the `keep_best` best
-ones. A checkpoint is in the record from the beginning of its save, because the saved state contains the
-record; if the save fails it is taken out again. What it replaces is removed once it is durable.
+A hook keeps the newest `max_keep_ckpts` regular checkpoints, and of each watched metric the `keep_best` best
+ones. A checkpoint enters the record when its save begins, because the saved state contains the record; it
+leaves the record if the save fails. The checkpoints that it replaces are removed once it is durable.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Replaced(NamedTuple):
 
     Attributes:
         names: their names, oldest first.
-        spares: how many of those that exist then stay, the last ones. A save before it may still fail.
+        spares: the number of these checkpoints that stay: the newest of those that exist then. Some may not
+            exist, because earlier saves are still running and may fail.
     """
 
     names: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ class Retention:
         self._durable_at = -1
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
         self.bests: Bests = {}
-        """Changed by making a new dict, so that a failed save can restore the former one."""
+        """Replaced by a new dict at each change, so that a failed save can restore the former one."""
         self._former: tuple[str, Bests] | None = None  # the best save that runs, and the record before it
         self.sequence = -1
         """The sequence of the last label in the directory; -1 before the directory was scanned."""
@@ -88,7 +89,7 @@ class Retention:
 
     # --- best checkpoints ----------------------------------------------------------------------------------
 
-    def first(self) -> Bests:
+    def best_of_each(self) -> Bests:
         """Return the best checkpoint of each metric, by the metric."""
         found: Bests = {}
         for best in self.bests.values():
@@ -97,7 +98,7 @@ class Retention:
 
     def of_first_metric(self) -> Best:
         """Return the best checkpoint of the metric that is watched first."""
-        first = self.first()
+        first = self.best_of_each()
         watched = (first[metric] for metric in self._watched.metrics if metric in first)
         return next(watched, next(iter(first.values()), Best()))
 
@@ -127,6 +128,11 @@ class Retention:
         return Replaced(tuple(name for name in former if name not in self.bests))
 
     def _to_beat(self, metric: str, name: str) -> Best:
+        """Return the checkpoint whose score a new one must beat; an empty `Best` if any score is enough.
+
+        Args:
+            name: the name that the new checkpoint would have.
+        """
         ranked = self._ranked(metric, [each for each in self.bests.values() if each.metric == metric])
         others = [each.name for each in ranked if each.name != name]
         bars = {name, *(others[self._keep_best - 1 : self._keep_best] if self._keep_best > 0 else ())}
@@ -142,7 +148,7 @@ class Retention:
     # --- the end of a save ---------------------------------------------------------------------------------
 
     def done(self, name: str) -> None:
-        """Record that a save is durable, and that what it replaces is gone."""
+        """Record that a save is durable, and that the checkpoints it replaces are removed."""
         if self._former is not None and self._former[0] == name:
             self._former = None
             return
@@ -172,13 +178,13 @@ class Retention:
         """Return the scores of the last validation and its iteration; None before the first."""
         return None if self._validated_at is None else (self._metrics, self._validated_at)
 
-    def look_around(self, directory: Path) -> Found:
-        """Scan the directory: forget what was removed, and let later labels have a greater sequence."""
+    def scan_directory(self, directory: Path) -> Found:
+        """Scan the directory so that later labels get a greater sequence, and return the scan."""
         found = scan(directory)
         self.sequence = found.last
         return found
 
-    def only(self, there: Collection[str]) -> None:
+    def keep_existing(self, there: Collection[str]) -> None:
         """Forget the regular checkpoints that do not exist, such as that of a save that failed."""
         self.durable = [name for name in self.durable if name in there]
 
@@ -204,7 +210,7 @@ class Retention:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the checkpoints that are kept, and the last validation."""
-        first = self.first()
+        first = self.best_of_each()
         behind: dict[str, list[list[Any]]] = {}
         for best in self.bests.values():
             if best != first[best.metric]:
@@ -230,7 +236,7 @@ class Retention:
         Args:
             kept: the regular checkpoints.
             first: the best checkpoint of each metric.
-            behind: the checkpoints ranked after it.
+            behind: the other best checkpoints of each metric, best first.
             metrics: the scores of the last validation.
             validated_at: the iteration of that validation.
         """

@@ -1,4 +1,4 @@
-"""Find the checkpoints of a run on its disk: where it went back, where to resume, whose the files are.
+"""Record where a run went back to, say where to resume, and warn of another run's checkpoints.
 
 `CheckpointHook` uses it when a training begins and ends.
 """
@@ -18,7 +18,7 @@ logger = logging.getLogger("eventloop")
 
 
 def where_to_resume(paths: Sequence[Path]) -> str:
-    """Return a sentence that names the newest of the checkpoints, for `resume("auto")`; "" if none exists."""
+    """Return a text that names the newest checkpoint of `paths`; "" if none of them can be read."""
     known: dict[Path, Manifest] = {}
     for path in paths:
         with suppress(CheckpointError):  # it does not exist, or is damaged
@@ -39,7 +39,7 @@ def note_where_to_resume(
     Args:
         failure: the error.
         paths: the checkpoints that can be resumed from.
-        directories: where such checkpoints are saved.
+        directories: the directories of the hooks that save such checkpoints.
     """
     places = dict.fromkeys(map(str, directories))
     if failure is None or not places:
@@ -59,8 +59,8 @@ def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
     warning is logged.
 
     Args:
-        directories: those that the hooks of the run save in.
-        resumed: the path of the checkpoint.
+        directories: the directories that the hooks of the run save in.
+        resumed: the path of the checkpoint that was resumed from.
     """
     name = resumed.stem if resumed.suffix in SUFFIXES and not resumed.is_file() else resumed.name
     found = scan(*directories)

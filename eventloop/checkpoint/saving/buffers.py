@@ -40,14 +40,15 @@ class Buffer:
         # memory without a name: the system frees it when both processes have ended, however they end
         self._file = os.memfd_create("eventloop snapshot")
         os.truncate(self._file, self.size * torch.empty((), dtype=self.dtype).element_size())
-        self.tensor = _map(f"/proc/self/fd/{self._file}", self.size, self.dtype)
+        path = f"/proc/self/fd/{self._file}"
+        self.tensor = torch.from_file(path, shared=True, size=self.size, dtype=self.dtype)
         if pinned and pin(self.tensor):
             self._pinned_by = os.getpid()
         return not pinned or bool(self._pinned_by)
 
     @property
     def memory(self) -> Mapped | None:
-        """Return what another process maps; None if the memory is not shared."""
+        """Return the description with which another process maps the memory; None if it is not shared."""
         if self._file is None:
             return None
         path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino
@@ -81,7 +82,3 @@ def _clear_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.ones(1, device="cuda")
-
-
-def _map(path: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.from_file(path, shared=True, size=size, dtype=dtype)

@@ -20,7 +20,7 @@ class HasOptimizer(Protocol):
 
 
 class Copying:
-    """The guard of copies made after a save has begun, which makes the optimizer's step wait for them.
+    """The running copies of a trainer's state, for which the optimizer's next step waits.
 
     An optimizer's parameters and state change only in its step, so between the end of an iteration and the
     next step any thread can read them. Everything else may change in a forward pass: the running averages of
@@ -53,13 +53,13 @@ class Copying:
         return pointers
 
     def begin(self, join: Callable[[], None]) -> None:
-        """Register a copy that has begun; `join` returns once its tensors may be changed."""
+        """Register a copy that has begun, and whose `join` returns once its tensors may be changed."""
         self._joins.append(join)
         self.waited.clear()
         self.watch()
 
     def watch(self) -> None:
-        """Register the pre-hooks of the trainer's optimizers.
+        """Register pre-hooks with which the steps of the trainer's optimizers wait for copies.
 
         Call it before the first step, so that a compiled step is compiled once.
         """
@@ -69,7 +69,10 @@ class Copying:
             self._hooked = [(o, o.register_step_pre_hook(self.before_step)) for o in optimizers]
 
     def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
-        """Wait for the running copy, whose tensors the step would change. Dynamo traces none of this."""
+        """Wait for the running copy, whose tensors the optimizer's step would change.
+
+        A step that Dynamo compiles does not wait.
+        """
         if torch.compiler.is_compiling():  # a lock, or an untraced call, would break the graph
             return
         self.waited.add(id(optimizer))

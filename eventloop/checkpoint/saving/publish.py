@@ -20,6 +20,7 @@ from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, req
 from eventloop.checkpoint.store import load_checkpoint
 from eventloop.checkpoint.weights import unwrap
 from eventloop.state.keys import NEEDED
+from eventloop.util.checks import strings
 from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import suggest
 
@@ -51,7 +52,7 @@ class Publisher:
         if file_format not in get_args(PublishedFormat):
             known = [*get_args(PublishedFormat)]
             raise ValueError(f"unknown published_format {file_format!r}{suggest(str(file_format), known)}")
-        self._keys, self._format = _checked(keys), file_format
+        self._keys, self._format = strings("published_keys", keys), file_format
         if file_format == "safetensors":
             if len(self._keys) != 1 or self._keys[0] in NEEDED:
                 raise ValueError(
@@ -92,7 +93,7 @@ class Publisher:
         None is returned if the checkpoint lacks the key of a safetensors file.
 
         Args:
-            model: the model, which shows which tensors are tied; a checkpoint has each by itself.
+            model: the trained model, which shows which tensors are tied; a checkpoint does not.
 
         Raises:
             FileNotFoundError: the checkpoint does not exist.
@@ -117,23 +118,6 @@ class Publisher:
         counters = {key: str(checkpoint.get("meta", {}).get(key, "")) for key in ("iter", "epoch")}
         data = encode(checkpoint[self._keys[0]], shared, {**counters, "eventloop": __version__})
         return _write(path, "safetensors", lambda sink: sink.write(data))
-
-
-def _checked(keys: object) -> list[str]:
-    """Return the keys to publish as a list.
-
-    Raises:
-        TypeError: `keys` is not a string or a list of strings.
-        ValueError: `keys` is empty or has a key twice.
-    """
-    if keys is None:
-        return []
-    values = [keys] if isinstance(keys, str) else keys
-    if not isinstance(values, Sequence) or not all(isinstance(key, str) for key in values):
-        raise TypeError(f"published_keys must be a string or a list of strings, got {keys!r}")
-    if not values or len(set(values)) < len(values):
-        raise ValueError(f"published_keys must not be empty or have a key twice, got {keys!r}")
-    return list(values)
 
 
 def _write(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:

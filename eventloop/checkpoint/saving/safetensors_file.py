@@ -64,7 +64,7 @@ def _why_not(value: Any) -> str:
 
 
 class _Span(NamedTuple):
-    """The memory of a tensor and its view on it; tensors with equal spans are the same tensor."""
+    """The memory of a tensor, its shape and its type; tensors with equal spans are the same tensor."""
 
     device: str
     storage: int
@@ -115,10 +115,9 @@ def encode(
 
     Args:
         state: tensors by name, which `check_flat` accepts.
-        shared: names to leave out if their tensor equals that of the other name; the metadata maps one to the
-            other.
-        metadata: the rest of the metadata. `format="pt"` is added, which programs for several frameworks look
-            for.
+        shared: the names of tied tensors, each with the name that is written. A name is left out if both
+            tensors are equal, and the metadata maps it to the other one.
+        metadata: additional metadata. `format="pt"` is added, which programs for several frameworks look for.
     """
     left_out = {
         name: first
@@ -137,8 +136,8 @@ def encode(
 def _in_order(saved: bytes) -> bytes:
     """Sort the metadata of a file, which the library writes in another order in each process.
 
-    Otherwise equal weights would have another hash, and so another name of their file. The header begins
-    after its length, of 8 bytes, and may end in spaces.
+    Otherwise equal weights would give files with different hashes and names. The first 8 bytes are the length
+    of the header, which may end in spaces.
     """
     end = 8 + int.from_bytes(saved[:8], "little")
     header = json.loads(saved[8:end])

@@ -5,9 +5,9 @@
 1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
    optimizer's state are copied during the next forward and backward pass (`Rest`).
 2. Encode. The structure is pickled, the tensors are described for the manifest.
-3. Commit. Saves wait in one queue. Those that have arrived are written together, by a process that maps the
-   copies. A thread of the training process writes in its place where no process can be had, what a process
-   could not write, and what the training waits for: the process has the lowest priority.
+3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
+   copies. A thread of the training process writes if no process can be started, if the process failed, and
+   if the training waits for the save, because the process has the lowest priority.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from eventloop.util.waiting import Promise
 logger = logging.getLogger("eventloop")
 
 Write = Callable[..., list[Outcome]]
-"""A function of saves, called with the keyword `given_up`, an event that cancels them."""
+"""A function like `commit`, of saves and of `given_up`, an event that cancels them."""
 
 QUEUE_BYTES = 64 << 20
-"""Bytes of the states that may wait or be written, unless there is only one."""
+"""The most bytes of all states that wait or are being written; a single state may be larger."""
 STARTS = 4
-"""Times that the process is started; a process that dies again and again is not started any more."""
+"""The most starts of the process; if it dies again and again, a thread writes."""
 SMALL = 1 << 20
 FEW = 100
-"""Bytes and number of tensors up to which a state is encoded at once, on the training thread."""
+"""States up to these bytes and number of tensors are encoded at once, on the training thread."""
 AT_ONCE = 8 << 20
 """Bytes of tensors up to which everything is copied at once, which takes about a millisecond."""
 AT_ONCE_SECONDS = 0.1
@@ -58,21 +58,21 @@ EXIT_SECONDS = 10.0
 """Seconds that the interpreter's exit waits for the saves of an open saver, as long as for a bus."""
 TIMEOUT_SECONDS = 30.0
 SLOWEST = 10e6
-"""Seconds that the process may take for the saves it is given, and one more for each `SLOWEST` bytes."""
+"""A group of saves may take the process `TIMEOUT_SECONDS`, and a second more for each `SLOWEST` bytes."""
 
 
 class SaveReplacedError(RuntimeError):
-    """A newer state replaced this one before it was written."""
+    """A save was dropped before it was written, because a newer state was to be saved."""
 
 
 class _Task:
-    """One running save: its job, its copy until it is encoded, and the promise of its result."""
+    """One running save: its job, the copy of the state until it is encoded, and the promise of the result."""
 
     def __init__(self, job: Job, size: int) -> None:
         self.job, self.size = job, size
         self.written: Promise[Written] = Promise()
         self.snapshot: Snapshot | None = None
-        """The buffers that it needs until it is written, or only encoded if it is small."""
+        """The buffers that hold the copy: a small one until it is encoded, others until they are written."""
         self.packed: Packed | None = None
         self.save: Save | None = None
         self.begun = False
@@ -82,16 +82,16 @@ class _Task:
 
     @property
     def small(self) -> bool:
-        """Return whether its bytes are sent to the process, which does not map its buffers."""
+        """Return whether the state's bytes are sent to the process, which maps those of larger states."""
         return self.size <= SMALL
 
     @property
     def seen_by_process(self) -> bool:
-        """Return whether a process can be given its bytes, or map them."""
+        """Return whether a process can read the state: it is small, or its buffers are shared."""
         return self.small or (self.packed is not None and self.packed.layout.shared)
 
     def encode(self) -> None:
-        """Wait for the copy, and encode it; a small one does not need its buffers any more."""
+        """Wait for the copy, and encode it; a small state does not need its buffers any more."""
         assert self.packed is not None
         self.packed.rest.wait()
         layout = self.packed.layout
@@ -124,7 +124,7 @@ class Saver:
         self._waiting: list[_Task] = []  # those that are encoded, and not begun
         self._lock = threading.Lock()  # held to decide whether a task is written or replaced
         self._given_up = threading.Event()
-        self._size = 0  # of the last state
+        self._size = 0  # bytes of the last state
         self._starts = 0
         self.process: SaverProcess | None = None
 
@@ -141,10 +141,10 @@ class Saver:
             state: the state to save.
             job: the path, the label and the checkpoints to remove.
             later: called for a large state; returns the `data_ptr` of tensors that may be copied after this
-                call. The caller calls `join` before they change.
+                method has returned. The caller calls `join` before they change.
 
         Returns:
-            The promise of the result; also an error of the copy is raised by the promise.
+            The promise of the result; an error of the copy is raised by the promise as well.
         """
         _open.add(self)
         self._copier = self._copier or SaverThread("checkpoint copy")
@@ -178,12 +178,12 @@ class Saver:
 
     @property
     def full(self) -> bool:
-        """Return whether another state like the last one would be too much for the queue."""
+        """Return whether another state of the last one's size would exceed `QUEUE_BYTES`."""
         running = self._running()
         return bool(running) and sum(task.size for task in running) + self._size > QUEUE_BYTES
 
     def drop_waiting(self) -> None:
-        """Drop the saves whose writing has not begun."""
+        """Drop the saves that are not being written yet; their promises raise SaveReplacedError."""
         self.join()  # nothing may be copied into their buffers any more
         with self._lock:
             for task in self._running():
@@ -211,8 +211,8 @@ class Saver:
         are removed; no other file is touched. The saver cannot be used afterwards.
 
         Returns:
-            The checkpoints that the process still writes. The promises of all others are settled, unless a
-            thread hangs.
+            The checkpoints that the process still writes. The promises of all other saves are settled, unless
+            a thread hangs.
         """
         _open.discard(self)
         tasks = list(self._tasks)
@@ -227,12 +227,13 @@ class Saver:
         for task in tasks:
             given_up = not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
             if given_up and task.job.path not in left:
-                remove_unfinished(task.job.path, os.getpid())  # of a hanging thread, which will find nothing
+                remove_unfinished(task.job.path, os.getpid())  # a hanging thread then has nothing to complete
         return left
 
     def _end_threads(self, timeout: float | None) -> None:
-        for thread, last in ((self._copier, None), (self._writer, self._end_process)):  # in this order:
-            if thread is not None:  # the first gives the second its work
+        # the copier ends first, because it gives the writer its work
+        for thread, last in ((self._copier, None), (self._writer, self._end_process)):
+            if thread is not None:
                 if last is not None:
                     thread.do(last)
                 thread.end(timeout)
@@ -243,7 +244,7 @@ class Saver:
     def _copy(
         self, task: _Task, state: Mapping[str, Any], later: Callable[[], Collection[int]] | None
     ) -> None:
-        """Copy a state, as far as it is copied at once."""
+        """Copy a state into free buffers, except the tensors that `_encode` copies later."""
         pointers = later() if later is not None and task.size > AT_ONCE else ()
         task.snapshot = self._free_snapshot(shared=self._shared and not task.small)
         try:
@@ -272,7 +273,7 @@ class Saver:
         return free[0]
 
     def _encode(self, task: _Task) -> None:
-        """Copy the rest of a state, encode it, and let it wait for its turn to be written."""
+        """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         assert task.packed is not None
         try:
             if task.packed.rest.left:
@@ -298,7 +299,7 @@ class Saver:
     # --- writing -------------------------------------------------------------------------------------------
 
     def _write_waiting(self) -> None:
-        """Write all saves that wait."""
+        """Write all saves that wait, as one group, and settle their promises."""
         with self._lock:
             group = [task for task in self._waiting if not task.begun]
             self._waiting.clear()
@@ -319,7 +320,7 @@ class Saver:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
 
     def _commit(self, group: Sequence[_Task]) -> list[Outcome]:
-        """Let the process write, and write here what it does not."""
+        """Write a group in the process if possible; write on this thread the saves that it did not."""
         if self._given_up.is_set():
             return [Outcome(error=SaveGivenUp(f"{task.job.path} was given up")) for task in group]
         saves = [task.save for task in group if task.save is not None]
@@ -334,7 +335,7 @@ class Saver:
         ]
 
     def _commit_in_process(self, group: Sequence[_Task], saves: Sequence[Save]) -> list[Outcome] | None:
-        """Return what became of the saves; None if there is no process, or it could not go on."""
+        """Return the outcomes of saves that the process made; None if there is no process, or it died."""
         process = self._running_process()
         if process is None:
             return None

@@ -1,4 +1,4 @@
-"""Let a process write checkpoints, and wait for its answers.
+"""Send saves to a process that writes them, and wait for its answers.
 
 The saver uses it, on the thread that writes.
 """
@@ -21,7 +21,7 @@ from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
 LOOK_SECONDS = 1.0
-"""Seconds between two looks whether the process is to be left alone."""
+"""Seconds between two checks whether `leave` was called."""
 EXIT_SECONDS = 2.0
 """Seconds that an idle process may take to end; it normally takes milliseconds."""
 
@@ -31,9 +31,9 @@ class Job(NamedTuple):
 
     Attributes:
         path: the checkpoint's path.
-        label: the fields of the manifest that do not follow from the state.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence.
         replaces: checkpoints to remove once this one is durable, oldest first.
-        spares: how many of those that exist then stay, the last ones.
+        spares: the number of checkpoints of `replaces` that stay: the newest of those that exist then.
         awaited: whether the training waits until this one is durable.
     """
 
@@ -49,7 +49,7 @@ class Written(NamedTuple):
 
     Attributes:
         bytes: the size of the payload.
-        at: the `perf_counter` when it was durable.
+        at: the `perf_counter` when the checkpoint became durable.
     """
 
     bytes: int
@@ -57,7 +57,7 @@ class Written(NamedTuple):
 
 
 class ProcessGoneError(RuntimeError):
-    """The process died, or did not answer in time; a thread has to write."""
+    """The process that writes checkpoints died, or did not answer in time; a thread has to write."""
 
 
 def process_possible() -> bool:
@@ -66,7 +66,7 @@ def process_possible() -> bool:
 
 
 class SaverProcess:
-    """A process that writes checkpoints; one thread calls all methods but `leave`.
+    """A process that writes checkpoints; only `leave` may be called on another thread.
 
     Raises:
         OSError: the process could not be started.
@@ -82,14 +82,14 @@ class SaverProcess:
         return self._child.pid
 
     def leave(self) -> None:
-        """Let it take as long as it needs for its saves, because no thread waits for them any more."""
+        """Remove the time limit of the process's saves, because no thread waits for them any more."""
         self._left = True
 
     def commit(self, saves: Sequence[Save], timeout: float) -> list[Outcome]:
-        """Let the process make checkpoints durable, and return the outcomes.
+        """Let the process make checkpoints durable; wait for the outcomes, and return them.
 
         Raises:
-            ProcessGoneError: the process died, or had not answered after `timeout` seconds; it is ended.
+            ProcessGoneError: the process died, or was killed because it did not answer in `timeout` seconds.
         """
         self._child.push(frame(Kind.BATCH, len(saves), pickle.dumps(saves, protocol=pickle.HIGHEST_PROTOCOL)))
         until = monotonic() + timeout
@@ -104,5 +104,5 @@ class SaverProcess:
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")
 
     def end(self, patience: float = EXIT_SECONDS) -> str:
-        """Let the process end, and return how it did; it is killed after `patience` seconds."""
+        """Ask the process to end, kill it after `patience` seconds, and return a text of how it ended."""
         return self._child.end(patience)

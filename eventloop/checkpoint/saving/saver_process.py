@@ -1,7 +1,7 @@
 """The program of the process that writes checkpoints.
 
-`saver_client` starts it. It imports only the standard library, so it is there in a twentieth of a second and
-takes 20 MB. It finishes its saves even if the training process ends.
+`saver_client` starts it. It imports only the standard library, so it starts in 50 ms and takes 20 MB. It
+finishes its saves even if the training process ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from eventloop.processes.launch import ASK_TO_END
 
 
 def main() -> None:
-    """Make the checkpoints durable that standard input asks for; answer each group with its outcomes.
+    """Read groups of saves from standard input, and make their checkpoints durable.
 
-    The answers go to the descriptor given on the command line.
+    The outcomes of each group are written to the descriptor that is given on the command line.
     """
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the parent decides, this save goes on
+    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides what to do
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
@@ -39,9 +39,13 @@ def main() -> None:
 
 
 def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
-    """Return saves with the bytes of the memory that they name, which stays mapped for the next ones.
+    """Return saves whose records have the bytes of the shared memory that they name.
 
-    A later save can then be finished even if the parent ends before this process comes to it.
+    The memory is mapped at once, so the saves can be finished even if the training process ends. It stays
+    mapped for later saves.
+
+    Args:
+        memory: the mapped memory; memory that is new is added, memory that no save names any more is removed.
     """
     named = {data for save in saves for _, data in save.records if isinstance(data, Mapped)}
     if named:
@@ -61,8 +65,8 @@ def _seen(record: Record, memory: dict[Mapped, memoryview]) -> Record:
 def _give_way() -> None:
     """Lower the priority of this process, so that it runs only on idle CPUs.
 
-    If the training's threads use every CPU, a save at normal priority costs more than a synchronous one,
-    because all threads wait for the one that lost its CPU.
+    If the training's threads use every CPU, a save at normal priority costs more than a synchronous one: it
+    takes the CPU of one thread, and the other threads wait for that thread.
     """
     os.nice(19)
     if hasattr(os, "SCHED_IDLE"):

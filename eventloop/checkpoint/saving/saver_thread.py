@@ -13,8 +13,8 @@ from queue import SimpleQueue
 class SaverThread:
     """A daemon thread that runs functions in order.
 
-    An executor would not do, because the interpreter's exit joins its threads, and one whose disk hangs never
-    ends. If no thread can be started, `do` runs the function on the calling thread.
+    An executor is not used, because the interpreter's exit joins its threads, and a thread whose disk hangs
+    never ends. If no thread can be started, `do` runs the function on the calling thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -23,7 +23,7 @@ class SaverThread:
         self._thread: threading.Thread | None = thread
         try:
             thread.start()
-        except RuntimeError:  # once the main thread has ended Python 3.12 starts none
+        except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
             self._thread = None
 
     def do(self, work: Callable[[], None]) -> None:
@@ -42,4 +42,4 @@ class SaverThread:
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             work()
-            del work  # it refers to the copy that was written
+            del work  # which refers to the copy that was written

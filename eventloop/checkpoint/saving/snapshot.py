@@ -31,8 +31,8 @@ class Snapshot:
 
     `pack` copies what may change at any time before it returns. What changes only in an optimizer's step may
     be copied later, during the next forward and backward pass: CPU tensors by the thread that calls
-    `Rest.copy`, CUDA tensors on a stream of their own, after the work that the device has so far. On other
-    accelerators everything is copied at once.
+    `Rest.copy`, CUDA tensors on a stream of their own, after the work that is queued on the device so far. On
+    other accelerators everything is copied at once.
 
     Args:
         shared: allocate the buffers in memory that another process can map.
@@ -44,14 +44,10 @@ class Snapshot:
         self._layout = Layout([], [])
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy a state completely; the next `take` or `pack` overwrites the result."""
-        return self.pack(state).unpack()
-
     def pack(self, state: Mapping[str, Any], later: Collection[int] = ()) -> Packed:
-        """Copy a state, except the tensors that its `rest` copies later.
+        """Copy a state, except the tensors that `Packed.rest` copies later.
 
-        The next `take` or `pack` overwrites the result.
+        The next `pack` overwrites the result.
 
         Args:
             state: nested mappings, lists and tuples with tensors.
@@ -73,7 +69,7 @@ class Snapshot:
             late = source.data_ptr() in later and (source.is_cpu or source.is_cuda)
             (rest if late else now).append(source, view)
         now.copy()
-        copied = [passed(torch.cuda.current_stream(device)) for device in now.devices()]
+        copied = [event_after(torch.cuda.current_stream(device)) for device in now.devices()]
         return Packed(structure, self._layout, self._rest(rest, copied))
 
     def _rest(self, pairs: _Pairs, copied: list[torch.cuda.Event]) -> Rest:
@@ -89,27 +85,28 @@ class Snapshot:
                 own.copy()
                 for source in own.sources:
                     source.record_stream(stream)  # the allocator must not reuse its memory before it is read
-                streamed.append((device, passed(stream)))
+                streamed.append((device, event_after(stream)))
         return Rest(pairs, copied, streamed, versions)
 
     def _allocate(self, specs: list[_Spec]) -> Layout:
-        """Allocate a buffer for each key, type and kind of memory, with a slot for each tensor."""
-        groups = list(dict.fromkeys((key, dtype, pinned) for key, dtype, _, pinned in specs))
-        sizes = [0] * len(groups)
-        slots = []
+        """Allocate a buffer for each key, type and kind of memory, with a view of it for each tensor."""
+        sizes: dict[tuple[str, torch.dtype, bool], int] = {}
+        places = []
         for key, dtype, shape, pinned in specs:
-            group = groups.index((key, dtype, pinned))
-            slots.append(Slot(group, sizes[group], tuple(shape)))
-            sizes[group] += shape.numel()
-        buffers = [
-            Buffer(size, dtype, pinned=pinned, shared=self.shared)
-            for size, (_, dtype, pinned) in zip(sizes, groups, strict=True)
-        ]
-        return Layout(slots, buffers)
+            group = key, dtype, pinned
+            start = sizes.get(group, 0)
+            sizes[group] = start + shape.numel()
+            places.append((group, slice(start, sizes[group]), shape))
+        buffers = {
+            group: Buffer(size, group[1], pinned=group[2], shared=self.shared)
+            for group, size in sizes.items()
+        }
+        views = [buffers[group].tensor[place].view(shape) for group, place, shape in places]
+        return Layout(views, [*buffers.values()])
 
 
 class _Pairs:
-    """Tensors, each with the view of a buffer that it is copied to."""
+    """Tensors, each paired with the view of a buffer that it is copied to."""
 
     def __init__(self) -> None:
         self.sources: list[torch.Tensor] = []
@@ -166,7 +163,7 @@ class _Versions:
         self._changed = 0
 
     def changed(self) -> int:
-        """Return how many tensors had changed when this was first called; later changes do not count."""
+        """Return how many tensors had changed at the first call; later changes do not count."""
         with self._lock:
             seen, self._seen = self._seen, []
             self._changed += sum(tensor._version != version for tensor, version in seen)
@@ -194,7 +191,7 @@ class Rest:
 
     @property
     def left(self) -> bool:
-        """Return whether `copy` has something to do."""
+        """Return whether CPU tensors are left for `copy`."""
         return not self._done.is_set()
 
     def copy(self) -> None:
@@ -212,14 +209,14 @@ class Rest:
         _refuse(changed)
 
     def join(self) -> None:
-        """Wait until the tensors may be changed: on the CPU now, on a device by work queued from now on."""
+        """Wait until CPU tensors may be changed, and let later work on a device wait for its copies."""
         self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)
 
     def wait(self) -> None:
-        """Wait until the whole snapshot is copied. Not called on the training thread, which it would block.
+        """Wait until the whole snapshot is copied; never called on the training thread.
 
         Raises:
             ChangedWhileCopiedError: a tensor was changed before `join`, so the copy cannot be used.
@@ -239,33 +236,19 @@ def _refuse(changed: int) -> None:
         )
 
 
-class Slot(NamedTuple):
-    """The position of a tensor: the number of its buffer, its first element there, and its shape."""
-
-    buffer: int
-    offset: int
-    shape: tuple[int, ...]
-
-    def view(self, buffers: list[Buffer]) -> torch.Tensor:
-        """Return the tensor at this position, as a view of its buffer."""
-        size = torch.Size(self.shape).numel()
-        return buffers[self.buffer].tensor[self.offset : self.offset + size].view(self.shape)
-
-
 class Layout:
-    """The buffers of a state, and the slots of its tensors in them.
+    """The buffers of a state, and a view of a buffer for each of its tensors.
 
-    It does not change while the types and shapes of the tensors do not.
+    A snapshot keeps its layout while the types and shapes of the tensors do not change.
 
     Attributes:
         views: the tensors, as views of the buffers.
-        rebuilt: by the `id` of a view how a file rebuilds it, which takes torch 20 us for each.
+        rebuilt: the result of each view's `__reduce_ex__`, by `id`; torch takes 20 us for each call.
     """
 
-    def __init__(self, slots: list[Slot], buffers: list[Buffer]) -> None:
-        self._buffers = buffers
-        self.views = [slot.view(buffers) for slot in slots]
-        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in self.views}
+    def __init__(self, views: list[torch.Tensor], buffers: list[Buffer]) -> None:
+        self.views, self._buffers = views, buffers
+        self.rebuilt = {id(view): view.__reduce_ex__(2) for view in views}
 
     def memory(self) -> dict[int, Mapped]:
         """Return the memory of the shared buffers by its address, for another process."""
@@ -279,7 +262,7 @@ class Layout:
 
 
 class Ref(NamedTuple):
-    """A placeholder for the tensor with this number in a layout."""
+    """A placeholder for the tensor that has this number in a layout."""
 
     number: int
 
@@ -289,9 +272,9 @@ class Packed(NamedTuple):
 
     Attributes:
         structure: the nested state, with a `Ref` in place of each tensor in the layout. Tensors that fit no
-            slot, such as sparse ones, are copies in it.
-        layout: the buffers and slots that hold the tensors.
-        rest: the part that is copied late.
+            buffer, such as sparse ones, are copies in it.
+        layout: the buffers that hold the tensors, and their views.
+        rest: the tensors that are copied after `Snapshot.pack` has returned.
     """
 
     structure: dict[str, Any]
@@ -303,8 +286,8 @@ class Packed(NamedTuple):
         return {key: _restore(value, self.layout.views) for key, value in self.structure.items()}
 
 
-def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
-    """Record an event after all work that a stream has so far.
+def event_after(stream: torch.cuda.Stream) -> torch.cuda.Event:
+    """Record an event after all work that is queued on a stream so far, and return it.
 
     A thread that waits for it sleeps. An event of CUDA's default kind would keep a CPU of the training busy
     instead.
@@ -317,7 +300,7 @@ def passed(stream: torch.cuda.Stream) -> torch.cuda.Event:
 def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any]:
     """Return a context in which memory is pinned on the first CUDA device of the tensors.
 
-    On the current device CUDA might create a context of hundreds of MB that the training does not need.
+    On another device, pinning might create a CUDA context of hundreds of MB that the training does not need.
     """
     first = next((tensor for tensor in tensors if tensor.is_cuda), None)
     return nullcontext() if first is None else torch.cuda.device_of(first)
@@ -333,14 +316,14 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 _Spec = tuple[str, torch.dtype, torch.Size, bool]
-"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its slot."""
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its buffer."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
     """Return a nested state with a `Ref` in place of each tensor, and append the tensors to `tensors`.
 
-    Tied tensors are appended once. A tensor that fits no slot of a buffer is copied in place.
+    Tied tensors are appended once. A tensor that fits no buffer is copied in place.
 
     Args:
         known: the number of the first of `tensors` at each `data_ptr`.
