@@ -194,7 +194,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             super()._step(trainer)
 
     def _scale_back(self, scaler: torch.amp.GradScaler) -> None:
-        """Scale the gradients of a window whose step failed again, because the later step unscales them."""
+        """Multiply unscaled gradients by the loss scale again, for a step that is repeated after an error."""
         scale = scaler.get_scale()
         gradients = [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
         torch._foreach_mul_(gradients, scale)

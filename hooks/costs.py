@@ -11,9 +11,10 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from eventloop.costs.records import RunCosts, read_costs, write_costs
-from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun
+from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun, LoaderStall
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
+from eventloop.reporting.advice import data_share, slow_loader
 from eventloop.reporting.summary import run_costs
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class CostsHook(Hook):
     """Write `costs.json`: the costs of handlers and subscribers, and the phases of iterations.
 
         default_hooks=dict(costs=dict(interval=300))
+
+    It also emits `loader_stall`, once a run, if the train loader is the bottleneck when the file is written.
 
     Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The phases come with their
     trend. The file is written after the run has ended, for whatever reason, and everything was delivered. A
@@ -56,6 +59,7 @@ class CostsHook(Hook):
         self._interval = interval
         self._wait = self._due = 0.0
         self._outcome = ""
+        self._stalled = False  # whether `loader_stall` was emitted
         self._writing: threading.Thread | None = None
 
     @on(priority=Priority.VERY_HIGH)
@@ -63,7 +67,7 @@ class CostsHook(Hook):
         """Start counting the seconds, and register the last write at the end of the run."""
         self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
         self._due = monotonic() + self._wait
-        self._outcome = ""
+        self._outcome, self._stalled = "", False
         if trainer.rank == 0:
             trainer.during_run.callback(self._write_last, trainer)
 
@@ -90,8 +94,12 @@ class CostsHook(Hook):
         self._due = monotonic() + self._wait
         if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
             return
+        costs = run_costs(trainer)
+        if not self._stalled and (found := slow_loader(costs)) is not None:
+            self._stalled = True
+            trainer.announce(LoaderStall, share=data_share(costs), advice=found.text)
         writing = threading.Thread(
-            target=_try_to_write, args=(trainer, run_costs(trainer)), name="eventloop costs", daemon=True
+            target=_try_to_write, args=(trainer, costs), name="eventloop costs", daemon=True
         )
         with suppress(RuntimeError):  # no thread could be started: the next write has the whole record
             writing.start()

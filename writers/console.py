@@ -24,6 +24,7 @@ from eventloop.events import (
     Event,
     EventsDropped,
     HandlerFailed,
+    LoaderStall,
     PreemptionRequested,
     ScalarsLogged,
     SlowHandler,
@@ -72,7 +73,7 @@ class ConsoleWriter(Writer):
     events = (
         BeforeRun, ScalarsLogged, TextLogged, BeforeVal, BeforeTest, AfterLoadCheckpoint, CheckpointSaved,
         CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler,
-        AfterRun,
+        LoaderStall, AfterRun,
     )  # fmt: skip
 
     def __init__(

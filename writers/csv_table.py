@@ -176,7 +176,9 @@ class Table:
                 yield (cells[0], int(cells[1])), cells
 
     def _read_header(self) -> list[str]:
-        """Return the column names; any list if a kill cut the first line, which `_open` then removes.
+        """Return the names of the columns.
+
+        If a kill cut the first line short, the result has no meaning, and `_open` removes the line.
 
         Raises:
             ValueError: the first line is not the header of such a table.

@@ -14,6 +14,7 @@ from eventloop.events import (
     Event,
     EventsDropped,
     HandlerFailed,
+    LoaderStall,
     PreemptionRequested,
     ScalarsLogged,
     SlowHandler,
@@ -151,6 +152,8 @@ def notice(event: Event) -> str:
             return f"{event.handler} dropped {event.count} events: its queue was full"
         case SlowHandler():
             return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
+        case LoaderStall():
+            return event.advice
         case AfterRun():
             error = f": {one_line(event.error)}" if event.error else ""
             return f"Run ended at iteration {event.iter}: {event.reason}{error}"

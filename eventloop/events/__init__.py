@@ -38,6 +38,7 @@ from eventloop.events.types import EventsDropped as EventsDropped
 from eventloop.events.types import HandlerFailed as HandlerFailed
 from eventloop.events.types import HistogramLogged as HistogramLogged
 from eventloop.events.types import ImageLogged as ImageLogged
+from eventloop.events.types import LoaderStall as LoaderStall
 from eventloop.events.types import Mode as Mode
 from eventloop.events.types import OptimizerStepSkipped as OptimizerStepSkipped
 from eventloop.events.types import PreemptionRequested as PreemptionRequested

@@ -337,6 +337,16 @@ class EventsDropped(Event, kw_only=True):
     count: int = 0
 
 
+class LoaderStall(_LoopEvent, kw_only=True):
+    """A usual iteration waits for the train loader for more than 30 % of its time. Emitted once a run.
+
+    `share` is that part of an iteration, 0..1, and `advice` says what to do.
+    """
+
+    share: float = 0.0
+    advice: str = ""
+
+
 class SlowHandler(Event, kw_only=True):
     """A handler exceeds its `budget_us`. Emitted once per handler.
 

@@ -2,7 +2,8 @@
 
 The policies in `hooks/lr_policies.py` and `hooks/momentum_updater.py` use it. Each function checks a policy's
 arguments, raises TypeError or ValueError with the argument's name, and returns the formula. A formula knows
-neither an optimizer nor a trainer.
+neither an optimizer nor a trainer. In the docstrings base is the initial value, p the number of completed
+epochs or iterations, and P their number in the run.
 """
 
 from __future__ import annotations

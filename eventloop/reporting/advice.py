@@ -25,7 +25,7 @@ TAIL_SAMPLES = 200
 WARM_UP_SHARE = 0.1
 WARM_UP_SECONDS = 1.0
 """The share of all iterations, and the seconds, above which slow first iterations are worth a line."""
-LEAST_POINTS = 4
+LEAST_POINTS = 10
 """Points of the trend from which a usual iteration is known."""
 
 
@@ -44,7 +44,7 @@ def advice(costs: RunCosts) -> list[str]:
     if not costs.phases.iterations:
         return []
     dominant = _dominant(costs)
-    found = [*map(_behind, costs.subscribers if costs.complete else []), _loader(costs), _first(costs)]
+    found = [*map(_behind, costs.subscribers if costs.complete else []), slow_loader(costs), _first(costs)]
     found += [_handler(dominant, costs) if dominant is not None else _tail(costs)]
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
@@ -56,10 +56,17 @@ def own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
     return cost.seconds - sum(phases)
 
 
-def _loader(costs: RunCosts) -> Advice | None:
+def data_share(costs: RunCosts) -> float:
+    """Return the part of a usual iteration that waits for data, 0..1; 0.0 as long as that is not known."""
     usual = medians(costs)
-    if len(costs.trend) < LEAST_POINTS or usual["data"] < LOADER_SHARE * usual["wall"]:
+    return usual["data"] / usual["wall"] if len(costs.trend) >= LEAST_POINTS else 0.0
+
+
+def slow_loader(costs: RunCosts) -> Advice | None:
+    """Return the advice on the train loader if it is the bottleneck."""
+    if data_share(costs) < LOADER_SHARE:
         return None
+    usual = medians(costs)
     waits = share(usual["data"], usual["wall"])
     what = (
         f"the loader is the bottleneck: {waits} of an iteration of {duration(usual['wall'])} waits for data"

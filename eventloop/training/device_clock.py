@@ -62,7 +62,10 @@ class DeviceClock:
             self._post(_Sample(self, marks))
 
     def add(self, marks: Marks) -> None:
-        """Add a sample, on the background loop. An optimizer hook of a user sets no marks of its own."""
+        """Add the phases of one sampled iteration; called on the background loop.
+
+        A phase counts as 0 if its marks are missing, as with an optimizer hook that sets none.
+        """
         self.samples += 1
         self.forward += _seconds(marks, FORWARD_BEGINS, FORWARD_ENDS)
         self.backward += _seconds(marks, BACKWARD_BEGINS, BACKWARD_ENDS)

@@ -27,7 +27,7 @@ class Anchored:
 
 
 class AnchoredPath:
-    """A descriptor for an attribute that is an `Anchored` path."""
+    """A descriptor for an attribute that is set to a path, and read as the path of an `Anchored`."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -7,12 +7,15 @@ import signal
 import textwrap
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from eventloop.costs.records import FILE, read_costs
+from eventloop.events import LoaderStall
 from eventloop.hooks import costs as costs_module
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
@@ -177,3 +180,40 @@ def test_other_ranks_write_nothing(make_trainer: Make) -> None:
     trainer.train()
 
     assert not (trainer.work_dir / FILE).exists()
+
+
+@pytest.mark.parametrize(("seconds", "stalls"), [(0.01, 1), (0.0, 0)])
+def test_a_slow_loader_is_announced_once(make_trainer: Make, seconds: float, stalls: int) -> None:
+    """While the run goes on, with the share of the wait in an iteration and what to do."""
+    found: list[LoaderStall] = []
+
+    class Slow(Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            sleep(seconds)  # the work of a real data set
+            return torch.ones(2)
+
+    trainer = make_trainer(
+        train_loader=DataLoader(Slow()), default_hooks={"costs": {"interval": 1e-3}}, max_epochs=2,
+        train_step=lambda trainer, batch: busy_step(trainer, batch, 0.003),
+    )  # fmt: skip
+    trainer.bus.subscribe(found.append, LoaderStall)
+
+    trainer.train()
+
+    assert len(found) == stalls
+    for event in found:
+        assert 0.3 < event.share < 1
+        assert "num_workers=0" in event.advice
+        assert event.iter < 40
+
+
+def busy_step(trainer: Trainer, batch: Any, seconds: float) -> torch.Tensor:
+    """Compute a loss, for at least `seconds`."""
+    until = perf_counter() + seconds
+    loss: torch.Tensor = trainer.model(batch).square().mean()
+    while perf_counter() < until:
+        pass
+    return loss

@@ -11,6 +11,7 @@ import sys
 import threading
 
 import pytest
+from msgspec.structs import replace
 
 from eventloop.events import AfterRun, BeforeRun, BeforeVal, CheckpointSaved, Event, ScalarsLogged
 from eventloop.writers import ConsoleWriter, progress
@@ -96,6 +97,17 @@ def test_the_bar_says_where_the_run_is(attach: Attach) -> None:
     seen = plain(shown(attach, BeforeRun(), train(450), AfterRun(iter=450)))
 
     assert "epoch  3/10 ━────  450/1800  loss  0.0022   1000 it/s  eta  0:00:01  lr 1.0e-03\r\n" in seen
+
+
+@pytest.mark.parametrize(("waits", "shows"), [(0.0003, False), (0.00065, True)])
+def test_the_bar_shows_a_slow_loader(attach: Attach, waits: float, shows: bool) -> None:
+    """The share of the wait for data is on the line if it is above 30 %."""
+    event = train(450)
+    event = replace(event, scalars={**event.scalars, "data_time": waits})
+
+    line = plain(shown(attach, BeforeRun(), event, AfterRun(iter=450)))
+
+    assert ("eta  0:00:01  data 65%\r\n" in line) == shows
 
 
 @pytest.mark.parametrize(
