@@ -14,7 +14,7 @@ class CoroutineLoop:
     """An asyncio event loop on a daemon thread.
 
     Raises:
-        RuntimeError: no thread, or no loop, can be started.
+        RuntimeError: the thread cannot be started.
     """
 
     def __init__(self) -> None:
@@ -27,10 +27,10 @@ class CoroutineLoop:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Return the loop, once it runs.
+        """Wait until the event loop runs, and return it.
 
         Raises:
-            RuntimeError: it could not be started.
+            RuntimeError: the event loop could not be started.
         """
         self._began.wait()
         if self._loop is None:
@@ -43,7 +43,7 @@ class CoroutineLoop:
         except BaseException as error:
             if self._loop is not None:
                 raise
-            self._refusal = error  # there are no more descriptors, say
+            self._refusal = error  # for example: no file descriptor is left
         finally:
             self._began.set()
 
@@ -54,6 +54,6 @@ class CoroutineLoop:
         await self._stop.wait()
 
     def stop(self) -> None:
-        """Cancel what still runs, and end the thread; safe from any thread."""
+        """Cancel the coroutines that still run, and end the thread; any thread may call this method."""
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)

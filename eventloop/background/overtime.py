@@ -34,7 +34,7 @@ class Overtime:
         self._left = {lane: lane.queued for lane in self._lanes}
 
     def extension(self) -> float:
-        """Return the extra seconds, or 0.0; log which subscribers the wait is for."""
+        """Return the seconds to wait longer, 0.0 to stop waiting; log the subscribers that still deliver."""
         now, before = monotonic(), self._left
         self._left = {lane: lane.queued for lane in self._lanes}
         took, self._asked = now - self._asked, now
@@ -53,7 +53,7 @@ class Overtime:
                     f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
                     f"about {left / rate:,.0f} s more"
                 )
-        if texts:  # else what they do when they are flushed, or closed, is under way
+        if texts:  # empty if each queue that shrank is empty by now
             logger.warning(
                 "waiting for background subscribers that still deliver, at most %.0f s more: %s",
                 self._until - self._asked, "; ".join(texts),

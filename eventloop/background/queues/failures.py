@@ -25,7 +25,7 @@ class FailingQueue(SubscriberQueue):
         super().__init__(name, options)
         self.last_error = ""
         self._report = report
-        self._named: set[tuple[str, str]] = set()  # kinds of events that cannot be encoded, which the log has
+        self._named: set[tuple[str, str]] = set()  # event and field of each logged encoding error
 
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = error_text(error)
@@ -37,7 +37,7 @@ class FailingQueue(SubscriberQueue):
         disable, failures = self.options.on_error == "disable", self.failed
         if disable or failures & (failures - 1) == 0:  # the 1st, 2nd, 4th, 8th, ...
             self._tell(error, failures, disable=disable)
-        self._report(self, error, item, took)  # first: a thread that waits for the end finds the report
+        self._report(self, error, item, took)  # before give_up, so that a thread waiting for the end finds it
         if disable:
             self.give_up("error")
 
