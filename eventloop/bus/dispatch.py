@@ -220,7 +220,7 @@ def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str
 
 
 def _clocked_source(name: str, handlers: Sequence[Handler]) -> str:
-    """Return the body of the function that makes the clocked variant."""
+    """Return the body of the function that makes the dispatch that clocks each handler."""
     lines = ["hand_over(event)"]
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", "began = now()", _call(i, handler)]

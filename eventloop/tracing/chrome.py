@@ -32,7 +32,7 @@ class WindowFacts(NamedTuple):
     run: str
     """The name of the run's directory."""
     first_iter: int
-    """0-based, as in events."""
+    """Its number in the run, counted from 0."""
     iterations: int
     """Completed iterations."""
     complete: bool

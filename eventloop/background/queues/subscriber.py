@@ -211,7 +211,7 @@ class Lane(FailingQueue):
             yield from self._spill.read(self._capacity)[0]
 
     def _under_way_events(self) -> list[Event]:
-        """Return the events that are taken out, and not accounted for."""
+        """Return the events that were taken out of the queue, and have neither been delivered nor failed."""
         count = self._in_flight - self._progress[0]
         return self._last_taken[-count:] if count > 0 else []
 

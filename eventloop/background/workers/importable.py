@@ -122,7 +122,7 @@ def find(module: str, name: str) -> Any:
 
 
 def _can_be_found(module: str) -> bool:
-    """Return whether an import finds the module: one made by hand is known to this process alone."""
+    """Return whether another process can import the module, which a program may have made without a file."""
     package, _, _ = module.rpartition(".")
     if package and (package not in sys.modules or not _can_be_found(package)):
         return False
