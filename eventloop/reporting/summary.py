@@ -12,7 +12,7 @@ from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
 from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, outside_handlers
-from eventloop.util.formatting import ABSENT, on_a_line, table
+from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
@@ -35,44 +35,81 @@ class MeasuredTrainer(Protocol):
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
-    """Return a table of synchronous handlers: microseconds per iteration, and the share of an iteration.
+    """Return two tables of synchronous handlers: those of the iterations, and those outside of them.
 
-    The time of handlers that run outside iterations is spread over the iterations, and has no share. The
-    first row is the time of the hooks phase outside of handlers, unless it is small.
+    The first has microseconds per iteration, and the share of an iteration. Its first row is the time of the
+    hooks phase outside of handlers, unless it is small. The second has the mean of a call, and the sum.
 
     Args:
-        ours: classes whose handlers share one row if they cost next to nothing.
+        ours: classes whose handlers share a row of a table if they cost next to nothing.
     """
     called = sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
-    small = [cost for cost in called if cost.name.partition(".")[0] in ours and _is_small(cost, phases.wall)]
-    told_alone = [cost for cost in called if cost not in small] if len(small) > 1 else called
-    rows = [_row(cost.name, cost.event, [cost], phases.iterations) for cost in told_alone]
-    if rest := outside_handlers(costs, phases):
-        each, share = rest / max(1, phases.iterations) * 1e6, rest / phases.wall
-        rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
-    trained = bool(phases.iterations)
-    spread = f"what is called outside of the iterations is spread over them, and has no share ({ABSENT})"
-    notes = [spread] if trained else []
+    inside = [cost for cost in called if cost.in_iteration and phases.iterations]
+    outside = [cost for cost in called if not (cost.in_iteration and phases.iterations)]
+    tables = [_inside_table(inside, phases, ours)] if inside else []
+    if outside:
+        title = "outside of the iterations" if inside else "handler"
+        tables.append(_outside_table(title, outside, phases, ours))
+    notes = []
     if any(cost.estimated for cost in called):
-        notes.insert(0, f"{ESTIMATED}: estimated, because in a tight loop only some events are clocked")
-    if len(small) > 1:
-        rows.append(_row(f"{len(small)} more, each below {SMALL:.1%}", "", small, phases.iterations))
+        notes.append(f"{ESTIMATED}: estimated, because in a tight loop only some events are clocked")
+    if any(_small(own, ours, phases.wall)[1] for own in (inside, outside)):
         notes.append("trainer.costs() and `eventloop report` have every one")
-    unit = "µs/iteration" if trained else "µs in all"
-    told = table(["handler", "event", "calls", unit, "% of it"], rows, right=(2, 3, 4))
-    return "\n".join([told, *notes])
+    return "\n\n".join([*tables, *(["\n".join(notes)] if notes else [])])
 
 
-def _is_small(cost: HandlerCost, wall: float) -> bool:
-    return cost.seconds < SMALL * wall
+def _inside_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str]) -> str:
+    alone, small = _small(costs, ours, phases.wall)
+    rows = [_inside_row(cost.name, cost.event, [cost], phases) for cost in alone]
+    if rest := outside_handlers(costs, phases):
+        each, share = rest / phases.iterations * 1e6, rest / phases.wall
+        rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
+    if small:
+        rows.append(_inside_row(_more(small), "", small, phases))
+    return table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
 
 
-def _row(name: str, event: str, costs: Sequence[HandlerCost], iterations: int) -> list[str]:
-    per_iteration = sum(cost.seconds for cost in costs) / max(1, iterations) * 1e6
-    shares = [cost.share for cost in costs if cost.in_iteration]
-    share = f"{sum(shares):.2%}" if shares else ABSENT
-    mark = ESTIMATED if any(cost.estimated for cost in costs) else ""
-    return [name, event, f"{sum(cost.calls for cost in costs):,}", f"{mark}{per_iteration:,.1f}", share]
+def _outside_table(title: str, costs: list[HandlerCost], phases: Phases, ours: Collection[str]) -> str:
+    alone, small = _small(costs, ours, phases.wall)
+    rows = [_outside_row(cost.name, cost.event, [cost]) for cost in alone]
+    if small:
+        rows.append(_outside_row(_more(small), "", small))
+    return table([title, "event", "calls", "a call", "in all"], rows, right=(2, 3, 4))
+
+
+def _small(
+    costs: list[HandlerCost], ours: Collection[str], wall: float
+) -> tuple[list[HandlerCost], list[HandlerCost]]:
+    """Return the handlers with a row of their own, and those that share one; a single one does not share."""
+    small = [cost for cost in costs if cost.name.partition(".")[0] in ours and cost.seconds < SMALL * wall]
+    return ([cost for cost in costs if cost not in small], small) if len(small) > 1 else (costs, [])
+
+
+def _more(small: Sequence[HandlerCost]) -> str:
+    return f"{len(small)} more, each below {SMALL:.1%}"
+
+
+def _inside_row(name: str, event: str, costs: Sequence[HandlerCost], phases: Phases) -> list[str]:
+    per_iteration = _seconds(costs) / phases.iterations * 1e6
+    share = f"{sum(cost.share for cost in costs):.2%}"
+    return [name, event, f"{_calls(costs):,}", f"{_mark(costs)}{per_iteration:,.1f}", share]
+
+
+def _outside_row(name: str, event: str, costs: Sequence[HandlerCost]) -> list[str]:
+    seconds, calls = _seconds(costs), _calls(costs)
+    return [name, event, f"{calls:,}", _mark(costs) + duration(seconds / calls), duration(seconds)]
+
+
+def _seconds(costs: Sequence[HandlerCost]) -> float:
+    return sum(cost.seconds for cost in costs)
+
+
+def _calls(costs: Sequence[HandlerCost]) -> int:
+    return sum(cost.calls for cost in costs)
+
+
+def _mark(costs: Sequence[HandlerCost]) -> str:
+    return ESTIMATED if any(cost.estimated for cost in costs) else ""
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
