@@ -243,15 +243,15 @@ class EMAHook(Hook):
     # An interrupt may come while the event above is handled. Each enclosing scope has a closing event too.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """Swap the model's own weights back if an interrupt prevented it."""
+        """Swap the model's own weights back if an interrupt kept `after_val_epoch` from it."""
         self._swap_back(trainer, "val")
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
-        """Swap the model's own weights back if an interrupt prevented it."""
+        """Swap the model's own weights back if an interrupt kept `after_test_epoch` from it."""
         self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Swap the model's own weights back if an interrupt prevented it."""
+        """Swap the model's own weights back if an interrupt kept all other methods from it."""
         self._evaluating.clear()
         self._swap.back()
         self._remove_step_handles()

@@ -57,9 +57,9 @@ class Bus:
 
     Args:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
-            without a timeout, as by `with` and at the end of a run. They wait as long again while fewer
-            events are left each time, ten times in all. At interpreter exit, and in a run that a signal ends,
-            they wait once.
+            without a timeout, as at the end of a `with` block or a run. If events are left then, but fewer
+            than before, they wait again, up to ten times this long altogether. At interpreter exit, and in a
+            run that a signal ends, they wait only once.
 
     Raises:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.

@@ -10,7 +10,7 @@ from math import log2
 from eventloop.costs.records import Times
 
 BATCH = 256
-"""Durations that are summed up together, which takes half as long as one by one (`benchmarks.accounting`)."""
+"""Durations summed up together; adding them one by one takes twice as long (`benchmarks.accounting`)."""
 _STEPS = 1 / log2(1.05)
 """Durations are counted in steps of 5 %, the accuracy of a percentile: some hundred counters at most."""
 _LEAST_SECONDS = 1e-9

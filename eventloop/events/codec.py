@@ -31,10 +31,11 @@ _LEAVES = (
 class Frames:
     """Encode events on one thread, and decode them on another.
 
-    A decoded event equals the encoded one. An event for which that would not hold (a tensor, a tuple in a
-    field of type `Any`, a lone surrogate) is not encoded: the caller keeps it in a list, with the frame
-    `ELSEWHERE` in the bytes, or uses `pickled` if only a surrogate is wrong. A value of another type than its
-    field, which is not checked when an event is built, is decoded to the type of its msgpack encoding.
+    A decoded event equals the encoded one. `encode` refuses an event for which that would not hold, such as
+    one with a tensor or with a tuple in a field of type `Any`. The caller then keeps the event itself in a
+    list, and writes the frame `ELSEWHERE` in its place; if a lone surrogate is the only problem, it uses
+    `pickled` instead. One case is not noticed: a value whose type is not that of its field comes back as the
+    type that msgpack gives it.
     """
 
     ELSEWHERE = _HEADER.pack(_IN_LIST, 0)

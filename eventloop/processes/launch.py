@@ -38,7 +38,7 @@ _END = "--"  # ends the path: no absolute entry is equal to it
 
 
 class Home(NamedTuple):
-    """Module path and working directory of this process at one moment.
+    """The `sys.path` and the working directory of this process at one moment.
 
     Relative entries keep their meaning after a change of directory.
 
@@ -52,7 +52,7 @@ class Home(NamedTuple):
 
     @classmethod
     def here(cls) -> Home:
-        """Return the module path and working directory of this process now."""
+        """Return the `sys.path` and the working directory that this process has now."""
         entries = [entry for entry in sys.path if isinstance(entry, str)]  # an import ignores others
         try:
             folder = os.getcwd()

@@ -74,7 +74,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     curves: list[Curve]
     """In the order of their first records."""
     resumed_at: list[int]
-    """Completed iterations at which the run went on after it went back to an earlier iteration."""
+    """For each resume from an earlier iteration, the number of completed iterations at which it began."""
     superseded: int
     """Number of records of iterations that were run again later; they are in no curve."""
     cut_short: int

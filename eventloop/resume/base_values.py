@@ -1,8 +1,8 @@
-"""Find the base value, such as a learning rate, that a param group got after its schedules were built.
+"""Find learning rates, and other values of param groups, that were edited after their schedules were built.
 
-`settings` uses it. PyTorch's schedules multiply the current value of the group, and a warm-up writes its
-first value when it is built. If the rate is edited after a warm-up of factor 0.1 was built, training would
-end at 10 times that rate. A resume therefore treats such an edit as the new base of the schedules.
+A warm-up of factor 0.1 writes a tenth of the rate when it is built, and multiplies the current rate by 10
+over its course. A rate that is edited in between would be multiplied, too. `settings` therefore takes an
+edited value as the new base value, from which the schedules begin again.
 """
 
 from __future__ import annotations

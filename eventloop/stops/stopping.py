@@ -1,4 +1,4 @@
-"""Stop a run at its next boundary; several ranks stop at a boundary on which they agree."""
+"""Stop a run at the end of an iteration, epoch or evaluation; several ranks first agree on which one."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Any, Self, overload
 
 
 class Anchored:
-    """A path as it was given, or absolute once the current directory has changed.
+    """A path that leads to the same place after a change of the working directory.
 
     anchored = Anchored(Path("runs/digits"))
     os.chdir("elsewhere")
@@ -27,7 +27,7 @@ class Anchored:
 
 
 class AnchoredPath:
-    """A descriptor for an attribute that is set to a path, and read as the path of an `Anchored`."""
+    """An attribute for a path: it reads as it was set, or absolute once the directory has changed."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -135,7 +135,10 @@ class Lane(FailingQueue):
         self.wake()
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the queue is empty and `on_close` has run; a stalled subscriber is not waited for."""
+        """Wait until the queue is empty and `on_close` has run; return False after `timeout` seconds.
+
+        For a subscriber that has stalled it returns True at once.
+        """
         return self.ended or self.closed.wait(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
