@@ -271,7 +271,7 @@ class LoggerHook(Hook):
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(taken, iteration)
         trainer.bus.post(
-            packet if self._statistics is None else self._statistics.reckon(packet), ScalarsLogged
+            packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged
         )
         if metrics.pending_media:
             trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)

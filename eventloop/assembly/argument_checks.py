@@ -116,7 +116,7 @@ def check_signatures(**steps: object) -> None:
 
 
 def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_itself: bool) -> None:
-    """Refuse to train where nothing would be trained.
+    """Refuse arguments with which training would change no weights.
 
     Args:
         steps_itself: whether the user has replaced the optimizer hook.

@@ -112,7 +112,7 @@ class LogStatistics:
         self._posted: deque[PacketWithStatistics] = deque()  # those whose values the windows lack
         self._turn = threading.Lock()
 
-    def reckon(self, packet: Packet | Reduced) -> PacketWithStatistics:
+    def wrap(self, packet: Packet | Reduced) -> PacketWithStatistics:
         """Wrap a packet so that its events have the statistics; wrap packets in the order of the run."""
         wrapped = PacketWithStatistics(packet, self)
         self._posted.append(wrapped)
@@ -122,7 +122,7 @@ class LogStatistics:
         """Add the values of posted packets up to `last`, or of all; waits for the device if necessary."""
         with self._turn:  # `state_dict` runs on the training thread, `events` in the background
             while self._posted and (last is None or not last.taken):
-                self._posted.popleft().be_taken(self.entries)
+                self._posted.popleft().add_to(self.entries)
 
     def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
         """Return the state of each statistic, including values that are not logged yet.
@@ -188,8 +188,8 @@ class PacketWithStatistics:
             while not self._packet.ready() and monotonic() < end:
                 sleep(LOOK_SECONDS)
 
-    def be_taken(self, entries: Iterable[Statistic]) -> None:
-        """Add the values to the statistics, and keep their results as functions.
+    def add_to(self, entries: Iterable[Statistic]) -> None:
+        """Add the packet's values to the statistics, and keep a function for the result of each.
 
         `events` computes them, without the lock, because they may call functions of the user.
         """

@@ -175,7 +175,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _record(layer: _BatchNorm, population: Population) -> Any:
-    """Record the inputs of other layers: SyncBatchNorm's moments are those of all ranks, others' unknown."""
+    """Record the inputs of a layer whose running statistics do not have the moments of this rank's batch."""
 
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if module.training:

@@ -25,7 +25,7 @@ import torch.distributed as dist
 logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.01
-"""Seconds between two looks whether all ranks have reached the end of a run."""
+"""Seconds between two checks of whether all ranks have reached the end of a run."""
 
 
 class Request(NamedTuple):

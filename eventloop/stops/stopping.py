@@ -181,7 +181,7 @@ class Pass:
         return done < self._common and self._stopping.boundary()
 
     def end(self, done: int) -> None:
-        """End a pass early: meet the other ranks at the boundaries that its length announced."""
+        """End a pass early, and join the other ranks at each boundary that they still expect of this rank."""
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1
             if self._stopping.boundary():

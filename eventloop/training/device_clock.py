@@ -43,7 +43,7 @@ class DeviceClock:
         self.forward = self.backward = self.optimizer = 0.0
 
     def begin(self, iterations: int) -> None:
-        """Begin a sample, in one of the iterations that are sampled. `iterations` are done."""
+        """Begin a sample if this iteration is one to sample; `iterations` were completed before it."""
         if WARM_UP <= iterations < WARM_UP + MEASURED_FIRST or iterations % PERIOD == PERIOD - 1:
             self._marks = {}
             self.mark(FORWARD_BEGINS)

@@ -166,8 +166,9 @@ class TrainLoop:
         return trainer.iter >= (trainer.max_iters or 0)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield a pass over the loader, from where a checkpoint was taken; pass after pass in a run of
-        iterations.
+        """Yield the batches of a pass, or, in a run of iterations, of one pass after another.
+
+        A resumed run begins at the position that the checkpoint has.
         """
         trainer = self._trainer
         while True:
@@ -188,10 +189,10 @@ class TrainLoop:
                 return
 
     def _ends_without(self, error: RuntimeError) -> bool:
-        """Return whether the loader may fail because the run is stopping: the signal has ended its workers
-        too.
+        """Return whether an error of the loader is ignored, because the run is stopping.
 
-        With several ranks it may not: the other ranks may need another batch.
+        The signal may have ended the loader's workers, too. With several ranks the error is raised, because
+        the other ranks may need another batch.
         """
         trainer = self._trainer
         if trainer.stops.together or not trainer.stopping:

@@ -173,13 +173,13 @@ def test_a_state_has_what_the_background_has_not_come_to(statistics: LogStatisti
     told = []
     for storage.iter in range(3):
         storage.put_scalar("loss", torch.tensor(float(storage.iter)))
-        told.append(statistics.reckon(storage.collect()))
+        told.append(statistics.wrap(storage.collect()))
     storage.put_scalar("loss", 9.0)
 
     state = statistics.state_dict(storage.read_pending())
 
     assert (state["loss"]["count"], state["loss"]["sum"]) == (4, 12.0)
-    told.append(statistics.reckon(storage.collect()))
+    told.append(statistics.wrap(storage.collect()))
     events = [event for each in told for event in each.events()]
     assert [e.scalars["loss"] for e in events if isinstance(e, ScalarsLogged)] == [0.0, 0.5, 1.0, 3.0]
     assert statistics.state_dict([]) == state
@@ -194,7 +194,7 @@ def test_a_state_calls_no_function_of_the_users() -> None:
     statistics = LogStatistics([{"data_src": "loss", "method_name": fails, "window_size": 2}])
     storage = EventStorage()
     storage.put_scalar("loss", 1.0)
-    statistics.reckon(storage.collect())
+    statistics.wrap(storage.collect())
 
     assert statistics.state_dict([])["loss"]["values"] == [1.0]
 
@@ -205,7 +205,7 @@ def both(meeting: Meeting, statistics: LogStatistics) -> Iterator[Rank]:
         rank = Rank(meeting, number)
         rank.put(0, loss=1.0 + 2 * number)
         reduced = rank.reducer.reduce(rank.storage.collect(), 0)
-        rank.posted.append(reduced if number else statistics.reckon(reduced))
+        rank.posted.append(reduced if number else statistics.wrap(reduced))
         yield rank
 
 

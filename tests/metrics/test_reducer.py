@@ -143,7 +143,7 @@ def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
         statistics = LogStatistics([{"data_src": "loss", "method_name": "max", "log_name": "most"}])
         for iteration in range(2):
             rank.put(iteration, loss=iteration + 4.0 * number)
-        rank.posted.append(statistics.reckon(rank.reducer.reduce(rank.storage.collect(), 1)))
+        rank.posted.append(statistics.wrap(rank.reducer.reduce(rank.storage.collect(), 1)))
 
     look_in_turn(*ranks)
 
