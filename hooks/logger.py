@@ -270,9 +270,7 @@ class LoggerHook(Hook):
         packet: Packet | Reduced = (taken := metrics.collect(place))
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(taken, iteration)
-        trainer.bus.post(
-            packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged
-        )
+        trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)
         if metrics.pending_media:
             trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)
 
