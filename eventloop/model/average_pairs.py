@@ -167,6 +167,6 @@ def _registries(
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return device and dtype of the first and the last tensor, which tell a `model.to` of all tensors."""
+    """Return device and dtype of the first and the last tensor, which `model.to` changes together."""
     ends = (tensors[0], tensors[-1]) if tensors else ()
     return tuple((tensor.device, tensor.dtype) for tensor in ends)

@@ -41,11 +41,12 @@ class BaseAveragedModel(nn.Module):
     faster. The first update copies the weights. Integers and booleans are copied at each update.
     Half-precision weights are averaged in float32, because a small momentum would be rounded away; to run
     such an average in the model's dtype, use `deepcopy(average).to(dtype)`. A parameter that the model gains
-    later is averaged from a copy on. Frozen parameters are averaged too, because they may be trained later.
+    later begins as a copy. Frozen parameters are averaged too, because they may be trained later.
 
     Args:
         model: the model to average; it is copied, without gradients.
-        interval: calls of `update_parameters` per update of the weights; buffers are copied at each call.
+        interval: calls of `update_parameters` per averaging; buffers that are not averaged are copied at
+            each call.
         device: device of the average; by default each tensor is on the device of the model's tensor. Another
             device costs a copy at each update, for which the training thread waits.
         update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
@@ -133,7 +134,7 @@ class BaseAveragedModel(nn.Module):
                     own[name].data = buffer.detach().clone()
 
     def pairs_with(self, model: nn.Module) -> Pairs:
-        """Return the tensors of the average and of `model` in pairs, matched anew if `model` has changed."""
+        """Return the tensors of the average and of `model` in pairs; match them if `model` has changed."""
         pairs = self._pairs
         if pairs is None or not pairs.current(model):
             pairs = self._pairs = self._match(model)
@@ -306,7 +307,7 @@ class ExponentialMovingAverage(_Weighted):
 
 
 class MomentumAnnealingEMA(ExponentialMovingAverage):
-    """An exponential moving average whose momentum falls from nearly 1 to `momentum`.
+    """An exponential moving average whose momentum begins high and falls to `momentum`.
 
         EMAHook(ema_type="MomentumAnnealingEMA", momentum=0.0002, gamma=100)
 

@@ -169,7 +169,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _record(layer: _BatchNorm, population: Population) -> Any:
-    """Add the inputs of a layer to `population`, for layers whose buffers do not tell a batch's moments."""
+    """Record the inputs of a layer whose running statistics do not have the moments of this rank's batch."""
 
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if module.training:

@@ -29,7 +29,7 @@ class AnomalousParams:
         self._last: frozenset[str] = frozenset()
 
     def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
-        """Log the parameters of `model` outside the graph of `loss`; call it before backward frees the graph."""
+        """Log the parameters of `model` outside the graph of `loss`, which backward would free."""
         missed = unreached_parameters(loss, model)
         names = frozenset(missed)
         if names and names != self._last:
