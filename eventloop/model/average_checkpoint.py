@@ -1,8 +1,8 @@
-"""Store an average in a checkpoint: `state_dict` has the averaged weights, `ema_state_dict` the model's own.
+"""Store the average of a model in a checkpoint, and read it from there.
 
-EMAHook uses it. The layout is MMEngine's: a program that loads `state_dict` gets the weights that were
-evaluated. The model's own weights are at `ema_state_dict["module.<name>"]`, and the number of updates is at
-`ema_state_dict["steps"]`.
+EMAHook uses this module. The layout is MMEngine's: `state_dict` has the averaged weights, so a program that
+loads it gets the weights that were evaluated. `ema_state_dict["module.<name>"]` has the model's own weights,
+and `ema_state_dict["steps"]` the number of updates of the average.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIX = "module."
 
 
 def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Module, swap: Swap) -> None:
-    """Put the average and the model's own state into a checkpoint that has only the model's state."""
+    """Replace a checkpoint's `state_dict` by the average, and add the model's own state as `KEY`."""
     raw: Mapping[str, Any] = checkpoint["state_dict"]
     if swap.active:  # the checkpoint refers to the model's tensors, which hold the average now
         with swap.undone(average.pairs_with(model)):
@@ -48,8 +48,8 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
     """Check that the averaged and the own weights of a checkpoint belong to the same model.
 
     Raises:
-        CheckpointError: one of them is not a state, or two shapes of one name differ. With `strict` also if a
-            name is on one side only, which is otherwise logged.
+        CheckpointError: one of the two states is not a mapping, or a name has different shapes in them.
+            With `strict` also for a name that only one state has; without `strict` such names are logged.
     """
     if KEY not in checkpoint:
         return
@@ -77,11 +77,11 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
 
 
 def separate(checkpoint: dict[str, Any], name: str | None) -> None:
-    """Split a checked checkpoint: the model's own weights for resuming, the average for the hook.
+    """Put the model's own weights where a resume reads them, and the average into the state of a hook.
 
-    The own weights go to `OWN`; a tensor that has no own weights there is taken from the average. The average
-    goes into the state of the hook called `name`, as None if the checkpoint has none. `state_dict` still
-    holds the average, for callers that load weights only.
+    The own weights go to `checkpoint[OWN]`; a tensor that has none in the checkpoint is taken from the
+    average. The average goes to `checkpoint["hooks"][name]["average"]`, as None if the checkpoint has no
+    average. `state_dict` still holds the average, for callers that load weights only.
     """
     states = checkpoint.get("hooks")
     if not isinstance(states, Mapping) or not isinstance(states.get(name), Mapping):
@@ -94,7 +94,7 @@ def separate(checkpoint: dict[str, Any], name: str | None) -> None:
 
 
 def own_weights(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model's own state by parameter and buffer name, without the `module.` prefix."""
+    """Return the model's own state that a checkpoint stores under `KEY`, without the `module.` prefix."""
     stored = checkpoint[KEY].items()
     return {name.removeprefix(_PREFIX): value for name, value in stored if name.startswith(_PREFIX)}
 

@@ -1,6 +1,6 @@
-"""Find the class that an average's config names, and check its arguments before there is a model.
+"""Find the class that the config of an average names, and check its arguments before a model exists.
 
-EMAHook uses it.
+EMAHook uses this module.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ _OWN: dict[str, type[BaseAveragedModel]] = {
 
 
 def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of an average with its class found; build one of eventloop's own to check the
-    arguments.
+    """Return `ema_type` and its arguments as a config whose `type` is the class of the average.
+
+    The arguments of eventloop's own averages are checked by building one for an empty model.
 
     Raises:
-        TypeError, ValueError: `ema_type` names no average, the average is unknown, or an argument is bad.
+        TypeError, ValueError: `ema_type` names no known average, or an argument is bad.
     """
     config = {**ema_type, **arguments} if isinstance(ema_type, Mapping) else {"type": ema_type, **arguments}
     cls = config.get("type")
@@ -60,16 +61,14 @@ def _registered(name: str) -> type:
 
 
 def is_own(config: Mapping[str, Any]) -> bool:
-    """Return True for eventloop's own averages, which accept any model, so that arguments can be checked
-    early.
-    """
+    """Return whether a config names one of eventloop's own averages, which can be built for any model."""
     return config["type"] in _OWN.values()
 
 
 def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class name and all arguments of an average, defaults included.
+    """Return the class name and all arguments of an average, defaults included, for a resume to compare.
 
-    Leaves out `device`, which does not change the values.
+    `device` is left out, because it does not change the values of an average.
     """
     cls = config["type"]
     defaults = {
@@ -83,7 +82,7 @@ def arguments_of(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_average(config: Mapping[str, Any], model: nn.Module) -> BaseAveragedModel:
-    """Build the average of a model from its config."""
+    """Build an average of `model` from the config that `average_config` returned."""
     with warnings.catch_warnings():
         if is_own(config):  # `average_config` built one before and gave the warnings
             warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 
 class Tracked(NamedTuple):
-    """One tensor of a model, by name, and whether it is averaged or only copied."""
+    """A parameter or buffer of a model, and whether it is averaged or only copied."""
 
     tensor: Tensor
     averaged: bool
@@ -62,9 +62,9 @@ class Pairs:
         )
 
     def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Yield lists of averages with the values they follow, each pair of lists of one device and type.
+        """Yield pairs of lists, averages and the model's tensors, each pair of one device and one dtype.
 
-        Where the model's tensors are on another device, or of another type, they are converted first.
+        The model's tensors are converted where the average is on another device or of another dtype.
         """
         yield from self._alike.values()
         if self._unlike[0]:
@@ -88,12 +88,11 @@ class Pairs:
 
 
 class Swap:
-    """Put the values of an average into a model for an evaluation, and restore the model's own values.
+    """Copy an average into a model for an evaluation, and restore the model's own values after it.
 
-    Values are copied, never exchanged: the average is not touched, so it loses no precision, and `back` may
-    be called at any moment and again, also after an interrupt in the middle of either. The addresses of the
-    model's tensors stay, for graphs and optimizers that know them. While the average is in, the model's own
-    values are held in a second copy of the same size.
+    The average itself is not changed, so it loses no precision, and `back` may be called at any time and
+    repeatedly, also after an interrupt within `put` or `back`. The model keeps its tensors, to which graphs
+    and optimizers refer. While the model has the average, a copy of its own values takes their size again.
     """
 
     def __init__(self) -> None:
@@ -137,11 +136,10 @@ def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
 
 
 def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:
-    """Return the tensors of a model that are averaged or copied, by name: parameters, and buffers if asked
-    for.
+    """Return by name the parameters of a model, and its buffers if they are to be copied or averaged.
 
-    Integers and booleans, such as `num_batches_tracked`, are copied, because their mean would be rounded
-    down.
+    Integers and booleans, such as `num_batches_tracked`, are only copied, because their mean would be
+    rounded down.
     """
     found = {name: Tracked(p, _has_mean(p)) for name, p in model.named_parameters()}
     if copy_buffers or update_buffers:
@@ -156,7 +154,10 @@ def _has_mean(tensor: Tensor) -> bool:
 def _registries(
     model: nn.Module, *, buffers: bool
 ) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Return the dicts in which a model's modules hold their parts: those with entries, then empty ones."""
+    """Return the dicts in which a model's modules hold parameters, submodules and, with `buffers`, buffers.
+
+    The first list has the dicts with entries, the second the empty ones.
+    """
     found: list[dict[str, object]] = []
     for module in model.modules():
         found += [module._parameters, module._modules]  # type: ignore[list-item]
@@ -166,6 +167,6 @@ def _registries(
 
 
 def _form(tensors: list[Tensor]) -> tuple[object, ...]:
-    """Return device and type of the first and last tensor; `model.to` moves all of them."""
+    """Return device and dtype of the first and the last tensor, which `model.to` changes together."""
     ends = (tensors[0], tensors[-1]) if tensors else ()
     return tuple((tensor.device, tensor.dtype) for tensor in ends)

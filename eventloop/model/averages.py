@@ -1,6 +1,6 @@
-"""Average the weights of a model along its training.
+"""Average the weights of a model during its training.
 
-EMAHook uses these classes, and a loop of one's own can call them directly.
+EMAHook uses these classes, and a user's own training loop can use them directly.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ class BaseAveragedModel(nn.Module):
         teacher.update_parameters(student)       # after each step of the optimizer
 
     A subclass defines `avg_func` for one tensor, or `multi_avg_func` for a list of tensors at once, which is
-    faster. The first update copies. Integers and booleans are copied each time. Half-precision weights are
-    averaged in float32, because a small momentum would be rounded away; to run such an average in the model's
-    type, take `deepcopy(average).to(dtype)`. Parameters the model gains later begin as copies. Frozen
-    parameters are averaged too, because they may be trained later.
+    faster. The first update copies the weights. Integers and booleans are copied at each update.
+    Half-precision weights are averaged in float32, because a small momentum would be rounded away; to run
+    such an average in the model's dtype, use `deepcopy(average).to(dtype)`. A parameter that the model gains
+    later begins as a copy. Frozen parameters are averaged too, because they may be trained later.
 
     Args:
         model: the model to average; it is copied, without gradients.
-        interval: calls of `update_parameters` per averaging; copied buffers are copied at each call.
-        device: device of the average; by default that of each of the model's tensors. Another device costs a
-            copy at each update, for which the training thread waits.
+        interval: calls of `update_parameters` per averaging; buffers that are not averaged are copied at
+            each call.
+        device: device of the average; by default each tensor is on the device of the model's tensor. Another
+            device costs a copy at each update, for which the training thread waits.
         update_buffers: average the floating point buffers too, such as batch norm's running statistics. By
             default buffers are copied at each update.
 
-    `state_dict` has the copy's state under `module.` and the number of updates as `steps`.
+    `state_dict` has the state of the copy under `module.`, and the number of updates as `steps`.
 
     Raises:
-        TypeError, ValueError: an argument is bad, the model is sharded over ranks, or a lazy module has no
-            shape yet.
+        TypeError, ValueError: an argument is of the wrong type or out of range, the model is sharded over
+            ranks, or a lazy module has no shape yet.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class BaseAveragedModel(nn.Module):
         self.update_buffers = update_buffers
         self.copy_buffers = not update_buffers
         self.steps = 0
-        """How often `update_parameters` was called; 0 means that the average has not begun."""
+        """How often `update_parameters` was called; at 0 the next call copies the weights."""
         self._pairs: Pairs | None = None
         self.module = self._copy_of(model)
 
@@ -84,7 +85,7 @@ class BaseAveragedModel(nn.Module):
         return self.module(*args, **kwargs)
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """Return the new average of one tensor after `steps` updates, at least one.
+        """Return the new average of one tensor; `steps` updates, at least one, were made before.
 
         Raises:
             NotImplementedError: the subclass has neither this nor `multi_avg_func`.
@@ -101,7 +102,7 @@ class BaseAveragedModel(nn.Module):
         """Add the model's present weights to the average, without waiting for a device.
 
         Raises:
-            RuntimeError: `model` is another model, or has changed, and cannot be copied.
+            RuntimeError: `model` is another model, or has other tensors by now, and cannot be copied.
             TypeError: `model` is sharded over ranks.
         """
         steps = self.steps
@@ -133,14 +134,14 @@ class BaseAveragedModel(nn.Module):
                     own[name].data = buffer.detach().clone()
 
     def pairs_with(self, model: nn.Module) -> Pairs:
-        """Return the paired tensors of the average and `model`; match them again if the model has changed."""
+        """Return the tensors of the average and of `model` in pairs; match them if `model` has changed."""
         pairs = self._pairs
         if pairs is None or not pairs.current(model):
             pairs = self._pairs = self._match(model)
         return pairs
 
     def restart(self) -> None:
-        """Forget the average, so that the next update copies the weights."""
+        """Set the number of updates to 0, so that the next update copies the weights."""
         self.steps = 0
 
     # --- the copy ------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class _Weighted(BaseAveragedModel):
     """An average that moves by a fraction: `average += weight(steps) * (model - average)`."""
 
     def weight(self, steps: int) -> float:
-        """Return the fraction for this update, above 0 and at most 1, after `steps` updates, at least one."""
+        """Return the fraction of the update that follows `steps` updates, at least one; in (0, 1]."""
         raise NotImplementedError(f"{type(self).__name__} must define weight")
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
@@ -249,7 +250,7 @@ class _Weighted(BaseAveragedModel):
 
 
 class StochasticWeightAverage(_Weighted):
-    """The mean of all weights, each with the same share (Izmailov et al. 2018, arXiv:1803.05407).
+    """The equally weighted mean of the weights at all updates (Izmailov et al. 2018, arXiv:1803.05407).
 
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
 
@@ -258,7 +259,7 @@ class StochasticWeightAverage(_Weighted):
     """
 
     def weight(self, steps: int) -> float:
-        """Return `1 / (n + 1)`, where `n` weights were averaged before."""
+        """Return `1 / (n + 1)`, where `n` is how many weights were averaged before."""
         return 1.0 / (steps // self.interval + 1)
 
 
@@ -306,7 +307,7 @@ class ExponentialMovingAverage(_Weighted):
 
 
 class MomentumAnnealingEMA(ExponentialMovingAverage):
-    """An exponential moving average that begins fast and becomes slow.
+    """An exponential moving average whose momentum begins high and falls to `momentum`.
 
         EMAHook(ema_type="MomentumAnnealingEMA", momentum=0.0002, gamma=100)
 

@@ -1,6 +1,6 @@
-"""Compute count, mean and squared deviations of a population, batch by batch and over ranks.
+"""Compute the mean and variance of each channel of a layer's inputs, batch by batch and over ranks.
 
-`update_bn_stats` uses it.
+`update_bn_stats` uses this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ one batch.
 
 
 class Moments(NamedTuple):
-    """Count, mean and squared deviations of C channels.
+    """Count, mean and sum of squared deviations from the mean, of each of C channels.
 
     `total` is the number of values of a channel: an int for this process alone, a 0-dim tensor on the device
     for all ranks. `mean` and `squares` have the shape (C,).
@@ -61,7 +61,7 @@ class Population:
         self._size = 0  # values of a channel in each of them
 
     def add(self, inputs: torch.Tensor) -> None:
-        """Add a batch (N, C, ...), every position of every sample."""
+        """Add the values at every position of every sample of a batch (N, C, ...)."""
         if not (count := count_of(inputs)):
             return
         if inputs.dtype in (torch.float16, torch.bfloat16):
@@ -72,16 +72,14 @@ class Population:
         self.take(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
 
     def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
-        """Add a batch by its moments, (C,) each, of `count` values a channel; the tensors are kept, not
-        copied.
-        """
+        """Add a batch of `count` values a channel by its variances and means, tensors (C,) that are kept."""
         if count != self._size or len(self._batches) == TOGETHER:
             self._combine()
         self._size = count
         self._batches.append((variance, mean))
 
     def moments(self) -> Moments:
-        """Return the moments of everything added so far."""
+        """Return the moments of all batches that were added."""
         self._combine()
         return Moments(self.count, self._mean, self._squares)
 

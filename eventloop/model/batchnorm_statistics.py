@@ -1,6 +1,6 @@
 """Replace the running averages of batch norm layers by the statistics of a whole population.
 
-PreciseBNHook calls `update_bn_stats`, and so may a loop of one's own.
+`PreciseBN` calls `update_bn_stats`, and a user's own training loop may call it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ class _Stopped(Exception):
 
 
 def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:
-    """Return the batch norm layers in training mode that keep running statistics; frozen ones are in eval
-    mode.
-    """
+    """Return the batch norm layers of a model that are in training mode and keep running statistics."""
     return [
         layer
         for layer in model.modules()
@@ -116,19 +114,15 @@ def update_bn_stats(
 
 
 def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
-    """Run the model on a batch, or on its first item if the batch is a list or tuple that begins with a
-    tensor.
-    """
+    """Return `model(batch)`, or `model(batch[0])` for a list or tuple that begins with a tensor."""
     first = batch[0] if isinstance(batch, list | tuple) and batch else None
     return model(first if isinstance(first, torch.Tensor) else batch)
 
 
 def tells_its_batch(layer: _BatchNorm) -> bool:
-    """Return True if a layer's forward is PyTorch's own, whose running statistics can report the batch's
-    moments.
+    """Return whether a layer with a momentum of 1 stores the exact moments of each batch in its buffers.
 
-    With a momentum of 1 such a layer stores the moments of its batch in its running statistics. Only float32
-    and float64 buffers are exact enough.
+    True for layers with PyTorch's own forward and float32 or float64 buffers.
     """
     buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
     return (
@@ -185,7 +179,7 @@ def _record(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
-    """Write the statistics in place, for all that share the buffers; layers without a sample keep theirs."""
+    """Write the statistics into the layers' buffers in place; a layer without a sample keeps its own."""
     for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
         buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
         if isinstance(total, int):
@@ -204,7 +198,11 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """Yield so many batches, or a whole pass if `limit` is None."""
+    """Yield `limit` batches, starting the loader again at its end; None for one whole pass.
+
+    Raises:
+        ValueError: the loader is empty, or is an iterator with fewer batches.
+    """
     given = 0
     while True:
         before = given
@@ -227,13 +225,18 @@ def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
 
 
 def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool) -> Iterator[Any]:
-    """Yield the batches until all ranks have finished; raise `_Stopped` on all ranks if one of them stops.
+    """Yield this rank's batches until all ranks have finished; the ranks agree before each batch.
 
-    The ranks agree before each batch, because one that went on alone would wait for the others forever: a
-    rank may be stopped, its loader may fail, or give fewer batches. With `together`, layers that gather their
-    input or their weights from all ranks, the pass ends where the first loader does. Costs a small collective
-    a batch; it waits for the device only where the process group has no backend for the host, as with "nccl"
-    alone.
+    Otherwise a rank would wait forever for another that was stopped, whose loader failed or gave fewer
+    batches. An agreement costs a small collective; it waits for the device only in a process group without a
+    backend for the host, such as "nccl" alone.
+
+    Args:
+        together: end with the shortest loader, because layers gather inputs or weights from all ranks.
+
+    Raises:
+        _Stopped: on all ranks, if `stop` returned True on one of them.
+        RuntimeError: the loader of another rank failed.
     """
     while True:
         error: Exception | None = None
@@ -260,7 +263,7 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
 
 
 def _sum_over_ranks(*flags: bool) -> list[int]:
-    """Return on how many ranks each flag is true, and the number of ranks."""
+    """Return for each flag the number of ranks on which it is true, and then the number of ranks."""
     numbers = [int(flag) for flag in (*flags, True)]
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return numbers

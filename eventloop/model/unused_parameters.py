@@ -1,6 +1,6 @@
-"""Find parameters that a loss does not reach.
+"""Find trainable parameters that a loss does not depend on.
 
-The optimizer hooks use it for `detect_anomalous_params`.
+The optimizer hooks use this module for `detect_anomalous_params`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ logger = logging.getLogger("eventloop")
 
 
 class AnomalousParams:
-    """Logs, as an error, the trainable parameters outside the graph of a loss, whenever that set changes.
+    """Log, as an error, the trainable parameters outside the graph of a loss, whenever that set changes.
 
     It walks the whole graph in Python in every iteration, so use it to find a fault, not for long training.
     Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden behind one node and count as not
@@ -29,9 +29,7 @@ class AnomalousParams:
         self._last: frozenset[str] = frozenset()
 
     def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
-        """Walk the graph of `loss` and log its missing parameters; call it before backward, which frees the
-        graph.
-        """
+        """Log the parameters of `model` outside the graph of `loss`, which backward would free."""
         missed = unreached_parameters(loss, model)
         names = frozenset(missed)
         if names and names != self._last:
@@ -64,7 +62,7 @@ def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str
 
 @contextmanager
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
-    """Replace the parameters that FSDP2 sharded by the whole ones, to which a graph refers."""
+    """Give the model its whole parameters inside the block, as FSDP2's graphs refer to them."""
     modules = fsdp_modules(model)
     for module in modules:
         module.unshard()
