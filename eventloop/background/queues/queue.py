@@ -30,6 +30,8 @@ Only a program that emits faster than it delivers for seconds reaches it.
 """
 HELD_SECONDS = 0.1
 """From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
+TURN = 256
+"""Events that one thread moves before another thread may use the queue, about a millisecond of work."""
 FILTER_SECONDS = 0.2
 """The longest time that a look at an account waits for `when=` to be asked about the last events."""
 _LOOK_SECONDS = 0.05
@@ -172,12 +174,13 @@ class SubscriberQueue(SubscriberAccount):
             self._filter.wake()
             return
         while self.incoming:
-            with self._feeding:
-                with self._lock:
-                    event = self._move(own=own)
-                if event is None:
-                    return
-                self._store(event)
+            with self._feeding:  # released now and then, as the subscriber's thread may wait for it
+                for _ in range(TURN):
+                    with self._lock:
+                        event = self._move(own=own)
+                    if event is None:
+                        return
+                    self._store(event)
 
     def _move(self, *, own: bool) -> Event | None:
         """Move events into the queue; return the first that is to be spilled, None if there is none."""
