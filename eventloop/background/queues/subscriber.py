@@ -135,10 +135,7 @@ class Lane(FailingQueue):
         self.wake()
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the queue is empty and `on_close` has run; return False after `timeout` seconds.
-
-        For a subscriber that has stalled it returns True at once.
-        """
+        """Wait until the subscriber has ended, also by an error; return False after `timeout` seconds."""
         return self.ended or self.closed.wait(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
