@@ -81,9 +81,8 @@ class LoggerHook(Hook):
         reduce: log a training's metrics as means over all ranks, iteration by iteration. All ranks must use
             it, and log in the same iterations. In an interval in which they did not put the same names, each
             rank logs its own values, and warns once. The ranks communicate in the background, and
-            `trainer.metrics` of each rank keeps its own values. If a
-            rank does not answer for 30 s, or for half of the bus's `drain_timeout` at the end of a run, the
-            others log their own values.
+            `trainer.metrics` of each rank keeps its own values. If a rank does not answer for 30 s, or for
+            half of the bus's `drain_timeout` at the end of a run, the others log their own values.
         reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is
             logged. With the maximum of `data_time`, `time` is no longer the sum of its parts.
 

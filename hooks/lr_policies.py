@@ -210,7 +210,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return min + weight (base - min) (1 + cos(pi q)) / 2, where q of the period is done."""
+        """Return min + weight (base - min) (1 + cos(pi q)) / 2, with q from 0 to 1 over each period."""
         low = minimum("min_lr", self.min_lr, self.min_lr_ratio)
         return formulas.restarts(self.periods, self.restart_weights, low)
 

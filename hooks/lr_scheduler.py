@@ -69,7 +69,7 @@ class LRScheduler(ParamSchedulerHook):
         super().check(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Choose the param groups to show; a loaded checkpoint has replaced the former ones."""
+        """Choose the param groups to show, also after a checkpoint was loaded, which replaces the groups."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
         self._shown = [

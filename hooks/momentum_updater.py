@@ -229,7 +229,10 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return the maximum: a group without a `base_momentum` was added in the run, and keeps its own."""
+        """Return base, for a param group that was added during the run: it keeps its own momentum.
+
+        `_value_without_warmup` computes the cycle of all other groups.
+        """
         formulas.check_given("base_momentum", self.base_momentum)
         formulas.check_given("max_momentum", self.max_momentum)
         self._cycle = formulas.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)

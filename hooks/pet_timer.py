@@ -229,7 +229,7 @@ class TestHook(Hook):
     # --- in the trainer's test -----------------------------------------------------------------------------
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe to run first and last in each batch."""
+        """Subscribe the event methods, and a handler that ends a batch after all other handlers."""
         super().attach(bus)
         bus.subscribe(self._end_batch, AfterTestIter, priority=Priority.LOWEST, budget_us=self.budget_us)
 

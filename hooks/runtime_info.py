@@ -58,9 +58,8 @@ class RuntimeInfoHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Put the numbers of the train step as metrics."""
         outputs = trainer.outputs
-        if type(outputs) is dict or isinstance(
-            outputs, Mapping
-        ):  # for other types the optimizer hook raises an error
+        # for other types the optimizer hook raises an error
+        if type(outputs) is dict or isinstance(outputs, Mapping):
             trainer.metrics.put_numbers(outputs)
 
 

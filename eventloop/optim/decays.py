@@ -22,7 +22,7 @@ class NamedWindow(Window):
     """A window with a name and parameters of MMEngine's, which can be converted to iterations."""
 
     length_from: ClassVar[str | None] = None
-    """The argument that sets the length of the schedule, which needs it or `end`; None without one."""
+    """The argument that may set the length in place of `end`; None if the schedule needs no length."""
 
     @classmethod
     def build_iter_from_epoch(

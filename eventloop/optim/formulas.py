@@ -120,7 +120,7 @@ def flat_cosine(start_percent: float, low: Minimum) -> Formula:
 
 
 def restarts(periods: Sequence[int], weights: Sequence[float], low: Minimum) -> Formula:
-    """Return low + weight (base - low) (1 + cos(pi q)) / 2, where q of the current period is done.
+    """Return low + weight (base - low) (1 + cos(pi q)) / 2, with q from 0 to 1 over each period.
 
     The formula raises ValueError for a run that is longer than the periods together.
     """

@@ -21,7 +21,7 @@ logger = logging.getLogger("eventloop")
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
-# Schedulers count or derive these entries of their states; all others were arguments.
+# Entries of a scheduler's state that it counts or derives; all other entries are arguments of its constructor.
 PROGRESS = frozenset(
     {
         "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
@@ -115,14 +115,17 @@ class Window:
         return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
     def written(self) -> list[tuple[float, float]]:
-        """Return for each param group its initial value, and the value that was last read or written."""
+        """Return for each param group its initial value, and the last value; a resume finds edits by them."""
         values = [
             float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
         ]
         return [*zip(self._initial, values, strict=True)]
 
     def built_state(self) -> dict[str, Any]:
-        """Return a state with the arguments of PyTorch's scheduler, also before the window begins."""
+        """Return a state with the arguments of PyTorch's scheduler, even before the window begins.
+
+        A resume compares them with those of the checkpoint.
+        """
         return {**self.state_dict(), "scheduler": self._built}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
