@@ -21,7 +21,7 @@ logger = logging.getLogger("eventloop")
 
 Schedule = Callable[[Optimizer], LRScheduler]
 
-# Entries of a scheduler's state that it counts or derives; all other entries are arguments of its constructor.
+# The entries of a scheduler's state that it counts or derives; all others are arguments of its constructor.
 PROGRESS = frozenset(
     {
         "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
