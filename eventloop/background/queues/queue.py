@@ -30,8 +30,11 @@ Only a program that emits faster than it delivers for seconds reaches it.
 """
 HELD_SECONDS = 0.1
 """From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
-TURN = 256
-"""Events that one thread moves before another thread may use the queue, about a millisecond of work."""
+TURN = 8192
+"""Events that one thread moves before another thread may use the queue, some 15 ms of work.
+
+In shorter turns the two threads wait for each other most of the time, and a burst stays in memory.
+"""
 FILTER_SECONDS = 0.2
 """The longest time that a look at an account waits for `when=` to be asked about the last events."""
 _LOOK_SECONDS = 0.05
