@@ -14,14 +14,13 @@ from rich.live import Live
 from rich.text import Text
 
 from eventloop.events import ScalarsLogged
+from eventloop.reporting.advice import LOADER_SHARE
 from eventloop.writers.lines import ETA_WIDTH, Pace, number
 
 REFRESH_SECONDS = 0.1
 """The bar is drawn at most once in this time."""
 WIDTH = 30
 """Characters of the bar, at most."""
-DATA_SHARE = 0.3
-"""The part of an iteration above which the wait for data is shown."""
 
 
 class ProgressBar:
@@ -121,7 +120,7 @@ def _fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> li
     if eta := pace.eta(event):
         fields.append(f"  eta {eta:>{ETA_WIDTH}}")
     waits, whole = latest.get("data_time", 0.0), latest.get("time", 0.0)
-    if waits > DATA_SHARE * whole:
+    if waits > LOADER_SHARE * whole:
         fields.append(f"  data {waits / whole:.0%}")
     if "lr" in latest:
         fields.append(f"  lr {_short('lr', latest['lr']):>7}")

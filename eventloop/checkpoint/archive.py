@@ -71,7 +71,7 @@ def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink)
 
 
 def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, _Entry]:
-    """Return the header that precedes a record's bytes at a position of the file, and the record's entry."""
+    """Return the header of a record that begins at `position` in the zip file, and its directory entry."""
     size = len(data)
     crc = zlib.crc32(data) if size <= CHECKED else 0
     entry = _Entry(f"{FOLDER}/{name}".encode(), crc, size, position)

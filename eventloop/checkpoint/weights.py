@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
+from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.external_weights import is_extra_state
@@ -166,13 +168,17 @@ def prepare_model_state(
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the weights without the prefixes of wrappers, if no name is in the model because of them."""
-    own, cut, names = model.state_dict().keys(), "", [*state]
-    while names and own.isdisjoint(names):
-        prefix = next((each for each in _WRAPPERS if all(str(name).startswith(each) for name in names)), None)
+    own, renamed = model.state_dict().keys(), OrderedDict(state)
+    # the versions of the modules, by which modules such as the observers of quantization load old states
+    renamed._metadata = dict(getattr(state, "_metadata", {}))  # type: ignore[attr-defined]
+    while renamed and own.isdisjoint(renamed):
+        prefix = next(
+            (each for each in _WRAPPERS if all(str(name).startswith(each) for name in renamed)), None
+        )
         if prefix is None:
             return state
-        cut, names = cut + prefix, [name.removeprefix(prefix) for name in names]
-    return dict(zip(names, state.values(), strict=True)) if cut else state
+        consume_prefix_in_state_dict_if_present(renamed, prefix)
+    return renamed
 
 
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:

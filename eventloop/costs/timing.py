@@ -10,7 +10,10 @@ from math import log2
 from eventloop.costs.records import Times
 
 BATCH = 256
-"""Durations summed up together; adding them one by one takes twice as long (`benchmarks.accounting`)."""
+"""The number of durations that are summed up at a time.
+
+Summed up one by one they cost an iteration twice as much (`benchmarks.accounting`).
+"""
 _STEPS = 1 / log2(1.05)
 """Durations are counted in steps of 5 %, the accuracy of a percentile: some hundred counters at most."""
 _LEAST_SECONDS = 1e-9
@@ -53,7 +56,9 @@ class Timing:
         """Add short calls that were clocked together, which the histogram takes as equally long.
 
         Args:
-            seconds: of all of them.
+            calls: their number.
+            seconds: the sum of their durations.
+            longest: the longest of their durations, in seconds.
         """
         with self._lock:
             self._clocked += calls

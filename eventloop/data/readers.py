@@ -59,7 +59,7 @@ class Reader(Protocol):
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """Return the reader that resumes a pass over a loader most exactly."""
+    """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
     if saves_itself(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):

@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
-from eventloop.reporting.trend import medians, trend
+from eventloop.reporting.trend import trend, usual
 from eventloop.util.formatting import duration, share
 
 MOST = 3
@@ -43,34 +43,24 @@ def advice(costs: RunCosts) -> list[str]:
     """
     if not costs.phases.iterations:
         return []
-    dominant = _dominant(costs)
+    dominant = _dominant(costs)  # which explains a tail, too
     found = [*map(_behind, costs.subscribers if costs.complete else []), slow_loader(costs), _first(costs)]
     found += [_handler(dominant, costs) if dominant is not None else _tail(costs)]
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
 
 
-def own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
-    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
-    phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
-    return cost.seconds - sum(phases)
-
-
 def data_share(costs: RunCosts) -> float:
     """Return the part of a usual iteration that waits for data, 0..1; 0.0 as long as that is not known."""
-    usual = medians(costs)
-    return usual["data"] / usual["wall"] if len(costs.trend) >= LEAST_POINTS else 0.0
+    return usual(costs, "data") / usual(costs, "wall") if len(costs.trend) >= LEAST_POINTS else 0.0
 
 
 def slow_loader(costs: RunCosts) -> Advice | None:
     """Return the advice on the train loader if it is the bottleneck."""
-    if data_share(costs) < LOADER_SHARE:
+    if (waits := data_share(costs)) < LOADER_SHARE:
         return None
-    usual = medians(costs)
-    waits = share(usual["data"], usual["wall"])
-    what = (
-        f"the loader is the bottleneck: {waits} of an iteration of {duration(usual['wall'])} waits for data"
-    )
+    whole = duration(usual(costs, "wall"))
+    what = f"the loader is the bottleneck: {share(waits, 1.0)} of an iteration of {whole} waits for data"
     workers = costs.num_workers
     if workers is None:
         todo = "load ahead, as a DataLoader with num_workers does"
@@ -81,17 +71,23 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     return Advice(costs.phases.data, f"{what}; {todo}")
 
 
+def _own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
+    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
+    phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
+    return cost.seconds - sum(phases)
+
+
 def _dominant(costs: RunCosts) -> HandlerCost | None:
     """Return the handler that takes the most of the iterations, if that is worth a line."""
     inside = [cost for cost in costs.handlers if cost.in_iteration]
-    most = max(inside, key=lambda cost: own_seconds(cost, costs), default=None)
-    if most is None or own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
+    most = max(inside, key=lambda cost: _own_seconds(cost, costs), default=None)
+    if most is None or _own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
         return None
     return most
 
 
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
-    seconds = own_seconds(cost, costs)
+    seconds = _own_seconds(cost, costs)
     calls = f"{duration(seconds / cost.calls)} in each call"
     if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = max(1, round(seconds / cost.times.max))
@@ -123,7 +119,7 @@ def _first(costs: RunCosts) -> Advice | None:
     if len(walls) < LEAST_POINTS:
         return None
     first = costs.trend[0].phases
-    longer = first.wall - first.iterations * medians(costs)["wall"]
+    longer = first.wall - first.iterations * usual(costs, "wall")
     if longer < max(WARM_UP_SECONDS, WARM_UP_SHARE * costs.phases.wall):
         return None
     number = "first iteration" if first.iterations == 1 else f"first {first.iterations:,} iterations"

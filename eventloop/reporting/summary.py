@@ -31,7 +31,7 @@ class MeasuredTrainer(Protocol):
     clock: StepClock
     metrics: EventStorage
     hooks: list[Any]
-    train_loader: Any
+    loader: Any
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
@@ -152,7 +152,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
-        iteration=clock.times.times(), num_workers=getattr(trainer.train_loader, "num_workers", None),
+        iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
         handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
     )  # fmt: skip
 

@@ -21,6 +21,9 @@ def medians(costs: RunCosts) -> dict[str, float]:
 
     That of whole iterations need not be the sum of the others.
     """
-    if not trend(costs, "wall"):
-        return {}
-    return {phase: median(trend(costs, phase)) for phase in (*PHASES, "wall")}
+    return {phase: usual(costs, phase) for phase in (*PHASES, "wall")} if trend(costs, "wall") else {}
+
+
+def usual(costs: RunCosts, phase: str) -> float:
+    """Return the median seconds of a phase over the points of the trend, which has at least one."""
+    return median(trend(costs, phase))

@@ -156,7 +156,7 @@ class Settings:
                     yield Change(f"{name}.{key}", former[key], own, "given")
 
     def apply_groups(self, changes: list[Change]) -> None:
-        """Write this trainer's values of changed settings into the param groups, after they were loaded."""
+        """Overwrite the loaded values of changed settings in the param groups by those of this trainer."""
         for change in changes:
             if change.group is not None:
                 self._apply(change, *change.group)

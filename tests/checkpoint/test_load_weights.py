@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import json
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch import nn
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.external_weights import read_safetensors
+from eventloop.checkpoint.weights import load_model_state
 from eventloop.hooks import CheckpointHook, EMAHook
 from tests.support.other_weights import State, has, put, weights
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -95,6 +98,25 @@ def test_a_model_with_a_part_of_that_name(make_trainer: MakeTrainer, tmp_path: P
         trainer.load_checkpoint(put(tmp_path / f"{number}.pth", state))
 
         assert has(trainer, own)
+
+
+def test_versions_of_modules_keep_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is told which version of it was saved, also where a prefix is removed."""
+    seen: dict[str, Any] = {}
+    load = nn.Linear._load_from_state_dict
+
+    def noting(self: nn.Module, state: Any, prefix: str, local: dict[str, Any], *rest: Any) -> None:
+        seen[prefix] = local.get("version")
+        load(self, state, prefix, local, *rest)
+
+    monkeypatch.setattr(nn.Linear, "_load_from_state_dict", noting)
+    saved = OrderedDict((f"module._orig_mod.{name}", value) for name, value in weights().items())
+    places = ("", "module", "module._orig_mod", "module._orig_mod.0", "module._orig_mod.3")
+    saved._metadata = {name: {"version": number} for number, name in enumerate(places)}  # type: ignore[attr-defined]
+
+    load_model_state(tiny_model(), saved, strict=True, source="it")
+
+    assert seen == {"0.": 3, "3.": 4}
 
 
 def test_newest_and_best(make_trainer: MakeTrainer) -> None:

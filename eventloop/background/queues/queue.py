@@ -30,10 +30,11 @@ Only a program that emits faster than it delivers for seconds reaches it.
 """
 HELD_SECONDS = 0.1
 """From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
-TURN = 8192
-"""Events that one thread moves before another thread may use the queue, some 15 ms of work.
+MOVED_AT_ONCE = 8192
+"""Events that a thread moves before it lets another thread have the queue: some 15 ms of work.
 
-In shorter turns the two threads wait for each other most of the time, and a burst stays in memory.
+With 256 the two threads wait for each other most of the time, and half of a burst stays in memory
+(`tests/background/test_overflow_load.py`).
 """
 FILTER_SECONDS = 0.2
 """The longest time that a look at an account waits for `when=` to be asked about the last events."""
@@ -178,7 +179,7 @@ class SubscriberQueue(SubscriberAccount):
             return
         while self.incoming:
             with self._feeding:  # released now and then, as the subscriber's thread may wait for it
-                for _ in range(TURN):
+                for _ in range(MOVED_AT_ONCE):
                     with self._lock:
                         event = self._move(own=own)
                     if event is None:

@@ -137,7 +137,7 @@ class Saves:
             self.saver = None
 
     def abandon(self, trainer: SavingTrainer) -> None:
-        """End the saver without waiting for running saves; report those that are done or given up."""
+        """End the saver without waiting for running saves; report the saves that are done or cancelled."""
         if self.saver is None:
             return
         saver, self.saver = self.saver, None

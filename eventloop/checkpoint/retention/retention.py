@@ -128,7 +128,7 @@ class Retention:
         return Replaced(tuple(name for name in former if name not in self.bests))
 
     def _to_beat(self, metric: str, name: str) -> Best:
-        """Return the checkpoint whose score a new one must beat; an empty `Best` if any score is enough.
+        """Return the best checkpoint that a new score must beat; an empty `Best` if any score is enough.
 
         Args:
             name: the name that the new checkpoint would have.
