@@ -70,7 +70,10 @@ def no_accounting() -> Iterator[None]:
 
 
 def idle_cases(n: int, number: int) -> list[Case]:
-    """An event that is there, dispatched to `n` handlers."""
+    """Return the cases of an event, built before, that is dispatched to `n` idle handlers.
+
+    One is with the accounting ("on"), one without ("off").
+    """
 
     def bus() -> Bus:
         made = Bus()
@@ -96,7 +99,7 @@ def iterations(trainer: Trainer, batch: torch.Tensor) -> Generator[None]:
 
 
 def trainer_of(width: int, directory: str) -> Trainer:
-    """A perceptron and the default hooks; checkpoints would be noise here."""
+    """Return a trainer of a perceptron with the default hooks, except checkpoints, which would be noise."""
     torch.manual_seed(0)
     layers = [
         torch.nn.Linear(64, width),
@@ -142,7 +145,7 @@ def goal_of(name: str) -> float:
 
 
 def rows(taken: dict[str, Taken]) -> list[list[str]]:
-    """On beside off."""
+    """Return a row for each case: the time without the accounting, what it adds, and the ratio."""
     found = []
     for name in (case.removesuffix(", on") for case in taken if case.endswith(", on")):
         on, off = taken[f"{name}, on"], taken[f"{name}, off"]

@@ -69,12 +69,12 @@ class Turn:
 
     @property
     def total(self) -> float:
-        """All iterations."""
+        """Return the seconds of all iterations of the turn."""
         return sum(self.iterations)
 
     @property
     def slope(self) -> float:
-        """By how much the first half took longer than the second."""
+        """Return by how many seconds the first half of the iterations took longer than the second."""
         half = len(self.iterations) // 2
         return sum(self.iterations[:half]) - sum(self.iterations[-half:])
 
@@ -198,7 +198,10 @@ def bandwidth(options: argparse.Namespace, directory: Path) -> dict[str, float]:
 
 
 def memory(options: argparse.Namespace) -> dict[str, float]:
-    """`look_at_memory`, in a process that has done nothing else."""
+    """Return the figures of `look_at_memory`, measured in a new process.
+
+    The memory of this one shows what was measured before.
+    """
     command = [
         sys.executable,
         "-m",
@@ -213,8 +216,11 @@ def memory(options: argparse.Namespace) -> dict[str, float]:
 
 
 def look_at_memory(saves: int, directory: Path) -> dict[str, float]:
-    """Of a smaller model: the memory that states are copied to, over the bytes of a checkpoint; and by how much all of
-    the training process has grown from the second quarter of the saves, when everything is warm, to the last."""
+    """Save a smaller model many times; return two figures of memory, as parts of a checkpoint's bytes.
+
+    The first is the memory that states are copied to. The second is how much the training process has
+    grown from the second quarter of the saves, when everything is warm, to the last.
+    """
     model, optimizer = build(1024, DEPTH)
     inputs = torch.randn(1, 1024)
     running = turns(Ours(model, optimizer, directory), (inputs, inputs), 2)

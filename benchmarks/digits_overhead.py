@@ -101,8 +101,11 @@ def measure(cases: dict[str, Training], epochs: int, rounds: int, warm_up: int) 
 
 
 def against_bare(own: list[Turn], bare: list[Turn]) -> dict[str, float]:
-    """A case beside the bare loop in the same round, as medians over the rounds: the ratio of each figure, what it
-    added to the mean step and the quartiles of that, and what it left per epoch, in seconds."""
+    """Compare the turns of a case with those of the bare loop in the same rounds, as medians.
+
+    Returns the ratio of each figure, the seconds that the case adds to the mean step with their
+    quartiles, and the seconds of work that it left to the background per epoch.
+    """
     ratios = {key: statistics.median(a[key] / b[key] for a, b in zip(own, bare, strict=True)) for key in KEYS}
     added = [a["mean"] - b["mean"] for a, b in zip(own, bare, strict=True)]
     low, middle, high = statistics.quantiles(added, n=4) if len(added) > 1 else added * 3
@@ -121,7 +124,7 @@ def row(name: str, compared: dict[str, float]) -> list[str]:
 
 
 def rows(compared: dict[str, dict[str, float]]) -> list[list[str]]:
-    """Every case, and every peer that could not be one."""
+    """Return a row for each case, and one for each peer that could not be measured, with the reason."""
     lines = [row(name, each) for name, each in compared.items()]
     for name, (needs, _) in PEERS.items():
         if absent := missing(needs):

@@ -54,7 +54,7 @@ KEPT = (0, 100)
 
 
 class Node:
-    """Half of a reference cycle."""
+    """A node of a reference cycle of two, which a step leaves behind."""
 
     __slots__ = ("__weakref__", "other")
 
@@ -69,7 +69,7 @@ class Manual(Hook):
         self._every = every
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Off."""
+        """Switch the automatic collection off, after a full one."""
         gc.disable()
         gc.collect()
 
@@ -79,7 +79,7 @@ class Manual(Hook):
             gc.collect(1)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """On again."""
+        """Switch the automatic collection on again."""
         gc.enable()
 
 
@@ -188,8 +188,11 @@ Figures = dict[str, dict[str, float]]
 
 
 def measure(steps: int, kept: int, rounds: int) -> tuple[Figures, float, float]:
-    """Medians over the rounds, by case; the most full collections that a turn with our hook had in its steps; and its
-    iterations beside those of the same round in which nothing was collected."""
+    """Measure all cases in rounds; return the medians by case and two figures of our hook.
+
+    The figures are the most full collections that one turn had within its steps, and the ratio of an
+    iteration to that of the case without collections in the same round.
+    """
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     names = [*CASES]
     for number in range(rounds):

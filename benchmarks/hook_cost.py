@@ -99,7 +99,10 @@ class Row:
 
     @property
     def goals(self) -> dict[str, bool]:
-        """Each goal the row has, and whether it is met; two decimals decide, less is noise."""
+        """Return each goal of the row, and whether it is met.
+
+        Ratios are rounded to two decimals before, because smaller differences are noise.
+        """
         goals = {}
         if self.best is not None:
             goals["not slower than the best peer"] = round(self.ratio(self.best), 2) <= 1.0

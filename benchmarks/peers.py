@@ -109,7 +109,10 @@ def unavailable(needs: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
 def in_sessions(
     tasks: Mapping[str, Task], absent: dict[str, str], *, sessions: int, rounds: int, warm_up: int
 ) -> tuple[dict[str, list[Turn]], dict[str, str]]:
-    """Every turn by name, and why some have none. What fails once is not tried again."""
+    """Measure the tasks in several sessions; return the turns by name, and by name why some have none.
+
+    A task that failed in one session is left out of the later ones.
+    """
     taken: dict[str, list[Turn]] = {name: [] for name in tasks}
     failed = dict(absent)
     for _ in range(sessions):
@@ -151,7 +154,7 @@ def train(aim: Aim, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def compare(own: list[Turn], bare: list[Turn], whole: list[Turn]) -> dict[str, Any]:
-    """An engine beside the bare loop and eventloop in the same round: quartiles over the rounds."""
+    """Compare the turns of an engine with those of the bare loop and of eventloop in the same rounds."""
     ratios = {key: quartiles([a[key] / b[key] for a, b in zip(own, bare, strict=True)]) for key in RATIOS}
     return {
         **ratios,

@@ -54,7 +54,7 @@ NO_WRITER, PROCESS, THREAD, INLINE = "no writer", "process", "thread", "inline"
 
 
 class Steps:
-    """A loop of steps that lets a bus know; `events` makes what it logs every 40 of them."""
+    """A loop of steps that emits an event after each, and the events of `events` every 40 steps."""
 
     def __init__(self, bus: Bus | None, events: Callable[[int], list[Event]], number: int) -> None:
         self.bus = bus
@@ -66,7 +66,7 @@ class Steps:
         self._repeat = max(1, round(0.001 / min(self._step() for _ in range(50))))
 
     def __call__(self) -> None:
-        """One block."""
+        """Run one block of steps."""
         bus, longest = self.bus or Bus(), 0.0
         for index in range(self._number):
             longest = max(longest, self._step())
@@ -83,7 +83,7 @@ class Steps:
         return perf_counter() - began
 
     def settle(self) -> None:
-        """What is left to the writer."""
+        """Wait until the writer has done what is left; not timed."""
         if self.bus is not None:
             self.bus.flush(60)
 
@@ -158,7 +158,11 @@ def goals(record: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def over_none(places: dict[str, Any], place: str) -> float:
-    """A step with the writer in `place` over one without a writer, of the record that is kept."""
+    """Return the ratio of a step with the writer in `place` to a step without one.
+
+    Args:
+        places: the times by place, as the JSON file holds them.
+    """
     return Taken(**places[place]).ratio_to(Taken(**places[NO_WRITER]))
 
 

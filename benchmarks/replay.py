@@ -118,7 +118,7 @@ def hand_over(directory: Path) -> tuple[list[Case], list[Bus]]:
 
 
 def cpu_seconds(case: Case, rounds: int) -> float:
-    """Median of the processor's seconds an event, which do not grow while others use the machine, or hardly."""
+    """Return the median CPU seconds an event, which other users of the machine hardly change."""
     seconds = []
     for _ in range(rounds):
         began = process_time()

@@ -100,7 +100,7 @@ def measure(plan: Plan, directory: Path) -> dict[str, list[Series]]:
 
 
 def measured(plan: Plan) -> dict[str, Any]:
-    """The record of it."""
+    """Run all sweeps; return the record that the JSON file keeps."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as directory:
         sweeps = measure(plan, Path(directory))

@@ -106,10 +106,10 @@ def ours(
 
 
 def account(trainer: Trainer, writers: list[Writer]) -> str:
-    """What became of what the slow writer was to be given: its account, and its own count.
+    """Return how many events were due for the slow writer, and what became of them.
 
     Raises:
-        RuntimeError: they do not add up.
+        RuntimeError: the account of the bus and the writer's own count differ.
     """
     stats = next(row for row in trainer.bus.stats() if row.name == "SlowWriter")
     due = trainer.iter // EVERY
@@ -174,7 +174,7 @@ def measure(
 
 
 def ratios(own: list[list[float]], bare: list[list[float]]) -> tuple[float, float, float]:
-    """Of the median, the 99th percentile and the mean of a turn's steps, medians over the rounds."""
+    """Return the ratios of p50, p99 and mean of a turn's steps to the bare loop's, as medians over rounds."""
     figures: list[Callable[[list[float]], float]] = [
         statistics.median,
         lambda steps: statistics.quantiles(steps, n=100, method="inclusive")[98],
@@ -187,7 +187,10 @@ def ratios(own: list[list[float]], bare: list[list[float]]) -> tuple[float, floa
 
 
 def added(turns: list[list[float]]) -> float:
-    """Seconds that a medium adds to its step and the next ones, beside as many steps without one: a median."""
+    """Return the seconds that an image or histogram adds to its step and the 20 after it, as a median.
+
+    They are compared with as many steps without one.
+    """
     found = []
     for steps in turns:
         for start in range(0, len(steps) - APART + 1, APART):

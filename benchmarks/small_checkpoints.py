@@ -105,7 +105,10 @@ def run(way: str, options: argparse.Namespace, *, computes: bool) -> Run:
 
 
 def figures(taken: dict[str, dict[bool, list[Run]]], checkpoints: int) -> dict[str, dict[str, float]]:
-    """By way the CPU of a checkpoint in ms, and the ratio of a run's time; medians over the rounds."""
+    """Return, by way, the CPU in ms that a checkpoint takes, and the ratio of a run's time.
+
+    Both are medians over the rounds, compared with the run without checkpoints of the same round.
+    """
     plain = taken[NONE]
     return {
         way: {

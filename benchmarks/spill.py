@@ -51,7 +51,7 @@ GOAL_COLUMNS = ("goal", "wanted", "measured", "met")
 
 @contextmanager
 def behind(overflow: Overflow, queue: int) -> Iterator[tuple[Bus, Subscription, Callable[[], None]]]:
-    """A bus whose one subscriber hangs until it is released, and what releases it."""
+    """Yield a bus whose one subscriber hangs, its subscription, and the function that releases it."""
     gate = threading.Event()
 
     def hang(events: list[AfterTrainIter]) -> None:
@@ -96,7 +96,7 @@ def time_emits(rounds: int) -> dict[str, Taken]:
 
 
 def throughput(queue: int, events: int) -> tuple[float, float]:
-    """Seconds to take in, and to give out, `events` events that a subscriber is behind."""
+    """Return the seconds to take in `events` events for a subscriber that is behind, and to deliver them."""
     with behind("spill", queue) as (bus, subscription, release):
         had, began = subscription.stats.queued, perf_counter()
         for _ in range(events // BLOCK):

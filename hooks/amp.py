@@ -126,7 +126,10 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         self._forward.enter_context(self._autocast())
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Leave autocast after a failed or skipped forward pass, and step with the accumulated gradients."""
+        """Leave autocast if the last forward pass failed or was skipped, then act as the base class does.
+
+        That makes a step with the accumulated gradients when the last epoch ended within a window.
+        """
         self._forward.close()
         super().after_train_epoch(trainer, event)
 
@@ -227,7 +230,9 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         return {**super().state_dict(), "scaler": scaler}
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved scale, which the returned function loads; factors stay those given to this hook.
+        """Check a saved loss scale and window, and return a function that loads them.
+
+        The factors by which the scale grows and shrinks stay those given to this hook.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.

@@ -390,7 +390,12 @@ class CheckpointHook(Hook):
         return self._save_last and ends(trainer)
 
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
-        """Make room for a due save while others are in progress; return True when it must be skipped."""
+        """Make room for a due save while earlier ones are running; return True if it is to be skipped.
+
+        Args:
+            must: whether the save may neither be skipped nor replace another one: wait for all earlier
+                ones.
+        """
         if must:
             self.saves.finish(trainer)
         elif self._when_busy == "wait":
@@ -466,7 +471,10 @@ def _refuse_shared_directory(own: CheckpointHook, hooks: Sequence[CheckpointHook
 
 
 def _usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
-    """Return the checkpoints that can be resumed from, of all hooks, and the directories for such."""
+    """Return the paths of the checkpoints that can be resumed from, and the directories they are saved in.
+
+    Both are collected from all hooks whose checkpoints can be resumed from.
+    """
     hooks = [hook for hook in _checkpoint_hooks(trainer) if hook.can_be_resumed]
     return [path for hook in hooks for path in hook.known()], [hook.directory for hook in hooks]
 

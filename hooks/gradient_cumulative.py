@@ -300,7 +300,9 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         return state
 
     def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved window, which keeps its length whatever `cumulative_iters` is now.
+        """Check the saved gradients of an unfinished window, and return a function that restores them.
+
+        The window keeps the length it was begun with, even if `cumulative_iters` is another one now.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
@@ -326,7 +328,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def _checked_gradients(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return each parameter with a copy of its gradient."""
+        """Return each parameter with a copy of its saved gradient, on its device and of its type.
+
+        Raises:
+            ValueError: there are more or fewer gradients than parameters, or a shape differs.
+        """
         parameters = [*self._parameters()]
         if len(parameters) != len(gradients) or any(
             gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape

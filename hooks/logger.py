@@ -233,7 +233,10 @@ class LoggerHook(Hook):
             copy_logs(trainer.work_dir, out_dir / trainer.work_dir.name, self._out_suffix)
 
     def _is_tail(self, event: AfterTrainIter) -> bool:
-        """Return True if the rest of the epoch that ends with this iteration is logged at once."""
+        """Return whether the metrics that are left at the end of an epoch are logged at once.
+
+        Otherwise they are logged with the next interval.
+        """
         if event.max_epochs is None:
             return False
         return not self._ignore_last or event.batch_idx < self._interval

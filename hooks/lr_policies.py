@@ -244,7 +244,7 @@ class CyclicLrUpdaterHook(LrUpdaterHook):
     gamma: float = 1.0
 
     def formula(self) -> Formula:
-        """Return the value in the current cycle."""
+        """Return the formula of a cycle, which `eventloop.optim.formulas.cycles` defines."""
         return formulas.cycles(
             self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
         )
@@ -286,7 +286,11 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return the value in the current phase, from base to base div_factor to base / final_div_factor."""
+        """Return the formula of the cycle, in which base is `max_lr / div_factor`.
+
+        It goes from base up to base times div_factor, which is `max_lr`, and down to base /
+        final_div_factor.
+        """
         if self.total_steps is not None:
             positive("total_steps", self.total_steps)
         formulas.check_given("max_lr", self.max_lr)

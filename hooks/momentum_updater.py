@@ -191,7 +191,7 @@ class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
     gamma: float = 1.0
 
     def formula(self) -> Formula:
-        """Return the value in the current cycle."""
+        """Return the formula of a cycle, which `eventloop.optim.formulas.cycles` defines."""
         return formulas.cycles(
             self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
         )
@@ -229,9 +229,10 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return base, for a param group that was added during the run: it keeps its own momentum.
+        """Return a formula that keeps the initial momentum, and prepare the cycle.
 
-        `_value_without_warmup` computes the cycle of all other groups.
+        Only param groups that are added during the run use the formula. `_value_without_warmup` computes
+        the cycle for all others.
         """
         formulas.check_given("base_momentum", self.base_momentum)
         formulas.check_given("max_momentum", self.max_momentum)

@@ -185,7 +185,11 @@ class ConsoleWriter(Writer):
         self._held = None
 
     def _settle(self, *, ended: bool = False) -> None:
-        """Print the training line that was held back, before that of a later event; `ended` stops the bar."""
+        """Print the training line that was held back, because a line of a later event follows.
+
+        Args:
+            ended: whether the run has ended, so that the bar is stopped.
+        """
         if self._held is not None:
             self._print(self._held)
         if self._bar is not None and ended:

@@ -22,12 +22,12 @@ class Report(Event):
 
 
 def burn(event: Report) -> None:
-    """As many turns wherever it runs."""
+    """Spin as many turns as the event says, so that the work is the same wherever it runs."""
     spin(event.turns)
 
 
 def spin(turns: int) -> None:
-    """Work that holds the interpreter."""
+    """Add up numbers in Python, which holds the interpreter."""
     total = 0
     for number in range(turns):
         total += number

@@ -27,7 +27,7 @@ from eventloop.hooks import CheckpointHook
 
 
 class Way:
-    """Does nothing."""
+    """The base class of the ways to save, and the way that saves nothing."""
 
     name = "no checkpoint"
 
@@ -39,11 +39,11 @@ class Way:
         directory.mkdir(parents=True, exist_ok=True)
 
     def hooks(self) -> list[Any]:
-        """Hooks of eventloop's that do it."""
+        """Return the hooks of eventloop that this way needs."""
         return []
 
     def attach(self, trainer: Trainer) -> None:
-        """The trainer is there."""
+        """Subscribe to the iterations of the trainer, to save at the end of one that is due."""
         trainer.bus.subscribe(self._save_if_due, AfterTrainIter, priority=90)
 
     def _save_if_due(self, event: AfterTrainIter) -> None:
@@ -56,28 +56,28 @@ class Way:
         """Save the state as it is now."""
 
     def wait(self) -> None:
-        """Return when it is on the disk."""
+        """Wait until the last save is on the disk."""
 
     def done(self) -> bool:
-        """Whether it is on the disk."""
+        """Return whether the last save is on the disk."""
         return True
 
     def close(self) -> None:
-        """Nothing more is saved."""
+        """End what the way needs for saving; called after the last save."""
 
     def state(self) -> dict[str, Any]:
-        """What the others save."""
+        """Return the state that the ways other than eventloop's save: model and optimizer."""
         return {"state_dict": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def path(self) -> Path:
-        """A new name; the one before the last is removed, so that a disk does not fill."""
+        """Return a new path, and remove the save before the last, so that the disk does not fill."""
         self.number += 1
         DISK.remove(self.directory / f"{self.number - 2}.pth")
         return self.directory / f"{self.number}.pth"
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Count what happens inside as time of the training thread."""
+        """Add the time of the block to `blocked`, the time that the training thread spends on saving."""
         began = perf_counter()
         try:
             yield
@@ -142,7 +142,7 @@ class AsyncSave(Way):
         return self._future is None or bool(self._future.done())
 
     def close(self) -> None:
-        """End the group."""
+        """Destroy the process group that `async_save` needs."""
         dist.destroy_process_group()
 
 
@@ -157,7 +157,7 @@ class Ours(Way):
         return [self.hook]
 
     def attach(self, trainer: Trainer) -> None:
-        """Count the waiting before the optimizer's step, too."""
+        """Count also the time for which the optimizer's step waits for the copy."""
         self._trainer, join = trainer, trainer.copying.join
 
         def counted_join() -> None:

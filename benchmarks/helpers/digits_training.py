@@ -37,8 +37,11 @@ Training = Callable[["Job", int, Path], Iterator[None]]
 
 
 class Shuffled(Sampler[int]):
-    """An order for each pass, the same for all engines: whatever random numbers they draw themselves, and whether
-    they meet the end of a pass or count. `RandomSampler` draws once more at the end."""
+    """A sampler that draws the same order in a pass for every engine.
+
+    It has its own generator, so it does not matter which random numbers an engine draws, nor whether
+    an engine exhausts a pass or counts batches: `RandomSampler` draws once more at the end of a pass.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -152,7 +155,10 @@ def quiet(*loggers: str) -> Iterator[None]:
 
 
 def in_turns(turns: Turns, finish: Callable[[], object], lines: Lines | None = None) -> Iterator[None]:
-    """A `Training` of an engine in `turns`; `finish` writes out what TensorBoard's thread still has."""
+    """Yield after each turn of an engine, and again after `finish` has written what the turn left.
+
+    `finish` waits for TensorBoard's thread.
+    """
     try:
         while True:
             turns.go_on()

@@ -36,7 +36,7 @@ INNER_ROUNDS = 5
 
 
 class Size(msgspec.Struct, frozen=True):
-    """How long a step takes, as what makes it take so long."""
+    """The sizes of a job, which decide how long a step takes."""
 
     batch_size: int
     width: int
@@ -98,14 +98,14 @@ Task = Training | Dispatch
 
 
 def loss(job: Job) -> float:
-    """The loss over every image there is, the same for models that have learnt the same."""
+    """Return the loss over all images; engines that have trained alike have the same."""
     images, target = (tensor[:IMAGES] for tensor in job.loader.dataset.tensors)  # type: ignore[attr-defined]
     with torch.no_grad():
         return float(F.cross_entropy(job.model(images), target))
 
 
 def private_stdout() -> BinaryIO:
-    """The standard output for the answers alone: what is printed goes nowhere from now on."""
+    """Return standard output for the answers, and discard what anything else prints from now on."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -114,7 +114,10 @@ def private_stdout() -> BinaryIO:
 
 
 def serve(task: Task, directory: Path) -> Iterator[dict[str, float]]:
-    """The turns, each with the share of a CPU this process used while it waited to be asked."""
+    """Yield the figures of a turn for each line on standard input, after one for the set-up.
+
+    `idle_cpu` is the share of a CPU that this process used while it waited for the line.
+    """
     turns = task.turns(directory)
     try:
         yield next(turns)

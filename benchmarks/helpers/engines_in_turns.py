@@ -28,7 +28,7 @@ CLOSE_SECONDS = 60.0
 
 
 class Gone(Exception):
-    """A process has failed; the text says why."""
+    """A worker process has failed; the text says why."""
 
 
 class Worker:
@@ -109,8 +109,11 @@ class Workers:
             worker.close()
 
     def take_turns(self, rounds: int, warm_up: int) -> dict[str, list[Turn]]:
-        """Every turn by name; each round begins with another process. Rounds of the warm-up are not kept, and one
-        that failed on the way has none."""
+        """Let the processes take turns; return the turns of each by name.
+
+        Each round begins with another process. The rounds of the warm-up are left out, and so is a process
+        that failed.
+        """
         taken: dict[str, list[Turn]] = {name: [] for name in self._workers}
         for number in range(-warm_up, rounds):
             names = [*self._workers]

@@ -28,8 +28,11 @@ def idle(event: object) -> None:
 
 @contextmanager
 def bus_cases(event: Event, build: str) -> Iterator[list[Case]]:
-    """One emit for all background subscribers: the event ready, built in the same statement, without a pause; and
-    an emit that nobody hears, which shows how much of it is the hand-over."""
+    """Yield the cases of one emit on a bus that seven background subscribers listen on.
+
+    The event is ready, or built in the same statement; the emits come in bursts, or without a pause.
+    An emit that has no subscriber shows how much of the time is the hand-over.
+    """
     with Bus() as bus:
         for _ in range(THREADS):
             bus.subscribe(lambda event: None, AfterTrainIter, offload="thread", overflow="drop_oldest")
@@ -111,7 +114,7 @@ def all_cases(event: Event, build: str) -> Iterator[list[Case]]:
 
 
 def _idle_coroutine() -> Callable[[Event], Coroutine[Any, Any, None]]:
-    """A new one each time: the bus counts subscribers, not functions."""
+    """Return a new coroutine function that does nothing, as the bus counts subscribers, not functions."""
 
     async def receive(event: Event) -> None:
         pass

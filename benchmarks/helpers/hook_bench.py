@@ -81,7 +81,7 @@ class Job:
 
 
 class Bench:
-    """Makes what a row needs, and lets go of it when the row is done.
+    """The tools of a row: it makes trainers, losses and cases, and releases them after the row.
 
     Args:
         directory: for the files of trainers.
@@ -95,7 +95,7 @@ class Bench:
         """The second rank, in a row that has one: a `hook_ranks.Partner`."""
 
     def own_directory(self) -> Path:
-        """A new directory; its name may also name what has to have a name of its own."""
+        """Return a new directory; its name can also serve as a unique name."""
         path = self.directory / f"hook_cost_{next(_NUMBERS)}"
         path.mkdir()
         return path
@@ -144,11 +144,19 @@ class Bench:
     def over(
         self, label: str, head: str, body: str, count: int, names: Mapping[str, Any], after: Callable[[], object]
     ) -> Case:  # fmt: skip
-        """`body` for each of `count` things that a block uses up and `after` makes anew."""
+        """Return a case that runs `body` once for each of `count` things.
+
+        A block uses the things up; `after`, which is not timed, makes new ones.
+        """
         return replace(statement(label, _inside(head, body), 1, names, after), number=count)
 
     def hook_and_collect(self, names: Mapping[str, Any], storage: EventStorage, part: int = 2) -> Case:
-        """Ours, of a hook that puts numbers after each iteration: `names` are the `hook` and its `trainer`."""
+        """Return our case of a hook that puts numbers, which are collected every ten iterations.
+
+        Args:
+            names: the `hook` and its `trainer`.
+            storage: the storage that the hook puts into.
+        """
         own = Collected(storage)
         return self.iterations(
             OURS, AFTER_ITER, {**names, **own.names}, part=part, head="for event in events",
@@ -158,8 +166,14 @@ class Bench:
     def background(
         self, put: Callable[[], object], storage: EventStorage, part: int = 2, *, media: bool = False
     ) -> Case:
-        """What is left to the background of the values that `put` puts in each iteration: reading them, entering
-        them into the histories, and making the events; with `media` that of the images."""
+        """Return the case of the work that the background has with the values of each iteration.
+
+        It reads the values, enters them into the histories and makes the events; with `media` it makes
+        those of images.
+
+        Args:
+            put: puts the values of one iteration.
+        """
         intervals = max(self.number // part // INTERVAL, 1)
         packets: list[Packet | MediaPacket] = []
 
@@ -178,7 +192,7 @@ class Bench:
 
 
 def _inside(head: str, body: str) -> str:
-    """A loop where `statement` has its statement, 8 columns to the right."""
+    """Return the source of a loop over `body`, indented for the place of the statement in `statement`."""
     return "\n            ".join([f"{head}:", *body.splitlines()])
 
 
@@ -199,11 +213,11 @@ class Collected:
     SOURCE = "keep(collect(place))"
 
     def collect(self) -> None:
-        """Take what is left, untimed."""
+        """Collect what was put since the last packet; called outside of the timed part."""
         self._packets.append(self._storage.collect(self._place))
 
     def settle(self) -> None:
-        """Let the background's part happen."""
+        """Do the background's part of all packets: make their events, and forget them."""
         for packet in self._packets:
             packet.events()
         self._packets.clear()
@@ -230,7 +244,7 @@ def loader() -> DataLoader[Any]:
 
 
 class Peer(NamedTuple):
-    """The row it is a peer of, what it is called, the distribution it needs, and what makes its case."""
+    """A peer of a row: the row, the peer's label, the distribution it needs, and what makes its case."""
 
     row: str
     label: str

@@ -21,7 +21,7 @@ def of_trainer(trainer: Any) -> None:
 
 
 def of_both(trainer: Any, event: AfterTrainIter) -> None:
-    """Another one."""
+    """Do nothing, with the trainer and the event."""
 
 
 def callback(bench: Bench) -> list[Case]:
@@ -30,7 +30,10 @@ def callback(bench: Bench) -> list[Case]:
 
 
 def closure(bench: Bench) -> list[Case]:
-    """A function of the trainer alone, as mmcv has them; the bus calls one of both, which calls it."""
+    """A function that takes the trainer alone, as in mmcv.
+
+    The bus calls a wrapper that takes trainer and event, and the wrapper calls the function.
+    """
     return _called(bench, ClosureHook("after_train_iter", of_trainer), "fn(trainer)")
 
 
@@ -44,8 +47,11 @@ def _called(bench: Bench, hook: CallbackHook, by_hand: str) -> list[Case]:
 
 
 def garbage_collection(bench: Bench) -> list[Case]:
-    """1000 iterations that leave no garbage, collected every 10 of them. What exists is frozen before, by hand too, and
-    thawed after each block, for the peers."""
+    """1000 iterations that leave no garbage, with a collection after every tenth.
+
+    What exists is frozen at the beginning of a block, also in the case by hand, and unfrozen after it,
+    because the peers freeze nothing.
+    """
     trainer, hook = bench.trainer(), GarbageCollectionHook(interval=INTERVAL)
     hook.before_train(trainer, BeforeTrain())
     bench.stack.callback(hook.after_train, trainer, AfterTrain(reason="completed"))

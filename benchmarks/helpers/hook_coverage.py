@@ -25,10 +25,11 @@ def public_classes() -> set[str]:
 
 
 def complaints(rows: Iterable[str], peers: Iterable[Peer]) -> list[str]:
-    """What is wrong with the rows: hooks without one, reasons that are none, and peers of rows that are not there.
+    """Return a sentence for each mistake in the rows of `hook_cost`.
 
-    A row is of every class that its name has in it; the rows of the learning rate's policies are named as mmcv names
-    these.
+    A mistake is a hook without a row and a reason, a reason for a hook that has a row or is not
+    public, or a peer of a row that does not exist. A row is of every class that is named in its name;
+    the rows of learning rate policies are named as in mmcv.
     """
     rows = [*rows]
     timed = {word for row in rows for word in re.findall(r"\w+", row)}

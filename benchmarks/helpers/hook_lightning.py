@@ -20,7 +20,7 @@ LIGHTNING = "lightning"
 
 
 def lightning_trainer(bench: Bench, **options: Any) -> tuple[Any, Any]:
-    """A Trainer that fits, and a module."""
+    """Return a Trainer in the state of fitting, and a module for it."""
     lightning = import_module("lightning.pytorch")
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]

@@ -45,7 +45,7 @@ def runner(bench: Bench, model: torch.nn.Module | None = None, **options: Any) -
 
 
 def refill(hub: Any, names: Iterable[str], length: int) -> Callable[[], None]:
-    """Puts the histories of MMEngine's MessageHub back to so many values."""
+    """Set histories of MMEngine's MessageHub to `length` values; return the function that does it again."""
     buffer = import_module("mmengine.logging").HistoryBuffer
     values, kept = [0.5] * length, tuple(names)
 
@@ -66,7 +66,7 @@ def mm_hook(name: str, **arguments: Any) -> Any:
 
 
 def mm_runtime_info(bench: Bench, label: str) -> Case:
-    """Both its points in an iteration; it puts the rate each time too."""
+    """RuntimeInfoHook: its methods before and after an iteration; it also puts the rate each time."""
     own, hook = runner(bench), mm_hook("RuntimeInfoHook")
     names = {"hook": hook, "runner": own, "outputs": {"loss": bench.losses(1).losses[0]}}
     body = f"hook.before_train_iter(runner, i, None); {MM_ITER}"
@@ -75,7 +75,7 @@ def mm_runtime_info(bench: Bench, label: str) -> Case:
 
 
 def mm_iter_timer(bench: Bench, label: str) -> Case:
-    """Both its points in an iteration."""
+    """IterTimerHook: its methods before and after an iteration."""
     own, hook = runner(bench), mm_hook("IterTimerHook")
     hook.before_train(own)
     hook.before_train_epoch(own)
@@ -103,7 +103,7 @@ def mm_pet_timer(bench: Bench, label: str) -> Case:
 
 
 def mm_profiler(bench: Bench, label: str) -> Case:
-    """Its begin, the steps and its end."""
+    """ProfilerHook: the start of the profile, its steps and its end."""
     own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False, profile_times=PROFILED)
 
     names = {
@@ -118,7 +118,7 @@ def mm_profiler(bench: Bench, label: str) -> Case:
 
 
 def mm_profiler_over(bench: Bench, label: str) -> Case:
-    """The same, when it has ended."""
+    """ProfilerHook in an iteration after the profile has ended."""
     own, hook = runner(bench), mm_hook("ProfilerHook", by_epoch=False)
     hook._closed = True
     return bench.iterations(

@@ -30,7 +30,7 @@ class Normed(nn.Sequential):
 
 
 def batches() -> list[torch.Tensor]:
-    """Of a pass."""
+    """Return the batches of one pass."""
     return [torch.rand(32, 64) for _ in range(PASS)]
 
 

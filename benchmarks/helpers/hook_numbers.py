@@ -137,8 +137,11 @@ LOG_BY_HAND = "logged.append(sum(float(value) for value, _ in histories['loss'][
 
 
 def put_scalar(bench: Bench, length: int, *, tensor: bool = False, log: bool = False) -> list[Case]:
-    """One value; with `log` also what the training thread does every 10 iterations for them to be logged. By hand:
-    appended to a list in a dict; logged as the mean of the last 10."""
+    """Put one value into a storage whose history has `length` values.
+
+    With `log`, what the training thread does every 10 iterations to have them logged is timed as well.
+    By hand the value is appended to a list in a dict, and the mean of the last 10 is logged.
+    """
     value: Any = bench.losses(1).losses[0] if tensor else 0.5
     storage = EventStorage()
     remember(storage, ["loss"], length)

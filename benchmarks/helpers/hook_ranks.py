@@ -44,7 +44,12 @@ class Partner:
         return nn.Sequential(*(nn.BatchNorm1d(144) for _ in range(50)))
 
     def case(self, label: str, sync: Callable[[], object], theirs: str) -> Case:
-        """`sync` here, and `theirs` there, which is told once a block: one of the names above."""
+        """Return the case of a sync of buffers by both ranks.
+
+        Args:
+            sync: the call on this rank.
+            theirs: the name of the call on the other rank, which is told to make it once a block.
+        """
 
         def block() -> None:
             self._pipe.send(theirs)

@@ -24,7 +24,7 @@ BOTH = f"hook.before_train_iter(trainer, begin); {AFTER_ITER}"
 
 
 def steps_in(bench: Bench) -> int:
-    """Losses of a block: whole intervals, and whole windows."""
+    """Return how many losses a block has: a whole number of intervals and of windows."""
     return max(bench.number // 200, 1) * INTERVAL * 2
 
 
@@ -91,12 +91,18 @@ def _scaled(bench: Bench, hook: AmpOptimizerHook, body: str, scaler: torch.amp.G
 def _steps(
     bench: Bench, hook: OptimizerHook, by_hand: str, ours: str = AFTER_ITER, **names: Any
 ) -> list[Case]:
-    """`ours` for each loss of a block, and `by_hand`, which needs `names`."""
+    """Return our case of a hook that steps, and the case by hand.
+
+    Args:
+        by_hand: the code for one loss.
+        ours: the calls of the hook for one loss.
+        names: the variables of `by_hand`.
+    """
     return [_hooked(bench, hook, ours), _by_hand(bench, by_hand, names)]
 
 
 def _hooked(bench: Bench, hook: OptimizerHook, body: str) -> Case:
-    """What is put is collected every 10 iterations."""
+    """Return our case of `body` for each loss of a block, with a collection every 10 iterations."""
     count = steps_in(bench)
     job = bench.losses(count)
     trainer = bench.trainer(job.model, optimizer=job.optimizer, default_hooks={"optimizer": hook})

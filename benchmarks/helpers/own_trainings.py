@@ -57,8 +57,10 @@ for number, _ in enumerate(iter(lambda: sys.stdin.buffer.read(1), b"")):
 
 
 def bytes_alone(job: Job, epochs: int, directory: Path) -> Iterator[None]:
-    """The bare loop, beside a process that syncs as many bytes each epoch as a checkpoint has, and does nothing
-    else: what the machine itself charges for them."""
+    """The bare loop, beside a process that only syncs the bytes of a checkpoint to the disk each epoch.
+
+    It shows what the machine itself takes for these bytes.
+    """
     state = {"model": job.model.state_dict(), "optimizer": job.optimizer.state_dict()}
     torch.save(state, directory / "size.pth")
     size = 2 * (directory / "size.pth").stat().st_size  # momentum comes with the first step
@@ -155,7 +157,7 @@ OURS: dict[str, Training] = {
 
 
 def missing(distributions: tuple[str, ...]) -> list[str]:
-    """Those that are not installed."""
+    """Return those of the distributions that are not installed."""
     return [name for name in distributions if version_of(name) == NOT_INSTALLED]
 
 

@@ -148,7 +148,7 @@ def writers(counts: tuple[int, ...], rounds: int, length: int, directory: Path) 
 
 
 def in_rounds(keys: list[int], rounds: int, warm_up: Callable[[int], object]) -> Iterator[int]:
-    """Each key once a round, and each round begins with another one; before, `warm_up` for all."""
+    """Yield each key once a round, after `warm_up` was called for all; each round begins with another key."""
     for key in keys:
         warm_up(key)
     for number in range(rounds):
@@ -208,8 +208,10 @@ def parameters(counts: tuple[int, ...], rounds: int, directory: Path) -> list[Se
 
 
 def trio(count: int, directory: Path, stack: ExitStack) -> Trio:
-    """The three loops for one size, and how many iterations a turn of them has: as many as there are from one log to
-    the next, or some 0.2 s of them."""
+    """Return the three loops for a model of `count` parameters.
+
+    A turn has the iterations between two logs, or as many as take some 0.2 s.
+    """
     length = 10 * max(1, min(30, int(0.02 / (1e-4 + 2e-9 * count))))
     loops = [
         Loop(count, length, None),

@@ -53,12 +53,12 @@ class Series:
 
     @property
     def xs(self) -> list[float]:
-        """Where it was measured."""
+        """Return the values of x that were measured, in ascending order."""
         return sorted(self.samples)
 
     @property
     def ys(self) -> list[float]:
-        """The medians there."""
+        """Return the medians of y, in the order of `xs`."""
         return [statistics.median(self.samples[x]) for x in self.xs]
 
     def fit(self) -> Fit:
@@ -72,7 +72,7 @@ class Series:
 
     @classmethod
     def of(cls, name: str, record: dict[str, Any]) -> Self:
-        """What `record` was made of."""
+        """Return the series that `record` was made of."""
         samples = dict(zip(record["x"], record["samples"], strict=True))
         return cls(name, record["unit"], record["per"], record["relative"], record["each"], samples)
 

@@ -41,7 +41,7 @@ class Job(Steps):
 
 
 def nothing(target: Any, step: int) -> None:
-    """No medium."""
+    """Put no image and no histogram."""
 
 
 def by_hand(
@@ -95,17 +95,17 @@ def by_hand(
 
 
 class OnThread:
-    """What of a SummaryWriter is called for media, by the one thread of an executor."""
+    """The methods of a SummaryWriter for images and histograms, called by the thread of an executor."""
 
     def __init__(self, pool: ThreadPoolExecutor, writer: Any) -> None:
         self._pool, self._writer = pool, writer
 
     def add_image(self, name: str, image: Any) -> None:
-        """Later."""
+        """Let the executor's thread add the image."""
         self._pool.submit(self._writer.add_image, name, image)
 
     def add_histogram(self, name: str, values: Any) -> None:
-        """Later."""
+        """Let the executor's thread add the histogram."""
         self._pool.submit(self._writer.add_histogram, name, values)
 
 

@@ -27,7 +27,10 @@ def check_trainer(
     max_iters: int | None,
     *loaders: Iterable[Any] | None,
 ) -> None:
-    """Refuse arguments that contradict each other.
+    """Refuse arguments of the trainer that are invalid or contradict each other.
+
+    Args:
+        loaders: `train_loader`, `val_loader` and `test_loader`, in this order.
 
     Raises:
         TypeError, ValueError: see the message.

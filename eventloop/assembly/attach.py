@@ -192,7 +192,11 @@ def _check_attachable(candidate: Any, what: str) -> None:
 def _with_defaults(
     own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
 ) -> list[tuple[str | None, Any]]:
-    """Return the default hooks, as `default_hooks` changes them, and the user's, each with its name."""
+    """Return the hooks to attach, each with its name: the default ones first, then the user's.
+
+    `default_hooks` adds, replaces or removes default hooks. A hook of the user's that replaces a default
+    one gets its name; the name of any other is None.
+    """
     names = dict.fromkeys(map(id, own))
     named: list[tuple[str | None, Any]] = []
     for name, class_name in DEFAULT_HOOKS.items():
@@ -225,8 +229,9 @@ def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str
 
 
 def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
-    """Build one more hook under a name, as
-    `default_hooks=dict(visualization=dict(type="VisualizationHook"))`.
+    """Build one more hook under a name that is not a default hook's.
+
+    For example `default_hooks=dict(visualization=dict(type="VisualizationHook"))`.
     """
     if given is None or (isinstance(given, Mapping) and "type" not in given):
         raise ValueError(

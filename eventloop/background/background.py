@@ -126,7 +126,11 @@ class Background(Closing):
             self.lanes.remove(lane)
 
     def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
-        """Set which of the events that the background creates each subscriber wants."""
+        """Set the types of events that each subscriber wants, with their filters.
+
+        Health events and the events of deferreds are handed over by these routes. An emit does not look at
+        them: it calls the functions that `feeds` or `gates` returned.
+        """
         by_type: dict[type[Event], list[Lane]] = {}
         for lane, interests in routes.items():
             lane.set_routes(interests)
@@ -149,9 +153,10 @@ class Background(Closing):
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
     def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
-        """Return the functions that feed a subscriber with overflow="block": they wait for room in the queue.
+        """Return the two functions that put an event into the queue of a subscriber with overflow="block".
 
-        The second notes the time of the emit. They do not wait on a thread of the background.
+        Both wait until the queue has room, except on a background thread. The second also notes the time
+        of the emit, to measure how long the event waits in the queue.
         """
         passes = lane.routes[event_type].early
 
@@ -173,7 +178,10 @@ class Background(Closing):
         return feed, stamp
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Return `feed` with a count of the events that background subscribers emit, for `flush`."""
+        """Wrap `feed` so that it also counts, in `emissions`, the events that a background thread emits.
+
+        `flush` waits until the count no longer grows.
+        """
 
         def count(event: Event) -> None:
             feed(event)
@@ -229,7 +237,11 @@ class Background(Closing):
     # --- the keeper's thread -------------------------------------------------------------------------------
 
     def go_on_from(self, former: Background) -> None:
-        """Take over a closed background's latest events and its function for undelivered events."""
+        """Continue in place of a closed background.
+
+        The last event of each type that it created, and its function for undelivered events, are taken
+        over.
+        """
         self.latest.update(former.latest)
         self.keep_left = former.keep_left
 
@@ -276,7 +288,10 @@ class Background(Closing):
             self._end_if_empty()
 
     def last_posted(self) -> Latch | None:
-        """Return a latch that is set when the events of the last posted deferred exist, None without one."""
+        """Return a latch that is set once the events of the last posted deferred are created.
+
+        None if no deferred waits for its events.
+        """
         try:
             return self._posted[-1].made
         except IndexError:  # the keeper has made them all

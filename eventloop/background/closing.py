@@ -87,10 +87,11 @@ class Closing(ABC):
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
 
-        Waits also for what subscribers emit meanwhile, and not for what other threads do.
+        Events that subscribers emit meanwhile are waited for too, those of other threads are not.
 
         Args:
-            noting: while it is entered, `emissions` counts the events that subscribers emit.
+            timeout: seconds to wait at most.
+            noting: a context in which `emissions` counts the events that subscribers emit.
         """
         deadline = monotonic() + timeout
         flushed = {lane: lane.emitted for lane in self.lanes}
@@ -125,7 +126,13 @@ class Closing(ABC):
         return complete
 
     def _settle(self, deadline: float, timeout: float, emitted: Callable[[], int]) -> bool:
-        """Wait until nothing more is emitted; return False after the deadline."""
+        """Wait until nothing more is emitted; return False after the deadline.
+
+        Args:
+            deadline: when the wait ends, by `monotonic()`.
+            timeout: the length of the whole wait in seconds.
+            emitted: returns the number of events emitted so far.
+        """
         while True:
             before = emitted()
             if not self._flush_lanes(deadline, timeout, calls=False) or monotonic() >= deadline:
@@ -139,7 +146,15 @@ class Closing(ABC):
     def _flush_lanes(
         self, deadline: float, timeout: float, *, calls: bool, lanes: Iterable[Lane] | None = None
     ) -> bool:
-        """Wait until each queue has handled what was emitted for it so far."""
+        """Wait until each queue has handled what was emitted for it so far; return False on a timeout.
+
+        Args:
+            deadline: when the wait ends, by `monotonic()`.
+            timeout: the length of the whole wait in seconds, which a subscriber that is stuck is reported
+                with.
+            calls: whether to call `on_flush` then.
+            lanes: the queues; by default all of them.
+        """
         complete = self._wait_posted(deadline)
         waiting = []
         for lane in tuple(self.lanes if lanes is None else lanes):
@@ -232,7 +247,10 @@ class Closing(ABC):
         self.finished = True
 
     def _until(self, lanes: Iterable[Lane], deadline: float, timeout: float) -> float:
-        """Return an earlier deadline if a flush has already waited for a delivery that is still under way."""
+        """Return `deadline`, or an earlier one if a flush has waited in vain for a delivery still under way.
+
+        The seconds that the flush has waited are subtracted, but a moment is always left.
+        """
         waited = max((lane.waited for lane in lanes), default=0.0)
         return deadline - timeout + max(GRACE_SECONDS, timeout - waited) if waited else deadline
 

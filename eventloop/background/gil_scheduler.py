@@ -22,14 +22,14 @@ LONGEST_SECONDS = 0.04
 
 
 class Pace:
-    """Spread the turns of the loop and of the subscribers' threads over time.
+    """Reserve turns, `EVERY_SECONDS` apart, for the loop and for the threads of subscribers.
 
     The loop takes a burst of events at each look and wakes several threads at once. Each holds the
-    interpreter for a fraction of a training step; all of them in one step would take as long as a step. So
-    their turns begin `EVERY_SECONDS` apart.
+    interpreter for a fraction of a training step; if all ran in the same step, that step would take twice
+    as long. So a thread waits for its turn before it begins to work.
 
-    It only schedules begins: no thread waits for the end of another's turn, so a writer that waits for its
-    disk delays no other. A thread in a hurry does not ask.
+    Only the beginnings are spread: no thread waits for the end of another's turn, so a writer that waits
+    for its disk delays no other. A thread that has to catch up, as in a flush, begins without a turn.
     """
 
     def __init__(self) -> None:

@@ -64,7 +64,13 @@ class Health:
         return told
 
     def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
-        """Report a handler whose p99 exceeds its budget, both in seconds, of so many calls."""
+        """Report a handler whose p99 exceeds its budget.
+
+        Args:
+            name, event: the handler, and the name of its event.
+            budget, p99: in seconds.
+            calls: the number of calls that the p99 is of.
+        """
         logger.warning(
             "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
             "slow_handler reports it, too",

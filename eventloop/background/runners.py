@@ -133,10 +133,11 @@ class TaskLane(Lane):
         self._delivered(failure)
 
     def _torn_out(self, error: BaseException) -> bool:
-        """Return whether an error was thrown in by the loop rather than raised by the subscriber.
+        """Return whether an error came from the event loop, and not from the subscriber's code.
 
-        That is a cancellation of this task, and the end of a coroutine that no task runs any more. A
-        cancellation that the subscriber awaited is a failure like any other.
+        The loop cancels this task, or throws GeneratorExit into a coroutine that no task runs any more. A
+        CancelledError of something that the subscriber awaited is an error of the subscriber like any
+        other.
         """
         running = _current_task()
         if isinstance(error, GeneratorExit):
@@ -280,12 +281,15 @@ class ThreadLane(Lane):
 
     @property
     def _may_run(self) -> bool:
-        """Return whether several deliveries may be accounted for together."""
+        """Return whether single events may be delivered in a row and accounted for together."""
         single = self._spills and not self.options.most
         return single and self.recorder is None and self.busy.budget is None
 
     def _wait_for_turn(self) -> None:
-        """Leave the interpreter to other threads until the next turn; in a hurry only release it once."""
+        """Wait for this thread's next turn, so that other threads can run Python code until then.
+
+        If a flush or close waits, or events come faster than they are delivered, only give way once.
+        """
         if self._in_a_hurry():
             sleep(0.0)
             return

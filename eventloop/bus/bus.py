@@ -331,8 +331,8 @@ class Bus:
     def warm_up(self) -> None:
         """Start the background loop now.
 
-        Otherwise the first background subscriber or posted event starts it, about 50 ms if anyio is not
-        imported yet.
+        Otherwise the first background subscriber or posted event starts it, which takes about 50 ms if
+        anyio is not imported yet.
         """
         if not self.closed:
             self._background.start()
@@ -391,7 +391,7 @@ class Bus:
         """Return one record per sync handler and event: calls and times.
 
         Args:
-            wall: seconds of which `share` is a part.
+            wall: the wall time of all iterations in seconds; `share` is a handler's part of it.
         """
         return self._subscribers.handler_costs(wall)
 

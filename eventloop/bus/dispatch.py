@@ -119,7 +119,11 @@ class Plan:
         )(**namespace)
 
     def _period(self, count: int) -> int:
-        """Return how many events after the one with this number the next one is clocked."""
+        """Note that event number `count` is clocked, and return how many events later the next one is.
+
+        Durations are summed up on the way when many have been added. While a recorder is on, every event
+        is clocked.
+        """
         self._housekeeping()
         sampled = self._sampling.sampled
         period = self._sampling.period(count, perf_counter())
@@ -129,7 +133,7 @@ class Plan:
         return 1 if self._records else period
 
     def _sum_up(self) -> None:
-        """Sum up the durations that the handlers have added, and note whether later ones are sampled."""
+        """Add the handlers' recent durations to their sums, and tell them whether sampling is on."""
         self._added = 0
         for handler in self.handlers:
             handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
@@ -160,7 +164,14 @@ class Plan:
     def _failed(
         self, error: BaseException, index: int, event: Event, trainer: Any, seconds: float | None = None
     ) -> None:
-        """Charge a failed handler with its seconds if it was clocked, and uncount the handlers after it."""
+        """Correct the accounts after handler number `index` has raised.
+
+        Its duration is added if the event was clocked. The handlers after it are not counted as called,
+        unless they ran all the same, as those of a closing event do.
+
+        Args:
+            seconds: the duration of the failed call; None if the event was not clocked.
+        """
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
             self.handlers[index].timing.add(seconds)
         if self._on_failure(error, self.handlers, index, event, trainer):
@@ -171,7 +182,10 @@ class Plan:
 
 
 def _adder(timing: Timing) -> Callable[[float], None]:
-    """Return the fastest function that adds a duration; a budget is checked at each call."""
+    """Return the function that adds a call's duration to `timing`, as fast as possible.
+
+    It only appends to a list, unless the handler has a budget, which is checked at each call.
+    """
     return timing.recent.append if timing.budget is None else timing.add
 
 
@@ -195,7 +209,10 @@ def _call(i: int, handler: Handler) -> str:
 
 
 def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str:
-    """Return the body of the function that makes the plan's dispatch."""
+    """Return the source code, without its `def` line, of the factory of a plan's `dispatch`.
+
+    The dispatch does not clock handlers, except at the events for which it calls `clocked`.
+    """
     lines = [f"hand_over{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", _call(i, handler)] if i or hand_overs else [_call(i, handler)]
@@ -220,7 +237,7 @@ def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str
 
 
 def _clocked_source(name: str, handlers: Sequence[Handler]) -> str:
-    """Return the body of the function that makes the dispatch that clocks each handler."""
+    """Return the source code, without its `def` line, of the factory of a plan's `clocked` dispatch."""
     lines = ["hand_over(event)"]
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", "began = now()", _call(i, handler)]
@@ -245,9 +262,14 @@ def _indented(lines: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _factory(name: str, body: str, closed_over: tuple[str, ...]) -> Callable[..., Any]:
-    """Compile a function with this body and these arguments, or return the cached one.
+    """Return the compiled factory `make`, from a cache if the same one was compiled before.
 
-    Taking it from the cache takes a few microseconds.
+    A look-up in the cache takes a few microseconds.
+
+    Args:
+        name: the name of the compiled function, for tracebacks.
+        body: the source code of the factory.
+        closed_over: the factory's parameters, which the compiled function closes over.
     """
     source = f"def make({', '.join(closed_over)}):{body}"
     filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"

@@ -59,7 +59,8 @@ _buses: list[PlannedBus] = []
 class FirstEvent(dict[type[Event], Dispatch]):
     """The dispatch table of a bus in a dry run: the first event with a subscriber ends the program.
 
-    Events of a trainer's bus are dispatched, because handlers may change a checkpoint that is loaded.
+    The bus of a trainer dispatches its events as usual until the run begins, because handlers may change a
+    checkpoint that is loaded before.
     """
 
     def __init__(self, bus: PlannedBus) -> None:

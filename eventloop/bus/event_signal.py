@@ -139,7 +139,7 @@ class EventSignal(blinker.Signal):
 
     @property
     def dispatch(self) -> Callable[[Event, Any], object]:
-        """The compiled plan; after a change `emit`, which compiles it first."""
+        """The function to dispatch an event with: the compiled plan, or `emit` until a plan is compiled."""
         plan = self._plan
         return self.emit if plan is None else plan.dispatch
 
@@ -171,8 +171,9 @@ class EventSignal(blinker.Signal):
         """Set the functions that each emit calls first, to hand the event to the background.
 
         Args:
-            stamped: the functions for an event whose wait is measured.
-            has_background: whether the event has a background subscriber. If not, they only count it.
+            hand_overs: the functions, one for each background subscriber.
+            stamped: those that also note the time of the emit, for the events whose wait is measured.
+            has_background: False on a closed bus, whose functions only count the event as dropped.
         """
         if hand_overs != self._hand_overs:
             self._hand_overs, self._stamped_hand_overs = hand_overs, stamped

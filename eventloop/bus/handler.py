@@ -25,8 +25,9 @@ Takes = Literal["event", "trainer", "blinker"]
 class Handler:
     """A synchronous handler of one event, with its filter, its call count and its times.
 
-    A `filtered` handler counts its own calls, and is clocked at each of them: its filter takes as long as the
-    clock. The calls of all others are the events of the plan, which `EventSignal.settle` adds to `calls`.
+    A handler that is not called at every event (`filtered`) counts its calls itself, and each of them is
+    clocked, because its filter takes as long as the clock. Any other handler is called as often as its
+    plan runs; `EventSignal.settle` adds that number to `calls`.
     """
 
     __slots__ = (

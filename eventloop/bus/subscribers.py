@@ -183,7 +183,10 @@ class Subscribers:
             signal.silence()
 
     def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type as dropped for its subscribers, as the bus is closed."""
+        """Count posted events as dropped for each subscriber to them, because the bus is closed.
+
+        A deferred that is not created has no number of events; one of each type counts.
+        """
         lanes = [each.lane for each in self._subscriptions if each.lane is not None]
         self.after_close.refuse_posted(lanes, event_types)
 

@@ -219,7 +219,7 @@ def check_budget(name: str, budget_us: float) -> float:
 
 
 def in_microseconds(budget: float | None) -> float | None:
-    """Return a budget in microseconds, rounded to the value that the user gave."""
+    """Convert a budget from seconds to the number of microseconds that the user gave; None stays None."""
     return None if budget is None else float(f"{budget * 1e6:.12g}")
 
 

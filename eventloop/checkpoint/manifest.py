@@ -104,7 +104,7 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Versioned(msgspec.Struct):
-    """The field that the contents of a sealed file have in every version."""
+    """The version of a sealed file, which every version of the format has as the field `schema`."""
 
     schema: Any = None
 

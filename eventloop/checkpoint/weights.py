@@ -167,7 +167,10 @@ def prepare_model_state(
 
 
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the weights without the prefixes of wrappers, if no name is in the model because of them."""
+    """Return the weights without the prefixes of wrappers, such as `module.`, if the model lacks them.
+
+    The prefixes are removed only while no name of the weights is a name in the model.
+    """
     own, renamed = model.state_dict().keys(), OrderedDict(state)
     # the versions of the modules, by which modules such as the observers of quantization load old states
     renamed._metadata = dict(getattr(state, "_metadata", {}))  # type: ignore[attr-defined]
@@ -182,7 +185,7 @@ def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping
 
 
 def _loading_by_themselves(model: torch.nn.Module) -> tuple[str, ...]:
-    """Return the prefixes of names in modules that do not load with torch.nn's own method."""
+    """Return the prefixes, in the state dict, of the modules that override `_load_from_state_dict`."""
     return tuple(
         f"{name}." if name else ""
         for name, module in model.named_modules(remove_duplicate=False)

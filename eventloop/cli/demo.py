@@ -167,8 +167,8 @@ def removing_empty_directories(path: Path) -> Iterator[None]:
 def run(trainer: Trainer) -> int:
     """Train, save and print the summary; return the exit code.
 
-    It is 0, or 130 after a stop by Ctrl-C, or that of a signal, or 141, a shell's code of a broken pipe, if
-    the reader of the output has left.
+    The code is 0, 130 after a stop by Ctrl-C, 128 + its number after another signal, and 141, a shell's
+    code of a broken pipe, if the reader of the output has left.
 
     Raises:
         KeyboardInterrupt: at the second Ctrl-C.

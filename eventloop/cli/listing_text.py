@@ -105,7 +105,11 @@ def _notes(item: Item) -> list[str]:
 
 
 def _scores(item: Item) -> list[str]:
-    """Return the scores of the last validation that are not the best, with its iteration if earlier."""
+    """Return a note with the scores of the last validation, except those for which the checkpoint is best.
+
+    The note names the iteration of the validation if it was before the checkpoint. The list has one note
+    or none.
+    """
     others = [f"{name} {_score(value)}" for name, value in item.metrics.items() if name not in item.best]
     if not others:
         return []

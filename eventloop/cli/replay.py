@@ -223,7 +223,11 @@ def _prepare(options: argparse.Namespace) -> Job:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Import from the current directory only for --import: an untrusted run may hold a tensorboard.py."""
+    """Let the imports of the block find modules in the current directory, as `--import` needs.
+
+    At other times that directory is not searched: it may be an untrusted run with a `tensorboard.py` in
+    it.
+    """
     sys.path.insert(0, "")
     try:
         yield

@@ -35,8 +35,8 @@ class Sampling:
 
     Attributes:
         handlers: number of functions that each event calls.
-        sampled: whether the event last asked about stands for events that were not clocked.
-        stamps: whether the wait of that event in the queues is measured.
+        sampled: whether events were left out before the last clocked one, which stands for them.
+        stamps: whether the wait of the last clocked event in the queues is to be measured.
     """
 
     __slots__ = (
@@ -69,11 +69,16 @@ class Sampling:
         return self._period
 
     def took(self, seconds: float) -> None:
-        """Note the seconds that all handlers of the event last asked about took together."""
+        """Note how many seconds all handlers of the last clocked event took together."""
         self._longest = max(self._longest, seconds)
 
     def _decide(self, events: int, seconds: float) -> None:
-        """Set the period, from the seconds that the last events took with all else between them."""
+        """Decide how many events to leave out from now on.
+
+        Args:
+            events: the number of events since the last decision.
+            seconds: the time that has passed since, in handlers and outside of them.
+        """
         enough = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
         slow = seconds >= events * enough
         if self._longest >= enough or (slow and (self._slow or self._period == 1)):

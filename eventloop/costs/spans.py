@@ -128,7 +128,7 @@ class SpanRecorder:
     # --- measured twins of a plan's functions --------------------------------------------------------------
 
     def watch_event(self, name: str, run: Run) -> Run:
-        """Return `run`, which dispatches the event `name`, so that each call leaves a span."""
+        """Wrap `run`, which dispatches the event `name`, so that each call leaves a span."""
 
         def watched(event: Event, trainer: Any) -> None:
             began = perf_counter()
@@ -147,7 +147,12 @@ class SpanRecorder:
         passes: Callable[[Event], bool] | None,
         clocked: Run,
     ) -> Run:
-        """Return `clocked`, the clocked call of a handler, so that each call leaves a span."""
+        """Wrap `clocked`, the clocked call of a handler, so that each call leaves a span.
+
+        Args:
+            event_name, name, priority: what the span shows.
+            passes: the filter of the handler, which the wrapper asks first; None if it has none.
+        """
 
         def watched(event: Event, trainer: Any) -> None:
             if passes is not None and not passes(event):

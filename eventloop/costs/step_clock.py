@@ -69,14 +69,19 @@ class StepClock:
         self._stride = self._next_mark = 1
 
     def begin_run(self, first_iter: int, device: PhaseMarks | None) -> None:
-        """Begin a call of the trainer at iteration `first_iter`. Sums go on over several calls."""
+        """Begin to measure a run, a call such as `train`; the sums of earlier runs are kept.
+
+        Args:
+            first_iter: the run's first iteration; only that of the first run is kept.
+            device: a clock that measures the phases on the device as well, or None.
+        """
         self.device = device
         self._run_began = perf_counter()
         if not self.iterations:
             self.first_iter = first_iter
 
     def end_run(self) -> None:
-        """End the call."""
+        """End the measurement that `begin_run` began."""
         self._past_runs, self._run_began = self.run_seconds, 0.0
 
     @property
@@ -116,7 +121,7 @@ class StepClock:
         self.data += self._loaded - self._asked
 
     def skip(self) -> None:
-        """Charge the handlers that skipped the batch, and wait for the next batch."""
+        """Count the time of the handlers that skipped a batch as hooks, and wait for the next batch."""
         self._asked = self.now()
         self.hooks += self._asked - self._loaded
 

@@ -165,7 +165,11 @@ class Budget:
         self._over = 0
 
     def overrun(self, timing: Timing) -> None:
-        """Count a call that took longer, which `timing` already has."""
+        """Count a call that took longer than the budget, and report it when the p99 exceeds the budget.
+
+        Args:
+            timing: the durations of all calls, to which this one was already added.
+        """
         self._over += 1
         if not self.exceeded and self._over >= self.LEAST and self._over * 100 > timing.clocked:
             self.exceeded = True

@@ -141,9 +141,10 @@ class IndexReader:
         return iterator
 
     def _seed(self, loader: DataLoader[Any], skip: int) -> torch.Generator:
-        """Return a generator from which the workers get their seed.
+        """Return a generator with the state from which the workers' seed is drawn.
 
-        The seed is drawn from the loader's generator as well, unless an earlier pass seeded the workers.
+        The seed is also drawn from the loader's own generator, as a DataLoader does when a pass is opened.
+        This is left out if persistent workers were seeded in an earlier pass.
         """
         earlier = loader.persistent_workers and self._seeded_with is not None
         self._seeded_here = not earlier or bool(skip and self._seeded_here)
@@ -162,7 +163,11 @@ class IndexReader:
             self._settle(number)
 
     def _settle(self, batch_idx: int) -> None:
-        """Keep the pending state of a worker if its batch is among the first `batch_idx` of the pass."""
+        """Keep the random state that a worker sent with the last batch, if that batch was trained on.
+
+        Args:
+            batch_idx: how many batches of the pass were trained on; the state of a later one is dropped.
+        """
         if self._pending is not None and self._pending[0] < batch_idx:
             _, worker, changed = self._pending
             self._states[worker] = merge(self._states.get(worker), changed)
@@ -219,7 +224,12 @@ def _drop(lists: Iterator[list[Any]], skip: int) -> None:
 
 
 def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
-    """Read an empty batch, which gives a worker its turn without reading samples again."""
+    """Read and drop the batch of an empty list of indices, so that the next list goes to the next worker.
+
+    A resumed pass begins with as many of these as are needed for each worker to get the batches that it
+    would have got. An error is raised unless the dataset has `__getitems__`, which may refuse an empty
+    list.
+    """
     try:
         next(iterator, None)
     except Exception:

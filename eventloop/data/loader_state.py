@@ -1,6 +1,7 @@
 """Save and restore what decides the order of a loader's next pass, besides the global generators.
 
-`position`, the readers and the evaluations use it. The state has two parts, each by place:
+`position`, the readers and the evaluations use it. The state has two parts. Each maps a place, which is
+the path of an attribute such as "sampler.generator", to a state:
 
 - `generators`: those of Python, NumPy and torch that are attributes of the loader, of its sampler, of its
   batch sampler or of its dataset; not of their parts, such as transforms or datasets of datasets;
@@ -27,7 +28,10 @@ _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_
 
 
 def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return a loader's sampler, its batch sampler's sampler, and its batch sampler, each once, by place."""
+    """Return a loader's samplers, each once, by the path of the attribute that holds them.
+
+    They are the `sampler`, the `batch_sampler.sampler` and the `batch_sampler`.
+    """
     batch_sampler = getattr(loader, "batch_sampler", None)
     found: dict[str, Any] = {}
     for place, sampler in (
@@ -80,7 +84,11 @@ def set_samplers(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> Non
 
 
 def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
-    """Restore a loader's own generators that have a state at their place and of their kind."""
+    """Restore those of a loader's own generators for which a state of the same kind was saved.
+
+    Args:
+        states: the states by the path of the attribute that held the generator.
+    """
     put_states(_generators(loader), states)
 
 
@@ -139,7 +147,10 @@ def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the samplers with a state; none for a loader that saves its own, which includes theirs."""
+    """Return the samplers that have a `state_dict`, by the path of the attribute that holds them.
+
+    None are returned if the loader saves its own state, because that includes theirs.
+    """
     samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
     return {} if samplers and saves_itself(loader) else samplers
 

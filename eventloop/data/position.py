@@ -82,7 +82,10 @@ class LoaderPosition:
 
     @property
     def at_end(self) -> bool:
-        """Return whether the epoch has no batch left; False if the loader has no length."""
+        """Return whether the epoch has no batch left; False if the loader has no length.
+
+        A run measured in iterations is one epoch, which ends with its last iteration.
+        """
         trainer = self._trainer
         if not trainer.by_epoch:
             return trainer.iter >= (trainer.max_iters or 0)
@@ -125,10 +128,11 @@ class LoaderPosition:
             self._passes -= 1
 
     def _restore_own(self, loader: Iterable[Any], *, opening: bool) -> None:
-        """Restore the states of the loader's generators and samplers after a resume.
+        """Restore the states of the loader's generators after a resume, and those of its samplers.
 
-        In mid-pass the reader restores the samplers' own states, because it opens the pass from its
-        beginning.
+        Args:
+            opening: whether a pass is about to be opened. If one is continued, the samplers are left out:
+                the reader opens that pass from its beginning, and restores them itself.
         """
         if "generators" in self._own:
             _restore_generators(loader, self._own.pop("generators"))

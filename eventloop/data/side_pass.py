@@ -36,10 +36,11 @@ def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
 
 
 def position_of(loader: Any) -> object | None:
-    """Return a part of a loader that a separate pass would take from the pass that trains, or None.
+    """Return a part of a loader whose position a separate pass would move, or None if no part has one.
 
-    Parts with `state_dict` and `load_state_dict` may have such a position: the loader itself, unless it is a
-    `DataLoader`, a sampler, or an IterableDataset that is read in this process.
+    Training would then miss the batches of the separate pass. Such parts have `state_dict` and
+    `load_state_dict`: a loader that is no `DataLoader`, a sampler, or an IterableDataset that is read in
+    this process.
     """
     if not isinstance(loader, DataLoader):
         return loader if saves_itself(loader) else None

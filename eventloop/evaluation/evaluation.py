@@ -112,7 +112,7 @@ class Averages:
         return means
 
     def _read(self) -> Iterator[tuple[str, float]]:
-        """Yield the sums, with one read of each device."""
+        """Yield each name with the sum of its values, reading each device once."""
         for device in {total.device: None for total in self._sums.values()}:
             names = sorted(name for name, total in self._sums.items() if total.device == device)
             values = torch.stack([self._sums[name].reshape(()) for name in names]).tolist()
@@ -164,13 +164,14 @@ def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
 class Evaluation:
     """Collect what `val_step` returns over one pass, and compute the metrics at its end.
 
-    Every number of the mapping is averaged over samples: a Python or NumPy number, or a tensor of one
-    element. `preds` and `target` feed the evaluators. Without an evaluator, targets that are class indices
-    are scored by accuracy.
+    `val_step` returns a mapping. Every number in it is averaged over samples: a Python or NumPy number, or
+    a tensor of one element. `preds` and `target` feed the evaluators. Without an evaluator, targets that
+    are class indices are scored by accuracy.
 
     Args:
-        left_out: names of values that are neither numbers nor tensors or collections. Each is logged once and
-            added.
+        evaluator: one metric or several, or None.
+        left_out: names of values that were already reported as unusable, as a text is. New ones are logged
+            and added to this set, so that a set that is passed to every evaluation logs each name once.
     """
 
     def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
@@ -240,8 +241,9 @@ class Evaluation:
 def before_drawing(
     model: torch.nn.Module, trained_on: Iterable[Any] | None, loader: Iterable[Any]
 ) -> Callable[[], None]:
-    """Return a function that restores every random state of this process from which an evaluation on `loader`
-    draws.
+    """Return a function that restores the random states from which an evaluation on `loader` draws.
+
+    They are those of this process: of the global generators, the model's modules, and both loaders.
 
     Args:
         trained_on: the loader of the training, whose random state is restored too.
@@ -269,8 +271,9 @@ class HasFields(Protocol):
 
 @contextmanager
 def fields_kept(trainer: HasFields) -> Iterator[None]:
-    """Restore the trainer's fields after the block. Metrics put in it, also by `get_event_storage`, are
-    discarded.
+    """Restore the trainer's fields after the block.
+
+    Metrics that are put in the block, also by `get_event_storage`, are discarded.
     """
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:

@@ -93,13 +93,12 @@ class MonitoredMetrics:
             self._unchecked.append((metric, option))
 
     def sanity_check(self) -> None:
-        """Validate a few batches before the first iteration of a run, and look for the metrics among the
-        results.
+        """Validate a few batches before a run's first iteration, and look for the monitored metrics.
 
-        No event is emitted: handlers would count, log and swap weights for a validation that the run does not
-        have. Random states, buffers, modes, metrics and evaluators are put back; what `val_step` changes
-        elsewhere is not. By default nothing is run on a loader that may not begin again, as an iterator. A
-        resumed run is not checked.
+        No event is emitted: handlers would count, log and swap weights for a validation that the run does
+        not have. Random states, buffers, modes, metrics and evaluators are put back; what `val_step`
+        changes elsewhere is not. By default nothing is run on a loader that may not begin again, as an
+        iterator. A resumed run is not checked.
 
         Raises:
             ValueError: a metric is missing.
@@ -147,10 +146,10 @@ class MonitoredMetrics:
 def reported_names(
     evaluators: Mapping[str, Evaluator], loss_fn: object, own_val_step: bool
 ) -> tuple[set[str], set[str] | None]:
-    """Return the certain metric names, and all possible names or None if unknown.
+    """Return the names of the metrics that a validation certainly reports, and of all it may report.
 
-    A function may return a mapping of any names, so only torchmetrics' classes that return a tensor are
-    known.
+    The second set is unknown (None) where a function may return a mapping of any names; known are only
+    torchmetrics' classes that return a tensor.
     """
     certain = {name for name, evaluator in evaluators.items() if _gives_one_number(evaluator)}
     known = not own_val_step and len(certain) == len(evaluators)
@@ -231,8 +230,9 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
 
 
 def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return a loader whose workers end with the pass: persistent ones would keep the random state that it
-    leaves.
+    """Return a loader whose workers end with the pass.
+
+    Persistent workers would keep the random state that the pass leaves.
     """
     if not persists(loader):
         return loader

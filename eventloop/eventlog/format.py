@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class EventLogError(ValueError):
-    """A file is not an event log, or is of another version, or has a torn end that was to be an error."""
+    """A file is no event log or is of another version, or it is torn and `on_torn="raise"` was given."""
 
 
 class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=True):
@@ -67,7 +67,7 @@ class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=
 
 
 def pack(payload: bytes) -> bytes:
-    """Return the frame of a payload, without the payload itself."""
+    """Return the header of a payload's frame: mark, length and checksum; the payload is written after it."""
     length = len(payload)
     return FRAME.pack(MARK_NUMBER, length, crc32(payload, length))
 

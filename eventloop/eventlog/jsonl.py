@@ -71,9 +71,14 @@ def unmarked(value: Any) -> Any:
 
 
 def is_torn(line: bytes) -> bool:
-    """Return whether a last line without a line end is part of an object, or a crash's zeros.
+    """Return whether a last line, which has no line feed, was cut short by a kill or a crash.
 
-    A whole object is not torn, as in a file made by hand, nor is another program's text.
+    That is the beginning of a JSON object, or the zeros that a crash of the machine leaves. A whole object
+    is not torn, because a file made by hand may lack the last line feed, and neither is a text of another
+    program.
+
+    Args:
+        line: the bytes after the last line feed.
     """
     if line.lstrip(b"\0")[:1] not in (b"", b"{"):
         return False

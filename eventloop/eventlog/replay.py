@@ -45,7 +45,10 @@ class Sink(Protocol):
 
     @property
     def batch(self) -> bool | int:
-        """Return True or a maximal number for `write_batch`, False for `write`."""
+        """Return how events are passed: one by one to `write` if False, else in lists to `write_batch`.
+
+        A number is the greatest length of a list; True sets no limit.
+        """
 
     def open(self, run: Run) -> None:
         """Prepare for a run; called before the first event."""
@@ -341,7 +344,10 @@ def _feed(writer: Sink, events: list[Event]) -> None:
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
-    """Return the facts of the run; those of its first event if the log has none."""
+    """Return the facts of the run, with `work_dir` as its directory.
+
+    If the log holds no facts, only the limits of the run are known, from its first event.
+    """
     if run is not None:
         return msgspec.structs.replace(run, work_dir=str(work_dir))
     first = events[0]

@@ -49,7 +49,12 @@ class Recipe(msgspec.Struct, frozen=True):
 
 
 def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
-    """Keep the events that `bus` has not delivered when it closes, and for `writers` how to make them."""
+    """Let `bus` write the events that its close leaves undelivered to the folder `undelivered`.
+
+    Args:
+        facts: the facts of the run, with its directory.
+        writers: the writers of the run; how to make each again is written next to its events.
+    """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
     bus.keep_left(_Undelivered(facts, writers).keep)
@@ -127,7 +132,7 @@ class Left(NamedTuple):
 
 
 def find_left(work_dir: Path) -> list[Left]:
-    """Return the logs that a run has left, with their writers.
+    """Return the event logs in a run's folder `undelivered`, each with the writer it is for.
 
     Raises:
         ValueError: a writer's class is not known, or refuses its arguments.

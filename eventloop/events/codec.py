@@ -139,7 +139,14 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _exact(node: inspect.Type, seen: set[int]) -> bool:
-    """Return whether the types of all fields determine the decoded values: tuple or list, date or text."""
+    """Return whether msgpack decodes every value of a type as the type it had, so that no check is needed.
+
+    Where a field is `Any`, for example, a tuple comes back as a list, and a date as a text.
+
+    Args:
+        node: msgspec's description of the type.
+        seen: the ids of the descriptions that were looked at.
+    """
     if id(node) in seen:  # a type that contains itself
         return True
     seen.add(id(node))

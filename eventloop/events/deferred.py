@@ -12,8 +12,8 @@ from eventloop.events.base import Event
 class Deferred(Protocol):
     """Events that can only be created once a value has left the device.
 
-    An object with a true attribute `prompt` never waits once it is ready, and never hangs. Events that were
-    emitted earlier are then handed over together with its events, and not before.
+    It is posted with `Bus.post`. The keeper calls `events` in the background when `ready` returns True, in
+    the order of the posts.
     """
 
     def ready(self) -> bool:

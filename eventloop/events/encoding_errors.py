@@ -34,8 +34,9 @@ class Unencodable(Exception):
 
     Args:
         events: the events that failed.
-        of: number of events of the delivery. With a smaller number, as when a batch is written event by
-            event, this counts as any other error, because the rest may not be written.
+        of: the number of events that were tried. All others of the delivery count as delivered only if
+            this is the whole delivery; otherwise the delivery has failed, because the rest may not be
+            written.
     """
 
     def __init__(self, events: list[BadEvent], of: int) -> None:

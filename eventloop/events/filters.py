@@ -104,7 +104,10 @@ def _due(kind: Counter, every: int, start: int) -> Passes:
 
 
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
-    """Return a filter that passes one event, over all filters that share `firings` (from 0)."""
+    """Return a filter that passes only the first event that `passes` lets through.
+
+    Filters that share the iterator `firings`, which counts from 0, pass one event in all.
+    """
     return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
 

@@ -33,7 +33,8 @@ class PinnedPool:
 class _Group(NamedTuple):
     """Tensors of one device and dtype, with the pinned buffer that they are copied into, if there is one.
 
-    `copied` is recorded behind the work that computes them, and behind the copy.
+    `copied` is a CUDA event, recorded after the work that computes the tensors and after the copy; None on
+    other devices.
     """
 
     indices: list[int]

@@ -1,4 +1,4 @@
-"""The newest values of scalars and the dicts, with suggestions for unknown names, that hold them.
+"""Hold the newest values of scalars, in dicts that suggest a name if an unknown one is looked up.
 
 `EventStorage` returns them.
 """

@@ -145,7 +145,11 @@ class PendingMedia:
             del self._media[:half]
 
     def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
-        """Take everything as a packet, which is ready when the devices have done their work until now."""
+        """Take all waiting images and histograms as a packet.
+
+        It is ready when the devices have done all work that is queued on them now, which includes the
+        copies.
+        """
         media, self._media = self._media, []
         devices, self._devices = self._devices, set()
         copied = []

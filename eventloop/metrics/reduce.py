@@ -1,9 +1,11 @@
 """Reduce the logged values of all ranks, as means or maxima, in the background; `LoggerHook` uses it.
 
-All ranks run one script and post packets at the same iterations. In one exchange they first compare how far
-each has come, and one hash of the names and iterations of all values up to there: a collective over tensors
-of unequal lengths would crash or hang. If the hashes are equal, one `all_reduce` adds the values; otherwise
-each rank logs its own. Values wait for another rank at most `WAIT_SECONDS`, and less at the end of a run.
+All ranks run one script and post packets at the same iterations. An exchange reduces the packets that all
+ranks have posted. First the ranks compare two numbers: the iteration that each has come to, and a hash of
+the names and iterations of the values up to the earliest of these. If the hashes are equal, one
+`all_reduce` adds the values. Otherwise each rank logs its own, because a collective over tensors of
+unequal lengths would crash or hang. Values wait for another rank at most `WAIT_SECONDS`, and less at the
+end of a run.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Ranks(Protocol):
 class GlooRanks:
     """All ranks, in a gloo group of their own; the constructor is a collective.
 
-    No other collectives come between those of the group, and on the host they wait for no device.
+    The group is used for nothing else, so its collectives never mix with those of the training, and gloo
+    runs on the host, so they do not wait for a device.
     """
 
     def __init__(self) -> None:
@@ -120,9 +123,9 @@ class Reduced:
 
 
 class Reducer:
-    """Reduces the packets of one trainer over the ranks.
+    """Reduce the packets of one trainer over the ranks.
 
-    The training thread calls `begin_run` to `waiting`; `settled` is called in the background.
+    The background calls `settled`, and the training thread all other public methods.
 
     Args:
         maxima: names, and groups of names, that are reduced by their maximum; all others by their mean.
@@ -177,8 +180,11 @@ class Reducer:
     def reduce(self, packet: Packet, iteration: int) -> Packet | Reduced:
         """Wrap a packet so that its values are reduced; all ranks must call this for the same iterations.
 
-        A packet for the iteration `LAST` ends a training. If there is nothing to reduce with, the packet is
-        returned.
+        The packet itself is returned if there is no other rank to reduce with.
+
+        Args:
+            iteration: the iteration at which the packet is logged; `LAST` for the last packet of a
+                training.
         """
         if self._ranks is None:
             return packet
@@ -206,7 +212,10 @@ class Reducer:
     # --- the background ------------------------------------------------------------------------------------
 
     def settled(self, reduced: Reduced) -> bool:
-        """Advance the exchange, and return whether `reduced` waits no more; its values are on the host."""
+        """Advance the exchange, and return whether `reduced` need not wait for other ranks any more.
+
+        Called only when the values of `reduced` are on the host.
+        """
         if not self._turn.acquire(blocking=False):
             return False
         try:

@@ -62,9 +62,10 @@ class Pairs:
         )
 
     def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-        """Yield pairs of lists, averages and the model's tensors, each pair of one device and one dtype.
+        """Yield the tensors to average, in pairs of lists: those of the average, and the model's.
 
-        The model's tensors are converted where the average is on another device or of another dtype.
+        Both lists of a pair have one device and one dtype. The model's tensors are converted where the
+        average is on another device or of another dtype.
         """
         yield from self._alike.values()
         if self._unlike[0]:

@@ -169,7 +169,10 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _record(layer: _BatchNorm, population: Population) -> Any:
-    """Record the inputs of a layer whose running statistics do not have the moments of this rank's batch."""
+    """Register a hook that adds the inputs of a layer to `population`; return its handle.
+
+    It is for a layer from whose running statistics the moments of this rank's batch cannot be read.
+    """
 
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if module.training:

@@ -29,7 +29,10 @@ class AnomalousParams:
         self._last: frozenset[str] = frozenset()
 
     def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
-        """Log the parameters of `model` outside the graph of `loss`, which backward would free."""
+        """Log the parameters of `model` outside the graph of `loss`.
+
+        Call it before backward, which frees the graph.
+        """
         missed = unreached_parameters(loss, model)
         names = frozenset(missed)
         if names and names != self._last:

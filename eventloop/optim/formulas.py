@@ -54,7 +54,14 @@ def minimum(name: str, value: float | None, ratio: float | None) -> Minimum:
 
 
 def step_decay(step: int | Sequence[int], gamma: float, name: str, lowest: float | None) -> Formula:
-    """Return max(base gamma^n, lowest): n counts every `step`-th epoch, or the steps of a list up to p."""
+    """Return max(base gamma^n, lowest), where n is the number of steps up to p.
+
+    Args:
+        step: an interval, in epochs or iterations, after each of which a step comes; or a rising list of
+            the steps.
+        gamma: the factor of each step, above 0.
+        name, lowest: the name of the argument for the lowest value, and that value; None for 0.
+    """
     if isinstance(step, list | tuple) and step:
         for each in step:
             positive("each step", each)
@@ -179,9 +186,16 @@ def cycles(
 def one_cycle(
     pct_start: float, strategy: str, *, three_phase: bool
 ) -> Callable[[float, float, float, int, int], float]:
-    """Return `(start, peak, last, p, P) -> value`, in PyTorch's phases: up, down, and with three phases out.
+    """Return the function `(start, peak, last, p, P) -> value` of PyTorch's OneCycleLR.
 
-    Smith and Topin, "Super-convergence", 2018, in the form of `torch.optim.lr_scheduler.OneCycleLR`.
+    With two phases the value goes from `start` to `peak` and down to `last`; with three it goes back to
+    `start` first. Smith and Topin, "Super-convergence", 2018, in the form of
+    `torch.optim.lr_scheduler.OneCycleLR`.
+
+    Args:
+        pct_start: the part of the cycle that goes up, a float in [0, 1].
+        strategy: "cos" or "linear".
+        three_phase: whether there are three phases.
     """
     if not isinstance(pct_start, float):
         raise TypeError(f"pct_start must be a float between 0 and 1, got {pct_start!r}")

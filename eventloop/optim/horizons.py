@@ -22,12 +22,12 @@ _BY_EPOCH = (
 
 
 class Horizon(NamedTuple):
-    """The step at which a schedule ends.
+    """A number of steps in the arguments of a schedule, such as its length or its last milestone.
 
     Args:
-        label: the argument that sets the step, with its value.
+        label: the argument that sets it, with its value.
         step: the number of steps.
-        whole: True if the schedule is as long as the run; a milestone or a step_size is not.
+        whole: True for the length of the schedule, False for a milestone or a step_size.
     """
 
     label: str
@@ -123,9 +123,13 @@ def _own(state: Mapping[str, Any], max_iters: int | None) -> Iterator[Horizon]:
 
 
 def _after(step: int, label: str, horizons: Iterator[Horizon]) -> Iterator[Horizon]:
-    """Yield the horizons of a schedule that begins at a step, with and without the steps before it.
+    """Yield the horizons of a schedule that begins at `step`, counted from the begin of the run.
 
-    Users write a length in either way.
+    Those of a whole length are also yielded as they are, because users count a length in either way.
+
+    Args:
+        label: the argument that sets `step`, with its value.
+        horizons: those of the schedule itself, counted from its own begin.
     """
     for horizon in horizons:
         if step:

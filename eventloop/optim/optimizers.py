@@ -148,14 +148,14 @@ def load_optimizer_state(
 ) -> None:
     """Load what `optimizer_state` returned; without an optimizer nothing is loaded.
 
-    PyTorch converts the loaded values to the type of the parameters, which rounds averages that are kept in
-    float32 for weights in bfloat16. This function restores the type they were saved in, except for an
+    PyTorch converts the loaded values to the type of the parameters, which rounds averages that are kept
+    in float32 for weights in bfloat16. This function restores the type they were saved in, except for an
     optimizer with a `load_state_dict` of its own.
 
     Args:
-        rollback: restores the optimizer after an error. PyTorch's loading replaces two attributes, so the
-            state is copied only for an optimizer that loads in another way.
-        converts: True if the parameters have another type than the state and the state is to follow them.
+        rollback: gets what restores the optimizer after an error. PyTorch's own loading only replaces two
+            attributes; for an optimizer that loads in another way the state is copied before.
+        converts: True keeps PyTorch's conversion, for parameters that were given another type on purpose.
         source: names the checkpoint in messages.
 
     Raises:

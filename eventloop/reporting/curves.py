@@ -127,7 +127,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 class _Part:
-    """The records of a run from where it went on, up to where it went on again."""
+    """The records from one begin or resume of a run up to the next resume."""
 
     def __init__(self, start: int) -> None:
         self.start = start
@@ -153,7 +153,10 @@ class _Part:
 
 
 class _Reader:
-    """Read the lines of a file; a new part begins where the run went back or on."""
+    """Read the lines of a file, and begin a new part wherever the run was resumed.
+
+    In a file without `before_run` lines that is where the training steps go back.
+    """
 
     def __init__(self) -> None:
         self.whole = 0

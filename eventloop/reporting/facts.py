@@ -119,10 +119,12 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
 
 
 def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
-    """Return the seconds of the hooks phase outside of handlers, 0.0 if they are at most 2 % of it.
+    """Return the seconds of the hooks phase that no handler took; 0.0 if they are at most 2 % of it.
 
-    The phases that a handler runs itself are no part of the hooks phase, and handlers of the events between
-    them, such as `after_backward`, are part of that handler's time.
+    The time of a handler that runs other phases, as the optimizer hook runs "backward", includes these
+    phases. They are subtracted, because they are no part of the hooks phase. Handlers of the events
+    between them, such as `after_backward`, are not added: they run within that handler, and its time
+    includes theirs.
     """
     handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST)
     apart = {phase for cost in costs for phase in cost.includes}

@@ -177,13 +177,24 @@ class Settings:
         group[key] = _moved(group[key], change.saved, change.own)
 
     def scheduler_states(self, saved: Sequence[Any], changes: Sequence[Change]) -> list[dict[str, Any]]:
-        """Return the saved states of the schedulers, with the arguments that they were built with."""
+        """Return a checkpoint's states of the schedulers, with the arguments of this trainer's schedulers.
+
+        Args:
+            saved: the states in the checkpoint.
+            changes: the result of `compare`; edited base values among them are written into the states.
+        """
         return [with_arguments(*pair) for pair in zip(saved, self._begun(changes)[1], strict=True)]
 
     def _begun(
         self, changes: Sequence[Change]
     ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-        """Return copies of the recorded param groups and schedulers' states, with edited base values."""
+        """Return param groups and schedulers' states as they were when this trainer was built, as copies.
+
+        Where a base value, such as a learning rate, was edited later, they have the edited one instead.
+
+        Args:
+            changes: the result of `compare`; only edits among them count.
+        """
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
         built = deepcopy(self._built)
@@ -364,12 +375,15 @@ def _moved(current: Any, saved: Any, own: Any) -> Any:
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
-    """Return whether a change concerns an argument of these schedules, or a value that they move.
+    """Return whether a change alters the values that some schedulers of one optimizer give.
+
+    It does if it is of an argument of one of them, or of a value in a param group that they write.
 
     Args:
-        name: the name of the schedules' optimizer.
-        numbers: the numbers of the schedulers.
-        keys: the keys of the param groups that they write. Some arguments, such as `max_lr`, are there too.
+        name: the name of the optimizer.
+        numbers: the positions of the schedulers in `trainer.schedulers`.
+        keys: the keys of the param groups that the schedulers write. Arguments that PyTorch stores in the
+            groups, such as `max_lr`, count as well.
     """
     if change.group is not None:
         key = change.group[2]

@@ -60,7 +60,7 @@ class OpenedWith(msgspec.Struct):
 
 
 class ReaderState(msgspec.Struct):
-    """The state of a loader's reader, as `IndexReader.state_dict` returns it, or with other keys."""
+    """The state of a loader's reader: the fields of `IndexReader`; that of another reader has other keys."""
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}

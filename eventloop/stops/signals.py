@@ -184,9 +184,9 @@ class StopSignals:
     # ------------------------------------------------------------------------
 
     def _tell(self, error: BaseException | None) -> None:
-        """Log where to resume, at INFO: a scheduler's signal that ended a run well is no warning.
+        """Log where to resume after a signal other than Ctrl-C, if no error is raised that says it.
 
-        A KeyboardInterrupt has it in a note, and a hand-written loop that was left has logged it.
+        The level is INFO, because a run that a scheduler's signal ended as planned needs no warning.
         """
         trainer = self._trainer
         signum = self._taken or trainer.stop_signal

@@ -69,7 +69,14 @@ class Stopping:
         self.together = False
 
     def ask(self, reason: str, signum: int | None = None) -> None:
-        """Request a stop. The first request counts. The logger logs this iteration, which is the last.
+        """Request a stop at the next boundary; of several requests the first counts.
+
+        On one rank this iteration is the last, and the logger logs its metrics. Several ranks may go on
+        for another one.
+
+        Args:
+            reason: why the run ends, for reports.
+            signum: the number of the signal that asks for it, if one does.
 
         Raises:
             ValueError: no reason is given.
@@ -102,8 +109,7 @@ class Stopping:
         return self._agree(edge=True)
 
     def common(self, length: int | None, *, trains: bool) -> int:
-        """Return the number of batches that all ranks have in a pass that begins, or 0 if a rank does not
-        know.
+        """Return the number of batches that all ranks have in a pass that begins; 0 if a rank does not know.
 
         In a training, log a warning where the numbers differ, once for the same numbers.
         """
@@ -157,12 +163,13 @@ class Pass:
     """A pass over a loader that a request to stop may end early.
 
     Several ranks agree after each batch that all of them have and that is not the last batch of a rank;
-    creating a pass is a collective then. A rank with more batches finishes them: the end of the pass, such as
-    gathering metrics, needs all ranks.
+    creating a pass is a collective then. A rank with more batches finishes them: the end of the pass, such
+    as gathering metrics, needs all ranks.
 
     Args:
-        length: batches of the pass on this rank; None if unknown.
-        endless: the pass does not end by itself. Otherwise several ranks finish a pass of unknown length.
+        length: batches of the pass on this rank; None if unknown. Then several ranks finish the pass
+            before they stop, unless it is endless.
+        endless: whether the loop begins the loader again and again, so that only a stop ends the pass.
         trains: the model is trained in it, where ranks may wait for each other's gradients.
     """
 
@@ -181,7 +188,10 @@ class Pass:
         return done < self._common and self._stopping.boundary()
 
     def end(self, done: int) -> None:
-        """End a pass early, and join the other ranks at each boundary that they still expect of this rank."""
+        """End a pass after `done` batches, and take part in the boundaries that other ranks still reach.
+
+        Without that they would wait for this rank, whose loader has given fewer batches than it announced.
+        """
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1
             if self._stopping.boundary():

@@ -86,7 +86,9 @@ def find_traces(run: Path) -> list[TraceFile]:
 
 
 def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
-    """Return the trace of several windows; each is a process of its own, and begins when it began.
+    """Return one trace of several windows, in which viewers show each window as a process of its own.
+
+    The windows are as far apart as they were in the run.
 
     Raises:
         OSError: a file cannot be read.

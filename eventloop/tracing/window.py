@@ -125,7 +125,7 @@ class TraceWindow:
     """Record from now on, up to the end of iteration `end - 1`.
 
     Args:
-        first: the first iteration that the window is said to hold.
+        first: the first iteration that the window holds, which is the next one to begin.
         end: the iteration after the last one.
         limit: the largest number of spans, and of queue depths, to record.
         over: called when the last iteration of the window has ended.

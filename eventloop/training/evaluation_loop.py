@@ -40,8 +40,8 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     """Validate or test once, with all events, and return the metrics: {} if a stop cut the pass short.
 
     Args:
-        scheduled: the training loop's own evaluation. A run resumed from a checkpoint of it does not repeat
-            it.
+        scheduled: whether the training loop calls this, and not the user. Such an evaluation is recorded
+            in the checkpoints once it is complete, and a resumed run does not repeat it.
 
     Raises:
         ValueError: the trainer has no loader for `mode`, or it is empty.

@@ -26,7 +26,7 @@ class TrainLoop:
     """The epochs and iterations of one training, as generators.
 
     Closing a generator emits nothing: `scopes` emits the events that begin and end a run, a phase and an
-        epoch.
+    epoch.
     """
 
     def __init__(self, trainer: LoopTrainer, schedule: Schedule) -> None:
@@ -55,8 +55,9 @@ class TrainLoop:
                 self._evaluate()
 
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of an epoch. The caller's body is the forward pass; the events are emitted around
-        it.
+        """Yield the batches of an epoch, and emit the events of an iteration around each.
+
+        The caller's body is the forward pass.
 
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.

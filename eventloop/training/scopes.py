@@ -49,7 +49,10 @@ AT_ONCE_SECONDS = 0.2
 
 
 def ends_at_once(trainer: LoopTrainer) -> bool:
-    """Return whether a second Ctrl-C closes the run, so that nothing is waited for."""
+    """Return whether the run is ended by a Ctrl-C that came after a request to stop, or by a second one.
+
+    Nothing may be waited for then.
+    """
     error = trainer.failure
     if not isinstance(error, KeyboardInterrupt):
         return False
@@ -171,9 +174,12 @@ def _log_rest(trainer: LoopTrainer) -> None:
 
 
 def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
-    """Deliver all events. After an error or a signal also close the bus, as the program may end here.
+    """Deliver all events at the end of a run, and log what was lost.
 
-    With `at_once`, or after a Ctrl-C meanwhile, writers get a moment, and events left then are lost.
+    Args:
+        closes: whether to close the bus too, as after an error or a signal, when the program may end here.
+        at_once: whether to give writers only a moment, as after a second Ctrl-C; events left then are
+            lost. A Ctrl-C during the delivery has the same effect.
     """
     trainer.running = False
     bus = trainer.bus

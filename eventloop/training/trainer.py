@@ -211,15 +211,16 @@ class Trainer:
 
     @knowing_calls
     def run(self, workflow: Workflow | None = None) -> None:
-        """Train and evaluate by a workflow, repeated until the end of the run. Without a workflow, call
-        `train`.
+        """Train and evaluate by a workflow, repeated until the end of the run.
+
+        Without a workflow, call `train`.
 
         Args:
             workflow: mmcv's list of modes and numbers of epochs, such as `[("train", 2), ("val", 1)]`.
 
         Raises:
-            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader for
-                it.
+            TypeError, ValueError: the workflow is not a list of such pairs, or the trainer lacks a loader
+                for it.
         """
         if workflow is None:
             return self.train()
@@ -260,12 +261,11 @@ class Trainer:
                 _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of an epoch, for a hand-written loop. Set `trainer.outputs = {"loss": ...}` for
-        each.
+        """Yield the batches of an epoch, for a hand-written loop that sets `trainer.outputs` for each.
 
-        The optimizer steps when the loop asks for the next batch. A body that is left by `break`, `return` or
-        an exception makes no step, and its iteration does not count: call `stop` to end the loop after an
-        iteration.
+        Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks for the next batch. A
+        body that is left by `break`, `return` or an exception makes no step, and its iteration does not
+        count: call `stop` to end the loop after an iteration.
 
         Raises:
             RuntimeError: outside `for epoch in trainer.epochs()`.
@@ -493,7 +493,11 @@ class Trainer:
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:
-        """Count an epoch. A run measured in iterations ends within a pass, where a longer run continues."""
+        """Count an epoch, and begin the next one at batch 0.
+
+        A run measured in iterations is one epoch. When it is complete, the position in the loader is kept,
+        because a longer run continues the pass.
+        """
         self.epoch = self.metrics.epoch = self.epoch + 1
         if self.by_epoch or not self.position.at_end:
             self.batch_idx = self.position.evaluated = 0
@@ -517,7 +521,11 @@ class Trainer:
         self.bus.close()
 
     def _may_close_loops(self) -> bool:
-        """Return whether a hand-written loop waits for its body, here or on an ended thread."""
+        """Return whether the run is a hand-written training loop that this thread may close.
+
+        It may if the loop's generator is suspended, and the loop runs on this thread or its thread has
+        ended.
+        """
         states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
         waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
         here = self._thread is threading.current_thread() or not self._thread.is_alive()

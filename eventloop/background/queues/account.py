@@ -127,7 +127,10 @@ class SubscriberAccount(ABC):
                     self._drop_pending(item)
 
     def _drop_pending(self, pending: Pending) -> None:
-        """Count deferred events as dropped; one of each type if they were never created."""
+        """Count deferred events as dropped.
+
+        If they were never created, their number is unknown, and one event of each posted type is counted.
+        """
         events = pending.events
         for event_type in pending.types if events is None else map(type, events):
             if event_type in self.routes:

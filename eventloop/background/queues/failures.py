@@ -50,7 +50,7 @@ class FailingQueue(SubscriberQueue):
         logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
     def _name(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log each pair of event type and bad field once; return the events of new pairs."""
+        """Log the events whose type and unencodable field were not logged before, and return these events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._named]
         for bad in new:
             if (bad.event, bad.field) not in self._named:

@@ -34,8 +34,8 @@ class LaneOptions:
 
     @property
     def most(self) -> int:
-        """Return the largest number of events in a batch, 0 if events are delivered one by one.
+        """Return the largest number of events in a batch.
 
-        With `batch=True` a batch has all waiting events.
+        It is `sys.maxsize` with `batch=True`, and 0 if events are delivered one by one.
         """
         return sys.maxsize if self.batch is True else int(self.batch)

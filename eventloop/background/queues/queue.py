@@ -47,7 +47,8 @@ Delivery = Event | list[Event]
 class SubscriberQueue(SubscriberAccount):
     """The bounded queue of a subscriber, with its spill file.
 
-    With a `when=` a thread of its own asks about each event; a rejected one leaves the account.
+    For a subscriber with `when=` a thread of its own calls that function for each event. An event that it
+    rejects is taken out of the account.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
@@ -73,7 +74,7 @@ class SubscriberQueue(SubscriberAccount):
 
     @property
     def held(self) -> bool:
-        """Return whether one delivery keeps the subscriber for long."""
+        """Return whether the delivery under way has taken longer than `HELD_SECONDS`."""
         return bool(self._began) and perf_counter() - self._began > HELD_SECONDS
 
     def set_routes(self, routes: dict[type[Event], Route]) -> None:
@@ -85,7 +86,10 @@ class SubscriberQueue(SubscriberAccount):
     # --- putting in (the emitting thread) ------------------------------------------------------------------
 
     def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
-        """Return the functions that hand an event over: without, and with the time of its emit."""
+        """Return two functions that append an event of a type to `incoming` if it passes the early filter.
+
+        The second also notes the time of the emit, to measure how long the event waits.
+        """
         append, early = self.incoming.append, self.routes[event_type].early
 
         def feed(event: Event) -> None:
@@ -99,7 +103,7 @@ class SubscriberQueue(SubscriberAccount):
         return (append if early is None else feed), stamp
 
     def feed(self, event: Event) -> None:
-        """Hand over an event that the background creates."""
+        """Append a health event, which no emit hands over, to `incoming` if the subscriber wants it."""
         if self._wants(event):
             self.incoming.append(event)
 
@@ -111,16 +115,18 @@ class SubscriberQueue(SubscriberAccount):
         return pending
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
-        """Put the created events into their place."""
+        """Put the created events that the subscriber wants into the place that `post` kept for them."""
         wanted = [event for event in events if self._wants(event)]
         with self._lock:
             if pending.events is None:
                 pending.events = wanted
 
     def wants_now(self, passes: Passes, event: Event) -> bool:
-        """Ask `when=` at the emit, for overflow="block"; its error is a failed event.
+        """Return whether the subscriber wants an event, asking `when=` at the emit, for overflow="block".
 
-        A signal may end any line of the main thread, so what it raises is not the filter's error.
+        If `when=` raises, the error is reported, and the event counts as failed and is not wanted. A
+        KeyboardInterrupt or SystemExit on the main thread is raised again, because a signal handler may
+        have raised it.
         """
         try:
             return bool(passes(event))
@@ -135,9 +141,9 @@ class SubscriberQueue(SubscriberAccount):
             return False
 
     def would_want(self, event: Event) -> bool:
-        """Ask all filters about an event that is emitted after the end.
+        """Return whether the filters pass an event that is emitted after the bus was closed.
 
-        Without an answer it counts as wanted.
+        An event counts as wanted if its filter raises, or cannot be asked because an earlier call hangs.
         """
         route = self.routes[type(event)]
         tests = [route.early] if self._asking is not None else [route.early, route.late]
@@ -168,7 +174,7 @@ class SubscriberQueue(SubscriberAccount):
     # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
 
     def take_in(self, *, own: bool) -> None:
-        """Move events from `incoming` into the queue; stop at values that are still on the device.
+        """Move events from `incoming` into the queue, up to the first place of a deferred not created yet.
 
         Args:
             own: whether this is the subscriber's own thread, which delivers next: it leaves in `incoming`
@@ -278,9 +284,11 @@ class SubscriberQueue(SubscriberAccount):
                 self._asked += 1
 
     def _passes(self, asking: tuple[float, Event]) -> bool:
-        """Ask `when=`, and take a rejected event out of the account; its error is a failed event.
+        """Return whether `when=` passes an event, and account for an event that it does not pass.
 
-        If the call has hung, or the subscriber has ended meanwhile, the event is counted already.
+        A rejected event leaves the account; if `when=` raises, the event has failed. Nothing is counted if
+        the call took so long that it was given up, or if the subscriber has ended meanwhile: the event was
+        counted then.
         """
         event = asking[1]
         route = self.routes.get(type(event))
@@ -312,10 +320,10 @@ class SubscriberQueue(SubscriberAccount):
             return self._note(self._take_queued(most))
 
     def _has_caught_up(self) -> bool:
-        """Return whether the oldest waiting event is in `incoming`, so that it may be taken from there.
+        """Return whether the subscriber may take its next event directly from `incoming`.
 
-        Called with the lock. While another thread moves events, it may hold an older one that is to be
-        spilled.
+        It may if no older event is in the queue, in the spill file, or in the hands of another thread that
+        moves events. The caller holds the lock.
         """
         others_move = self._filter is not None or self._feeding.locked()
         return self._spills and not (others_move or self.buffer or self._spill.count or self.ended_by)
@@ -334,7 +342,10 @@ class SubscriberQueue(SubscriberAccount):
         return events  # type: ignore[return-value]
 
     def _take_directly(self, most: int) -> list[Event]:
-        """Take events from `incoming`, past the empty queue of a subscriber that spills: it has caught up."""
+        """Take at most `most` events from `incoming`, without putting them into the queue first.
+
+        Only called if `_has_caught_up` is true: then the queue is empty, and the order is kept.
+        """
         if self._has_posts:
             found = list(islice(iter(self._next_incoming, None), most))
         else:

@@ -47,10 +47,10 @@ class SpillFile:
         self._file: IO[bytes] | None = None
 
     def write_tail(self) -> None:
-        """Write the tail as a chunk.
+        """Write the encoded events that are collected in `tail` to the file, as one chunk.
 
         Raises:
-            OSError: there is no room on the disk, or no file can be opened; the tail stays as it was.
+            OSError: there is no room on the disk, or no file can be opened; `tail` stays as it was.
         """
         if self._file is None:
             self._file = tempfile.TemporaryFile(prefix="eventloop-", buffering=0)  # noqa: SIM115

@@ -77,12 +77,16 @@ class Lane(FailingQueue):
         self.set_routes(former.routes)
 
     def leave_out(self, why: str) -> None:
-        """Exclude this subscriber from the reopened bus."""
+        """Mark the subscriber as stalled, because it takes no part in the bus that is reopened.
+
+        Args:
+            why: the reason, for reports.
+        """
         self.ended_by, self.last_error = "stalled", why
 
     @property
     def blocked_by_caller(self) -> bool:
-        """Return whether nothing is delivered while this thread waits."""
+        """Return whether the queue cannot get empty while the calling thread waits for it."""
         return False
 
     @property
@@ -198,7 +202,11 @@ class Lane(FailingQueue):
             yield self._pop_incoming()
 
     def _leave(self, item: Incoming) -> list[Event]:
-        """Return the events that an item stands for; deferred ones that were never created are dropped."""
+        """Return the events of an item that a close has left in the queue.
+
+        An item is an event, or the place of a deferred. If its events were never created, they count as
+        dropped.
+        """
         if not isinstance(item, Pending):
             return [unstamped(item)]
         if item.events is None:

@@ -10,8 +10,9 @@ from eventloop.events import Event
 class Flights:
     """Unacknowledged deliveries, the oldest first; a delivery is one event, or a batch.
 
-    After the death of a worker all of them are sent again, one at a time until those are acknowledged that
-    the dead worker had. So it is known which delivery the next worker dies of.
+    After the death of a worker all of them are sent again. Those that the dead worker had are sent one at
+    a time, each after the acknowledgement of the one before, so that it is known over which one the next
+    worker dies.
     """
 
     def __init__(self) -> None:

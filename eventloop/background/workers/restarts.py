@@ -151,9 +151,13 @@ class SupervisedLane(Lane):
         return self._in_a_row >= DEATHS_IN_A_ROW or self.deaths >= DEATHS
 
     def _bury(self, how: str) -> None:
-        """Count the delivery that workers die of as failed.
+        """Count the first unacknowledged delivery, over which the workers died, as failed.
 
-        Ends the subscriber unless errors are only logged and there may be more deaths.
+        The subscriber goes on only if `on_error` does not disable it and fewer than `DEATHS` workers have
+        died. Otherwise all unacknowledged deliveries have failed, and the subscriber ends.
+
+        Args:
+            how: how the last worker ended, for the message.
         """
         flight = self._flights.waiting[0] if self._ready and self._flights.sent else None
         last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
@@ -204,7 +208,13 @@ class SupervisedLane(Lane):
         self._in_a_row = 0
 
     def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
-        """Record the last of the deliveries that make up the `count` events to be acknowledged."""
+        """Record the spans of deliveries that a worker has acknowledged.
+
+        Args:
+            count: the number of acknowledged events, which are those of the oldest deliveries.
+            spans: the begin and the seconds of the last of these deliveries; fewer than all if recording
+                began in between.
+        """
         landing: list[list[Event]] = []
         for flight in self._flights.waiting:
             if count <= 0:

@@ -105,8 +105,8 @@ class Retention:
     def due(self, metrics: Mapping[str, float], names: Mapping[str, str]) -> list[str]:
         """Return the metrics whose score is among the best, so that a checkpoint is due.
 
-        The score must beat the last of the `keep_best` best ones, and the checkpoint that has the same name
-        already.
+        A score must beat the worst of the `keep_best` best ones. If a best checkpoint of the same name
+        exists, the score must beat that one as well, because it would be replaced.
 
         Args:
             metrics: the scores of a validation.
@@ -165,7 +165,10 @@ class Retention:
         self._taken(name)
 
     def _taken(self, name: str) -> list[tuple[str, int]]:
-        """Remove the first running save of a name, and return it."""
+        """Remove the oldest running save of a name, and return it.
+
+        Returns a list of its name and iteration as a pair; an empty one if there is no such save.
+        """
         taken = [each for each in self._begun if each[0] == name][:1]
         for each in taken:
             self._begun.remove(each)
@@ -185,7 +188,10 @@ class Retention:
         return found
 
     def keep_existing(self, there: Collection[str]) -> None:
-        """Forget the regular checkpoints that do not exist, such as that of a save that failed."""
+        """Forget the regular checkpoints that are not in `there`, the names of those in the directory.
+
+        The save of such a checkpoint may have failed.
+        """
         self.durable = [name for name in self.durable if name in there]
 
     def validated(self, metrics: Mapping[str, float], iteration: int) -> None:

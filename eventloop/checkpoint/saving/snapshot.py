@@ -209,7 +209,11 @@ class Rest:
         _refuse(changed)
 
     def join(self) -> None:
-        """Wait until CPU tensors may be changed, and let later work on a device wait for its copies."""
+        """Wait until the training thread may change the tensors.
+
+        It waits for the copies of CPU tensors. For tensors on a CUDA device it does not wait: work that is
+        queued on the device later begins after the copies.
+        """
         self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
         for device, event in self._streamed:
