@@ -74,6 +74,7 @@ def ending(
 @pytest.mark.parametrize("fails", [False, True])
 def test_it_is_waited_for_while_it_delivers(ending: Ending, fails: bool) -> None:
     """Nothing is left although its time was over several times, also after an error, which closes the writers."""
+    ending.trainer.bus.drain_timeout = 0.2  # of which it waits ten times at most: enough on a busy machine
     if fails:
         ending.trainer.bus.subscribe(lambda event: 1 / 0, "after_train_epoch", start=1)
 
