@@ -169,12 +169,13 @@ def short(record: dict[str, Any]) -> str:
     """Return the section that opens the page, of the record that is kept."""
     dispatch = next(g for g in record["goals"] if g["goal"] == IDLE.format(10))
     steps = [g for g in record["goals"] if g["goal"].startswith(STEP.format(""))]
-    ratios = ", ".join(f"{g['goal']} takes {g['measured']} of its time without" for g in steps)
+    seconds = {g["goal"]: record["figures"][f"{g['goal']}, off"]["median_ns"] / 1e9 for g in steps}
+    ratios = ", ".join(f"{g['measured']} for one of {seconds[g['goal']] * 1e3:.2g} ms" for g in steps)
     return section(
         "the same dispatch with the account of costs and without it.",
         [
-            f"With it {ratios}.",
-            f"A dispatch to 10 handlers that do nothing takes {dispatch['measured']}.",
+            f"A train iteration with it, to one without: {ratios}.",
+            f"A dispatch to 10 handlers that do nothing: {dispatch['measured']}.",
         ],
         record["goals"],
         record["environment"],

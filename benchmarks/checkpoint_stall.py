@@ -275,8 +275,9 @@ def short(record: dict[str, Any]) -> str:
     ours, sync = record["ways"][Ours.name], record["ways"][Synchronous.name]
     others = (name for name in record["ways"] if name not in (Way.name, Ours.name, Synchronous.name))
     beside = ", ".join(f"{name} {record['ways'][name]['blocked'] * 1e3:.0f} ms" for name in others)
+    threads = record["environment"]["torch threads"]
     return section(
-        f"a training with one checkpoint in each turn, {record['environment']['torch threads']} thread(s) of torch.",
+        f"a training with one checkpoint in each turn; torch has {threads} thread{'' if threads == '1' else 's'}.",
         [
             (
                 f"A checkpoint of eventloop blocks the training thread for {ours['blocked'] * 1e3:.1f} ms "

@@ -226,11 +226,11 @@ def short(record: dict[str, Any]) -> str:
         [
             (
                 f"Where steps keep {KEPT[-1]} objects, Python's own collection makes {python['full_in_steps']:g} full collections in "
-                f"steps, and the slowest step takes {milliseconds(python['max'])}."
+                f"steps, and the slowest step takes {python['max'] * 1e3:.0f} ms."
             ),
             (
-                f"With the hook there are {ours['full_in_steps']:g} in steps, and the slowest takes {milliseconds(ours['max'])}; the longest pause "
-                f"between steps is {milliseconds(ours['between'])} there, and {record['goals'][1]['measured']} where steps keep none."
+                f"With the hook there are {ours['full_in_steps']:g} in steps, and the slowest takes {ours['max'] * 1e3:.1f} ms; the longest pause "
+                f"between steps is {ours['between'] * 1e3:.1f} ms there, and {record['goals'][1]['measured']} where steps keep none."
             ),
         ],
         record["goals"],

@@ -211,7 +211,8 @@ def short(record: dict[str, Any]) -> str:
             nearest[name] = max(peers)
     faster = sum(round(ratio, 2) <= 1.0 for ratio, _ in nearest.values())
     closest = sorted(nearest, key=lambda name: -nearest[name][0])[:3]
-    listed = "; ".join(f"{name} {nearest[name][0]:.2f}x {nearest[name][1]}" for name in closest)
+    beside = {name: f"{nearest[name][0]:.2f}x {nearest[name][1].split()[0]}" for name in closest}
+    listed = "; ".join(f"{name} ({beside[name]})" for name in closest)
     return section(
         f"{len(rows)} hooks and uses of metrics, each alone, beside the same work by hand and the peers' hooks.",
         [

@@ -19,8 +19,9 @@ memory makes it faster or slower by some percent. How much, the row of a second 
 - transformers.Trainer: logging_steps=10 to TensorBoardCallback and a callback for the lines; save_strategy="epoch".
 
 No progress bar anywhere; what goes to a console is thrown away. A step lasts from the beginning of one forward pass
-to that of the next, so logs and checkpoints are in it. The dispatch comparison announces one event to 10 handlers
-that do nothing, beside a plain loop over them in the same process. A peer that cannot be had is named, with why.
+to that of the next, so logs and checkpoints are in it; a whole run ends when what was left to the background is done.
+The dispatch comparison announces one event to 10 handlers that do nothing, beside a plain loop over them in the same
+process. A peer that cannot be had is named, with why.
 
     python -m benchmarks.peers --json peers.json --markdown peers.md --picture peers.svg
     python -m benchmarks.peers --from peers.json --picture peers.svg        # draw it again
@@ -64,7 +65,7 @@ class Aim:
     epochs: int
     """Of a turn."""
     goal: float
-    """The mean step of the whole stack over the bare loop's."""
+    """The whole run of the whole stack over the bare loop's."""
 
 
 AIMS = {
@@ -74,6 +75,11 @@ AIMS = {
 
 
 short = peers_report.short
+
+
+def page_of(record: dict[str, Any]) -> str:
+    """The whole page."""
+    return peers_report.page_of((__doc__ or "").splitlines()[0], record)
 
 
 # --- measuring ---------------------------------------------------------------------------------------------
@@ -245,8 +251,7 @@ def main() -> None:
     """Measure, or read what was; print, keep, draw."""
     options = arguments()
     record = measure(options) if options.kept is None else msgspec.json.decode(options.kept.read_bytes())
-    title = (__doc__ or "").splitlines()[0]
-    publish(peers_report.report(title, record), record, short, json=options.json, markdown=options.markdown)
+    publish(page_of(record), record, short, json=options.json, markdown=options.markdown)
     if options.picture is not None:
         peers_report.draw(record, options.picture)
 

@@ -16,7 +16,9 @@
   between two points, and the resident memory. It is the first sweep, in a process that has done nothing else.
 
 The points of a sweep take turns in rounds; its lines go through the medians. Where x spans decades the line
-minimises relative residuals, so that the small ones count too. One torch thread.
+minimises relative residuals, so that the small ones count too. One torch thread. What was measured is drawn again by
+
+    python -m benchmarks.scaling --from scaling.json --markdown scaling.md --picture scaling.svg
 """
 
 from __future__ import annotations
@@ -37,11 +39,12 @@ from benchmarks.helpers.pictures import OTHERS, OURS, SECOND, picture
 from benchmarks.helpers.straight_lines import Series
 from benchmarks.helpers.timing import command_line, environment, markdown_table, publish, version_of
 
-COLUMNS = ["sweep", "what", "points", "slope", "at 0", "R²", "largest residual", "of the value"]
+COLUMNS = ["sweep", "what", "points", "the medians", "line", "at 0", "R²", "largest residual", "of the value"]
 NOTE = (
-    "Least squares through the medians (iterations: one run), of relative residuals where x spans decades. Largest "
-    "residual: measured less line, and the largest part of a measured value that one is. Of a flat line, whose points "
-    "differ by noise only, R² is near 0: its slope and its residual count."
+    "The medians are called straight if R² is at least 0.99, and level if none is more than 10 % from the middle one; "
+    "of others no slope is quoted. The line is least squares through the medians (iterations: one run), of relative "
+    "residuals where x spans decades; it stands here also where it does not fit. Largest residual: measured less line, "
+    "and the largest part of a measured value that one is."
 )
 POINT_COLUMNS = ["at", "median", "quartiles", "the line"]
 
@@ -113,25 +116,32 @@ def measured(plan: Plan) -> dict[str, Any]:
 
 def short(record: dict[str, Any]) -> str:
     """Return the section that opens the page, of the record that is kept."""
-    sweeps = record["sweeps"]
-    emit, plain = sweeps["handlers"].values()
-    thread, *_ = sweeps["writers"].values()
-    stack = sweeps["parameters"]["default hooks and the loop"]
-    _, whole, memory = sweeps["iterations"].values()
+    sweeps = series_of(record)
+    emit, plain = sweeps["handlers"]
+    thread, *_ = sweeps["writers"]
+    stack = sweeps["parameters"][2]
+    pace, whole, memory = sweeps["iterations"]
     return section(
         "the cost of an event or an iteration at growing numbers of handlers, writers, parameters and iterations.",
         [
-            f"Handlers, to {emit['x'][-1]:.0f}: {emit['slope_text']} (a plain loop {plain['slope_text']}), R² {emit['r2']:.3f}.",
-            f"Writers, to {thread['x'][-1]:.0f}: {thread['slope_text']} on the training thread, of {thread['intercept']:.0f} µs.",
-            (
-                f"Parameters, to {stack['x'][-1]:,.0f}: default hooks and loop take {min(stack['median']):.0f} to "
-                f"{max(stack['median']):.0f} µs an iteration."
-            ),
-            f"Iterations, to {whole['x'][-1]:,.0f}: {whole['slope_text']}, R² {whole['r2']:.4f}; memory {memory['slope_text']}.",
+            f"Handlers, 0 to {emit.xs[-1]:.0f}, time of an event: {emit.text}; a plain loop over them: {plain.text}.",
+            f"Writers, 0 to {thread.xs[-1]:.0f}, time of an iteration on the training thread: {thread.text}.",
+            f"Parameters, to {stack.xs[-1]:,.0f}, default hooks and loop in an iteration: {stack.text}.",
+            f"Iterations, to {whole.xs[-1]:,.0f}, time since the beginning: {whole.text}.",
+            f"The same, time of an iteration: {pace.text}.",
+            f"The same, resident memory: {memory.text}.",
         ],
         [],
         record["environment"],
     )
+
+
+def series_of(record: dict[str, Any]) -> dict[str, list[Series]]:
+    """Return the series of each sweep of a record."""
+    return {
+        name: [Series.of(*kept) for kept in all_series.items()]
+        for name, all_series in record["sweeps"].items()
+    }
 
 
 # --- the report --------------------------------------------------------------------------------------------
@@ -145,7 +155,8 @@ def line_rows(sweeps: dict[str, list[Series]]) -> list[list[str]]:
             line = series.fit()
             rows.append(
                 [
-                    name, series.name, str(len(series.xs)), series.slope_text, f"{line.intercept:.4g} {series.unit}",
+                    name, series.name, str(len(series.xs)), series.text, series.slope_text,
+                    f"{line.intercept:.4g} {series.unit}",
                     f"{line.r2:.4f}", f"{line.residual:+.3g} {series.unit}", f"{line.residual_share:.1%}",
                 ]
             )  # fmt: skip
@@ -162,9 +173,9 @@ def point_table(series: Series) -> str:
     return markdown_table(POINT_COLUMNS, rows)
 
 
-def report(record: dict[str, Any], sweeps: dict[str, list[Series]]) -> str:
+def page_of(record: dict[str, Any]) -> str:
     """The whole page."""
-    about = record["environment"]
+    about, sweeps = record["environment"], series_of(record)
     parts = [
         f"# {(__doc__ or '').splitlines()[0]}",
         f"`{record['command']}`",
@@ -186,69 +197,90 @@ Line = tuple[Series, str, str]
 
 def draw(sweeps: dict[str, list[Series]], path: Path) -> None:
     """A panel for each sweep: medians, quartiles and lines."""
-    with picture(path, (2, 2), (9.6, 6.6)) as axes:
+    iteration = "time of an iteration, µs"
+    with picture(path, (2, 2), (10.4, 7.6)) as axes:
         (for_handlers, for_writers), (for_parameters, for_iterations) = axes
         emitted, plain = sweeps["handlers"]
-        panel(for_handlers, "Handlers of an event", "ns", [(plain, OTHERS, "--"), (emitted, OURS, "-")])
+        panel(
+            for_handlers, "One event to more handlers", "handlers of the event", "time of an event, ns",
+            [(plain, OTHERS, "--"), (emitted, OURS, "-")],
+        )  # fmt: skip
         thread, written, own = sweeps["writers"]
         panel(
-            for_writers, "Writers", "µs an iteration",
+            for_writers, "An iteration with more writers", "writers", iteration,
             [(written, OTHERS, "--"), (thread, SECOND, "-"), (own, OURS, "-")],
         )  # fmt: skip
         bare, average, own, _, python = sweeps["parameters"]
         panel(
-            for_parameters, "Parameters", "µs an iteration",
+            for_parameters, "An iteration of a larger model", "parameters of the model", iteration,
             [(bare, OTHERS, "-"), (average, SECOND, "-"), (own, OURS, "-"), (python, OTHERS, ":")],
             logarithmic="xy",
         )  # fmt: skip
         pace, _, memory = sweeps["iterations"]
         panel(
-            for_iterations, "Iterations", "µs an iteration", [(pace, OURS, "-")], logarithmic="x",
-            right=(memory, SECOND, "-"),
+            for_iterations, "A longer run", "iterations since the beginning", iteration, [(pace, OURS, "-")],
+            logarithmic="x", right=("resident memory, MiB", (memory, SECOND, "-")),
         )  # fmt: skip
 
 
 def panel(
-    ax: Any, title: str, unit: str, lines: list[Line], *, logarithmic: str = "", right: Line | None = None
+    ax: Any,
+    title: str,
+    across: str,
+    upwards: str,
+    lines: list[Line],
+    *,
+    logarithmic: str = "",
+    right: tuple[str, Line] | None = None,
 ) -> None:
     """Series of one unit, and one of another with its axis on the right. The legend is above the lines."""
     ax.set_title(title, loc="left")
-    ax.set_ylabel(unit)
-    ax.grid(True)
+    ax.set_xlabel(across)
+    ax.set_ylabel(upwards)
+    ax.grid(axis="y")
     ax.set_axisbelow(True)
     ax.set_xscale("log" if "x" in logarithmic else "linear")
     ax.set_yscale("log" if "y" in logarithmic else "linear")
     handles = [plot(ax, *line) for line in lines]
-    top = max(max(series.ys) for series, _, _ in lines)
+    top = max(high for series, _, _ in lines for _, high in series.quartiles)
     if "y" in logarithmic:
-        ax.set_ylim(top=top * 10 ** (0.5 * len(lines)))
+        ax.set_ylim(top=top * 10 ** (0.45 * len(lines)))
     else:
-        ax.set_ylim(0, top * 1.4)
+        ax.set_ylim(0, top * (1.1 + 0.1 * len(lines)))
+    low, high = ax.get_ylim()
+    ax.set_yticks(
+        [tick for tick in ax.get_yticks() if low <= tick <= top], minor=False
+    )  # none behind the legend
+    ax.set_ylim(low, high)
     if right is not None:
-        series, colour, _ = right
+        label, (series, colour, _) = right
         other = ax.twinx()
-        other.set_ylabel(series.unit, color=colour)
+        other.set_ylabel(label, color=colour)
         other.tick_params(axis="y", labelcolor=colour, color=colour)
         other.set_ylim(0, max(series.ys) * 1.8)
-        handles.append(plot(other, *right))
-    ax.legend(handles=handles, loc="upper left", fontsize=8)
+        handles.append(plot(other, *right[1]))
+    ax.legend(handles=handles, loc="upper left", fontsize=7.5, borderaxespad=0.2)
 
 
 def plot(ax: Any, series: Series, colour: str, style: str) -> Any:
-    """Points, their quartiles, and the line, which is returned."""
-    line = series.fit()
+    """Points, their quartiles, and a line, which is returned: straight or level where the points are, else through them."""
     below = [max(0.0, y - low) for y, (low, _) in zip(series.ys, series.quartiles, strict=True)]
     above = [max(0.0, high - y) for y, (_, high) in zip(series.ys, series.quartiles, strict=True)]
     ax.errorbar(
         series.xs, series.ys, yerr=[below, above], fmt="o", markersize=3.5, color=colour, elinewidth=1.0
     )
-    first, last = series.xs[0], series.xs[-1]
-    steps = [first * (last / first) ** (i / 60) for i in range(61)] if first else [first, last]
     (drawn,) = ax.plot(
-        steps, [line.at(x) for x in steps], style, color=colour, linewidth=1.2,
-        label=f"{series.name}: {series.slope_text}",
-    )  # fmt: skip
+        series.xs, line_of(series), style, color=colour, linewidth=1.2, label=f"{series.name}: {series.text}"
+    )
     return drawn
+
+
+def line_of(series: Series) -> list[float]:
+    """Return the line at each x: what the medians are called, or the medians."""
+    if series.shape == "straight":
+        line = series.fit()
+        return [line.at(x) for x in series.xs]
+    return [series.middle] * len(series.xs) if series.shape == "level" else series.ys
 
 
 def arguments() -> argparse.Namespace:
@@ -272,13 +304,9 @@ def main() -> None:
         record = msgspec.json.decode(options.kept.read_bytes())
     else:
         record = measured(QUICK if options.quick else FULL)
-    sweeps = {
-        name: [Series.of(*kept) for kept in all_series.items()]
-        for name, all_series in record["sweeps"].items()
-    }
-    publish(report(record, sweeps), record, short, json=options.json, markdown=options.markdown)
+    publish(page_of(record), record, short, json=options.json, markdown=options.markdown)
     if options.picture is not None:
-        draw(sweeps, options.picture)
+        draw(series_of(record), options.picture)
 
 
 if __name__ == "__main__":

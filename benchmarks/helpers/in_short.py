@@ -1,4 +1,4 @@
-"""Write the section that opens each page of results, at most ten lines for a person in a hurry.
+"""Write the section that opens each page of results, at most ten short lines for a person in a hurry.
 
 Each script has a function `short`, which makes the section of the record that its JSON file keeps. So the sections of
 all committed pages can be written again without measuring anything:
@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 
 HEADING, AFTER = "## In short", "## How it was measured"
-MOST_LINES = 10
+MOST_LINES, WIDEST = 10, 200
+"""Lines below the heading, and characters of a line."""
 RESULTS = Path(__file__).parents[1] / "results"
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
@@ -36,7 +37,7 @@ def section(
     torch = f", torch {environment['torch']}" if "torch" in environment else ""
     opening = [HEADING, "", f"- Measured: {measured}", *(f"- {answer}" for answer in answers)]
     count, *open_goals = goal_lines(goals)
-    room = max(1, MOST_LINES - len(opening) - 2)
+    room = max(1, MOST_LINES - len(opening[2:]) - 2)
     if len(open_goals) > room:  # a run is never lost because many goals are not met
         open_goals[room - 1 :] = [" ".join(open_goals[room - 1 :])]
     machine = f"Machine: {environment['system']}, no GPU is used; {environment['python']}{torch}."

@@ -1,13 +1,23 @@
-"""Points measured over many rounds, and the straight line through their medians."""
+"""Points measured over many rounds, the straight line through their medians, and whether they deserve to be called one.
+
+A series is called straight if R² is at least 0.99, and level if no median is more than 10 % from the middle one. Of any
+other series no slope is quoted, only the range of its medians.
+"""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
+
+STRAIGHT, LEVEL = 0.99, 0.10
+"""The least R² of a straight line, and how far a median of a level line may be from the middle one, as a part of it."""
+
+
+Shape = Literal["straight", "level", "neither"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,32 @@ class Series:
         """The slope with its unit."""
         return f"{self.fit().slope * self.each:.3g} {self.unit} / {self.per}"
 
+    @property
+    def middle(self) -> float:
+        """The middle one of the medians."""
+        return statistics.median(self.ys)
+
+    @property
+    def spread(self) -> float:
+        """How far a median is from the middle one at most, as a part of that."""
+        return max(abs(y - self.middle) for y in self.ys) / self.middle
+
+    @property
+    def shape(self) -> Shape:
+        """What the medians may be called."""
+        if self.spread <= LEVEL:
+            return "level"
+        return "straight" if self.fit().r2 >= STRAIGHT else "neither"
+
+    @property
+    def text(self) -> str:
+        """What the medians say, in words: a slope only where they are on a straight line."""
+        if self.shape == "straight":
+            return f"{self.slope_text}, straight (R² {self.fit().r2:.3f})"
+        if self.shape == "level":
+            return f"{digits(self.middle)} {self.unit}, level within {self.spread * 100:.0f} %"
+        return f"{digits(min(self.ys))} to {digits(max(self.ys))} {self.unit}, no straight line"
+
     @classmethod
     def of(cls, name: str, record: dict[str, Any]) -> Self:
         """Return the series that `record` was made of."""
@@ -115,6 +151,11 @@ def fit(xs: Sequence[float], ys: Sequence[float], *, relative: bool = False) -> 
     r2 = 1.0 - float(np.sum((weights * residuals) ** 2)) / spread if spread else 1.0
     largest = float(residuals[np.argmax(np.abs(residuals))])
     return Fit(slope, intercept, r2, largest, float(np.max(np.abs(residuals / y))))
+
+
+def digits(value: float) -> str:
+    """Format a number with three digits, and never with an exponent."""
+    return f"{float(f'{value:.3g}'):,g}" if abs(value) < 1e6 else f"{value:,.0f}"
 
 
 def _quartiles(values: list[float]) -> tuple[float, float]:
