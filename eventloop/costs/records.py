@@ -132,6 +132,26 @@ class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases
 
 
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """The peak memory of PyTorch's allocator on one device, in bytes."""
+
+    name: str
+    """The device, such as "cuda:0"."""
+    allocated: int
+    """Memory in tensors."""
+    reserved: int
+    """Memory that the allocator held, in tensors or free."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The peak memory of the process so far, in bytes."""
+
+    host: int | None = None
+    """Physical memory, without other processes such as loader workers; None where it is not known."""
+    devices: list[DeviceMemory] = []
+    """The CUDA devices that the process used."""
+
+
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a run. After a resume `phases` covers only this process."""
 
@@ -154,6 +174,7 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """At most 512 points of equally many iterations; the last point may have fewer."""
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
+    memory: Memory = Memory()
     complete: bool = False
     """Whether the run has ended, after which this record is final; else it runs or was killed."""
 
