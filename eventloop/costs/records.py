@@ -132,6 +132,18 @@ class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases
 
 
+class DeviceRead(msgspec.Struct, frozen=True):
+    """The waits for the device in which one function read metrics on the training thread, in iterations."""
+
+    name: str
+    """The function that called `latest` or `history`, named as a handler is."""
+    line: str
+    """Its file and line, such as "train.py:24"."""
+    calls: int = 0
+    """Number of waits, however many values each read."""
+    seconds: float = 0.0
+
+
 class DeviceMemory(msgspec.Struct, frozen=True):
     """The peak memory of PyTorch's allocator on one device, in bytes."""
 
@@ -174,6 +186,8 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """At most 512 points of equally many iterations; the last point may have fewer."""
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
+    reads: list[DeviceRead] = []
+    """Waits for the device to read metrics, the longest first. Other reads, such as `item`, are not seen."""
     memory: Memory = Memory()
     complete: bool = False
     """Whether the run has ended, after which this record is final; else it runs or was killed."""

@@ -154,8 +154,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), memory=peak_memory(),
-        complete=complete,
+        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(),
+        reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
     )  # fmt: skip
 
 
