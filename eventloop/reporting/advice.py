@@ -9,6 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from eventloop.costs.records import DeviceRead, HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.shares import own_seconds
 from eventloop.reporting.trend import trend, usual
 from eventloop.util.formatting import duration, share
 
@@ -51,7 +52,7 @@ def advice(costs: RunCosts) -> list[str]:
         found.append(_waiting(read, costs))
     if dominant is None:
         found.append(_tail(costs))
-    elif read is None or read.name != dominant.name or read.seconds < _own_seconds(dominant, costs) / 2:
+    elif read is None or read.name != dominant.name or read.seconds < own_seconds(dominant, costs.phases) / 2:
         found.append(_handler(dominant, costs))
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
@@ -78,23 +79,17 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     return Advice(costs.phases.data, f"{what}; {todo}")
 
 
-def _own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
-    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
-    phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
-    return cost.seconds - sum(phases)
-
-
 def _dominant(costs: RunCosts) -> HandlerCost | None:
     """Return the handler that takes the most of the iterations, if that is worth a line."""
     inside = [cost for cost in costs.handlers if cost.in_iteration]
-    most = max(inside, key=lambda cost: _own_seconds(cost, costs), default=None)
-    if most is None or _own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
+    most = max(inside, key=lambda cost: own_seconds(cost, costs.phases), default=None)
+    if most is None or own_seconds(most, costs.phases) < HANDLER_SHARE * costs.phases.wall:
         return None
     return most
 
 
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
-    seconds = _own_seconds(cost, costs)
+    seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
     if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = max(1, round(seconds / cost.times.max))
