@@ -56,6 +56,7 @@ from eventloop.hooks.profiler import ProfilerHook
 from eventloop.hooks.runtime_info import RuntimeInfoHook
 from eventloop.hooks.sampler_seed import DistSamplerSeedHook
 from eventloop.hooks.sync_buffers import SyncBuffersHook
+from eventloop.hooks.throughput import ThroughputHook
 from eventloop.hooks.trace import TraceHook
 from eventloop.hooks.visualization import VisualizationHook
 from eventloop.migration.names import explain_absent
@@ -120,6 +121,7 @@ __all__ = [
     "StochasticWeightAverage",
     "SyncBuffersHook",
     "TestHook",
+    "ThroughputHook",
     "TraceHook",
     "VisualizationHook",
     "get_bn_modules",

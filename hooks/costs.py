@@ -5,19 +5,29 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from eventloop.costs.records import RunCosts, read_costs, write_costs
-from eventloop.events import AfterRun, AfterTrainEpoch, AfterTrainIter, BeforeRun, LoaderStall
+from eventloop.costs.shares import SCALARS, shares_between
+from eventloop.events import (
+    AfterRun,
+    AfterTrainEpoch,
+    AfterTrainIter,
+    BeforeRun,
+    BeforeTrainIter,
+    LoaderStall,
+    ScalarsLogged,
+)
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.reporting.advice import data_share, slow_loader
 from eventloop.reporting.summary import run_costs
 
 if TYPE_CHECKING:
+    from eventloop.bus import Bus
     from eventloop.training.trainer import Trainer
 
 logger = logging.getLogger("eventloop")
@@ -32,6 +42,7 @@ class CostsHook(Hook):
     """Write `costs.json`: the costs of handlers and subscribers, and the phases of iterations.
 
         default_hooks=dict(costs=dict(interval=300))
+        default_hooks=dict(costs=dict(log_every=30))    # shares as curves
 
     It also emits `loader_stall`, once a run, if the train loader is the bottleneck when the file is written.
 
@@ -41,26 +52,39 @@ class CostsHook(Hook):
     resumed run writes only its own part. A run that trains nothing, such as a validation, does not replace
     the record of a training.
 
+    With `log_every` the writers receive shares, 0 to 1, of the time of the iterations since the last log, as
+    scalars: `cost/data_share`, the wait for data, `cost/hooks_share`, the hooks phase, and for each handler
+    `cost/<handler>`, such as `cost/EMAHook.after_train_iter`, without the phases that it runs. They are
+    rank 0's, and `trainer.metrics` does not hold them. The console leaves them out.
+
     Args:
         interval: the most seconds between two writes while the run goes on; `float("inf")` writes at the end
             only.
+        log_every: seconds between two logs of the shares; None logs none.
 
     Raises:
-        TypeError, ValueError: `interval` is not a number above 0.
+        TypeError, ValueError: `interval` or `log_every` is not a number above 0.
     """
 
     priority = Priority.LOWEST
 
-    def __init__(self, interval: float = 30.0) -> None:
-        if isinstance(interval, bool) or not isinstance(interval, int | float):
-            raise TypeError(f"interval must be a number of seconds, got {interval!r}")
-        if not interval > 0:
-            raise ValueError(f"interval must be above 0 seconds, got {interval}")
-        self._interval = interval
+    def __init__(self, interval: float = 30.0, *, log_every: float | None = None) -> None:
+        _check_seconds("interval", interval)
+        if log_every is not None:
+            _check_seconds("log_every", log_every)
+        self._interval, self._log_every = interval, log_every
+        self._log_at = -inf
+        self._logged: RunCosts | None = None  # the account at the last log
         self._wait = self._due = 0.0
         self._outcome = ""
         self._stalled = False  # whether `loader_stall` was emitted
         self._writing: threading.Thread | None = None
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe the hook, and the log of shares if it is switched on."""
+        super().attach(bus)
+        if self._log_every is not None:  # first of all: the iteration before is booked whole
+            bus.subscribe(self.log_shares, BeforeTrainIter, priority=Priority.HIGHEST)
 
     @on(priority=Priority.VERY_HIGH)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
@@ -68,6 +92,7 @@ class CostsHook(Hook):
         self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
         self._due = monotonic() + self._wait
         self._outcome, self._stalled = "", False
+        self._log_at, self._logged = -inf, None
         if trainer.rank == 0:
             trainer.during_run.callback(self._write_last, trainer)
 
@@ -80,6 +105,19 @@ class CostsHook(Hook):
         """Write the record when it is due; needed where iterations are long."""
         if monotonic() >= self._due:
             self._write(trainer)
+
+    def log_shares(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """Log the shares of the iterations since the last log, if they are due and wanted."""
+        now = monotonic()
+        if now < self._log_at or self._log_every is None or not trainer.bus.wants(ScalarsLogged):
+            return
+        self._log_at = now + self._log_every
+        costs = RunCosts(phases=trainer.clock.phases, handlers=trainer.bus.handler_costs())
+        before, self._logged = self._logged, costs
+        if before is not None and (shares := shares_between(before, costs)):
+            # an event of its own: ranks log at different iterations, and no reduction may wait for them
+            scalars = {f"{SCALARS}{name}": value for name, value in shares.items()}
+            trainer.announce(ScalarsLogged, mode="train", step=trainer.iter, scalars=scalars)
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Record why the run ended."""
@@ -109,6 +147,13 @@ class CostsHook(Hook):
         if self._writing is not None:
             self._writing.join(_JOIN_SECONDS)
         _try_to_write(trainer, run_costs(trainer, complete=True, outcome=self._outcome))
+
+
+def _check_seconds(name: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be above 0 seconds, got {value}")
 
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:

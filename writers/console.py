@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, TextIO
 
+from eventloop.costs.shares import SCALARS
 from eventloop.events import (
     AfterLoadCheckpoint,
     AfterRun,
@@ -167,7 +168,10 @@ class ConsoleWriter(Writer):
         self._ended = False
 
     def _train(self, event: ScalarsLogged) -> None:
-        self._scalars.update(event.scalars)
+        scalars = {name: value for name, value in event.scalars.items() if not name.startswith(SCALARS)}
+        if not scalars and event.scalars:
+            return  # the shares of `CostsHook`, one for each handler, are for curves
+        self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
         if self._printed is None:  # the first line comes at the next multiple of `interval`
             self._printed = (event.step - 1) // self.interval * self.interval

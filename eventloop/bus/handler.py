@@ -116,11 +116,11 @@ class Handler:
         The caller settles the signal first.
         """
         seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.timing.budget
-        phases = getattr(getattr(self.fn, "__self__", None), "runs_phases", ()) if inside else ()
+        owner = getattr(self.fn, "__self__", None) if event == "after_train_iter" else None
         return HandlerCost(
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
             seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
-            includes=[*phases], times=self.timing.times(self.calls),
+            includes=[*getattr(owner, "runs_phases", ())], times=self.timing.times(self.calls),
             estimated=self.timing.clocked < self.calls, budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip

@@ -132,6 +132,38 @@ class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
     phases: Phases
 
 
+class DeviceRead(msgspec.Struct, frozen=True):
+    """The waits for the device in which one function read metrics on the training thread, in iterations."""
+
+    name: str
+    """The function that called `latest` or `history`, named as a handler is."""
+    line: str
+    """Its file and line, such as "train.py:24"."""
+    calls: int = 0
+    """Number of waits, however many values each read."""
+    seconds: float = 0.0
+
+
+class DeviceMemory(msgspec.Struct, frozen=True):
+    """The peak memory of PyTorch's allocator on one device, in bytes."""
+
+    name: str
+    """The device, such as "cuda:0"."""
+    allocated: int
+    """Memory in tensors."""
+    reserved: int
+    """Memory that the allocator held, in tensors or free."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """The peak memory of the process so far, in bytes."""
+
+    host: int | None = None
+    """Physical memory, without other processes such as loader workers; None where it is not known."""
+    devices: list[DeviceMemory] = []
+    """The CUDA devices that the process used."""
+
+
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The costs of a run. After a resume `phases` covers only this process."""
 
@@ -154,6 +186,9 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """At most 512 points of equally many iterations; the last point may have fewer."""
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
+    reads: list[DeviceRead] = []
+    """Waits for the device to read metrics, the longest first. Other reads, such as `item`, are not seen."""
+    memory: Memory = Memory()
     complete: bool = False
     """Whether the run has ended, after which this record is final; else it runs or was killed."""
 

@@ -121,6 +121,13 @@ class Readings:
         self._enter(rows)
         self.leave_out(unread)
 
+    def waits(self, rows: list[Row]) -> bool:
+        """Return whether reading all packets, and rows that are not collected yet, waits for a device."""
+        unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
+        uncopied = [row for packet in unread if packet.copy is None for row in packet.rows]
+        on_device = any(tensor.device.type != "cpu" for tensor in tensors_in([*uncopied, *rows]))
+        return on_device or not all(packet.ready() for packet in unread)
+
     def leave_out(self, unread: list[Unread]) -> None:
         """Count values that could not be read, and log the 1st, 2nd, 4th, 8th, ... of each name."""
         for name, iteration, error in unread:

@@ -12,13 +12,14 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Self
 
 import torch
 
+from eventloop.costs.device_reads import DeviceReads
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
@@ -88,6 +89,8 @@ class EventStorage:
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
         self._readings = Readings()
+        self.device_reads = DeviceReads()
+        """The waits for the device of reads on the training thread, in training iterations."""
         self._shapes = Shapes()
         self._prefix = ""
         self.entered_in = 0
@@ -100,11 +103,8 @@ class EventStorage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the previous storage; do nothing in a context that never entered this one.
-
-        A generator may be closed in another context than its own.
-        """
-        entered = ENTERED.get()
+        """Restore the previous storage; do nothing in a context that never entered this one."""
+        entered = ENTERED.get()  # a generator may be closed in another context than its own
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
             ENTERED.set(entered[:last] + entered[last + 1 :])
@@ -322,10 +322,7 @@ class EventStorage:
         return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """Return the histories of all names, after waiting for values on the device.
-
-        Looking up an unknown name raises a KeyError that suggests a known one.
-        """
+        """Return all histories after waiting for the device; for an unknown name they suggest a known one."""
         self._read_all()
         self._readings.followed = True
         return ByName(self._readings.histories)
@@ -345,7 +342,9 @@ class EventStorage:
     def _read_all(self) -> None:
         # values that are read early are still logged at the end of their interval: they stay, as floats
         fresh = self._rows[self._entered :]
-        self._readings.settle_with(fresh)
+        counts = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
+        with self.device_reads.clocked() if counts and self._readings.waits(fresh) else nullcontext():
+            self._readings.settle_with(fresh)
         self._rows[self._entered :] = fresh  # without those that could not be read
         self._entered = len(self._rows)
 
@@ -376,8 +375,7 @@ class EventStorage:
     def _check_pending(self) -> None:
         """Read the waiting tensors that are on the CPU, and limit the number of waiting rows.
 
-        Small tensors that live long fragment the memory between the large tensors of the steps: the process
-        would grow.
+        Small tensors that live long fragment the memory between large ones: the process would grow.
         """
         read_on_host(self._rows[self._checked :])
         self.crowded = self.crowded or len(self._rows) > COLLECT_AT

@@ -202,6 +202,7 @@ CLASSES = _table(
     ("LearningRateMonitor", "LRScheduler, for the rates of every iteration; each log has the newest"),
     ("AutogradProfiler PyTorchProfiler TorchProfiler", "ProfilerHook"),
     ("TorchMemoryStats DeviceStatsMonitor", "MemoryHook"),
+    ("ThroughputMonitor SpeedMonitor", "ThroughputHook(count=..., flops=...)"),
     ("Timer", "a handler that calls trainer.stop(reason)"),
     ("TextLoggerHook CommonMetricPrinter RichProgressBar TQDMProgressBar ProgressBar",
      "ConsoleWriter, with the interval of LoggerHook"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.records import DeviceRead, HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.shares import own_seconds
 from eventloop.reporting.trend import trend, usual
 from eventloop.util.formatting import duration, share
 
@@ -18,6 +19,8 @@ LOADER_SHARE = 0.3
 """The share of a usual iteration above which the wait for data is worth a line."""
 HANDLER_SHARE = 0.1
 """The share of all iterations above which one handler is worth a line."""
+READ_SHARE = 0.1
+"""The share of all iterations above which the waits for the device to read metrics are worth a line."""
 TAIL = 4
 """How many times the median iteration the 99th percentile must last to be worth a line."""
 TAIL_SAMPLES = 200
@@ -43,9 +46,14 @@ def advice(costs: RunCosts) -> list[str]:
     """
     if not costs.phases.iterations:
         return []
-    dominant = _dominant(costs)  # which explains a tail, too
+    dominant, read = _dominant(costs), _longest_read(costs)  # a dominant handler explains a tail, too
     found = [*map(_behind, costs.subscribers if costs.complete else []), slow_loader(costs), _first(costs)]
-    found += [_handler(dominant, costs) if dominant is not None else _tail(costs)]
+    if read is not None:
+        found.append(_waiting(read, costs))
+    if dominant is None:
+        found.append(_tail(costs))
+    elif read is None or read.name != dominant.name or read.seconds < own_seconds(dominant, costs.phases) / 2:
+        found.append(_handler(dominant, costs))
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
 
@@ -71,23 +79,17 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     return Advice(costs.phases.data, f"{what}; {todo}")
 
 
-def _own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
-    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
-    phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
-    return cost.seconds - sum(phases)
-
-
 def _dominant(costs: RunCosts) -> HandlerCost | None:
     """Return the handler that takes the most of the iterations, if that is worth a line."""
     inside = [cost for cost in costs.handlers if cost.in_iteration]
-    most = max(inside, key=lambda cost: _own_seconds(cost, costs), default=None)
-    if most is None or _own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
+    most = max(inside, key=lambda cost: own_seconds(cost, costs.phases), default=None)
+    if most is None or own_seconds(most, costs.phases) < HANDLER_SHARE * costs.phases.wall:
         return None
     return most
 
 
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
-    seconds = _own_seconds(cost, costs)
+    seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
     if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = max(1, round(seconds / cost.times.max))
@@ -96,6 +98,27 @@ def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
         seconds,
         f"{cost.name} takes {share(seconds, costs.phases.wall)} of the iterations, {calls}; let it work less "
         'often (every=, or its interval), or in the background (offload="process")',
+    )
+
+
+def _longest_read(costs: RunCosts) -> DeviceRead | None:
+    """Return the function that waits the longest for the device to read metrics, if that is worth a line."""
+    longest = max(costs.reads, key=lambda read: read.seconds, default=None)
+    return None if longest is None or longest.seconds < READ_SHARE * costs.phases.wall else longest
+
+
+def _waiting(read: DeviceRead, costs: RunCosts) -> Advice:
+    iterations = costs.phases.iterations
+    often = f"{max(1, round(read.calls / iterations)):,} times an iteration"
+    if read.calls < 1.5 * iterations:
+        every = max(1, round(iterations / read.calls))
+        often = "in each iteration" if every == 1 else f"once in {every:,} iterations"
+    return Advice(
+        read.seconds,
+        f"{read.name} ({read.line}) waits for the device {often} to read metrics, "
+        f"{duration(read.seconds / read.calls)} each, {share(read.seconds, costs.phases.wall)} of the "
+        "iterations, and no work is queued meanwhile; read less often (every=), or take the values from "
+        "scalars_logged, which come without a wait",
     )
 
 

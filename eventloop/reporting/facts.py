@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.costs.records import HandlerCost, Phases, RunCosts, SubscriberCost
+from eventloop.costs.records import HandlerCost, Memory, Phases, RunCosts, SubscriberCost
 from eventloop.reporting.report import Report, outdated
 from eventloop.reporting.trend import medians
-from eventloop.util.formatting import duration, share, three_digits
+from eventloop.util.formatting import duration, memory_size, share, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
 """The row of the time in the hooks phase that no handler took."""
@@ -49,7 +49,12 @@ def facts(report: Report) -> list[Fact]:
     costs, log = report.costs, report.log
     found = []
     if costs is not None:
-        found += [*_duration_facts(costs), *_iteration_facts(costs), *_event_facts(costs)]
+        found += [
+            *_duration_facts(costs),
+            *_iteration_facts(costs),
+            *_memory_facts(costs),
+            *_event_facts(costs),
+        ]
     elif log is not None and log.curves:
         found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
     found.append(Fact("state", state(report), bad=state(report).startswith("error")))
@@ -102,6 +107,20 @@ def _iteration_facts(costs: RunCosts) -> list[Fact]:
         of_usual = f"{share(usual[phase], usual['wall'])} (mean {of_all})" if usual else of_all
         found.append(Fact(f"{name}, {kind}", of_usual))
     return found
+
+
+def _memory_facts(costs: RunCosts) -> list[Fact]:
+    text = memory_text(costs.memory)
+    return [Fact("peak memory", text)] if text else []
+
+
+def memory_text(memory: Memory) -> str:
+    """Return the peak memory of host and devices on one line; "" if neither is known."""
+    parts = [] if memory.host is None else [f"host {memory_size(memory.host)}"]
+    for device in memory.devices:
+        held = memory_size(device.reserved)
+        parts.append(f"{device.name} {memory_size(device.allocated)} in tensors, {held} reserved")
+    return "; ".join(parts)
 
 
 def _event_facts(costs: RunCosts) -> list[Fact]:

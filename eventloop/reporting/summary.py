@@ -11,7 +11,8 @@ from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
 from eventloop.reporting.advice import advice
-from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, outside_handlers
+from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, memory_text, outside_handlers
+from eventloop.reporting.peak_memory import peak_memory
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 ERROR_WIDTH = 60
@@ -153,7 +154,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(),
+        reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
     )  # fmt: skip
 
 
@@ -163,7 +165,8 @@ def summarize(trainer: MeasuredTrainer) -> str:
     blocks = (
         ["\n".join(["what to do:", *(f"  {line}" for line in lines)])] if (lines := advice(costs)) else []
     )
-    blocks += [breakdown(trainer), cost_table(costs.handlers, costs.phases, _ours(trainer))]
+    memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
+    blocks += [breakdown(trainer) + memory, cost_table(costs.handlers, costs.phases, _ours(trainer))]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

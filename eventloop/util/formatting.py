@@ -40,6 +40,12 @@ def three_digits(number: float) -> str:
     return f"{number:,.{digits}f}"
 
 
+def memory_size(size: int) -> str:
+    """Format a number of bytes as `12.3 MiB`, or as `1.23 GiB` from 1 GiB on."""
+    unit, length = ("GiB", 1 << 30) if size >= 1 << 30 else ("MiB", 1 << 20)
+    return f"{three_digits(size / length)} {unit}"
+
+
 def count_or_time(number: float) -> str:
     """Format an int with all digits, and another number with three."""
     return f"{number:,}" if isinstance(number, int) else three_digits(number)

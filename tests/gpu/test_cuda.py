@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.costs.records import read_costs
 from eventloop.events import AfterTrainIter, ScalarsLogged
 from eventloop.events.priority import Priority
 from eventloop.hooks import (
@@ -26,9 +27,11 @@ from eventloop.hooks import (
     LoggerHook,
     MemoryHook,
     OptimizerHook,
+    ThroughputHook,
 )
 from eventloop.hooks.ema import EMAHook
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
+from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
@@ -92,8 +95,8 @@ def test_default_stack_never_waits_for_the_device(tmp_path: Path) -> None:
 
 
 def test_full_stack_never_waits_for_the_device(tmp_path: Path) -> None:
-    """Nor with an average of the weights, bfloat16, accumulated and clipped gradients, every loss checked, memory
-    measured, early stopping and garbage collected at every second iteration."""
+    """Nor with an average of the weights, bfloat16, accumulated and clipped gradients, every loss checked, memory and
+    throughput measured, early stopping and garbage collected at every second iteration."""
     trainer = make_trainer(
         tmp_path,
         max_epochs=5,
@@ -105,6 +108,7 @@ def test_full_stack_never_waits_for_the_device(tmp_path: Path) -> None:
             EMAHook(),
             CheckInvalidLossHook(interval=4),
             MemoryHook(interval=1, reset_peak=True),
+            ThroughputHook(1, {"ones": lambda batch: batch[1].sum()}, flops=True),
             EarlyStoppingHook(monitor="loss", patience=100),
             GarbageCollectionHook(interval=2),
             LoggerHook(interval=1),
@@ -139,6 +143,29 @@ def test_every_value_reaches_the_background_with_its_iteration(tmp_path: Path) -
     }
 
     assert logged == read
+
+
+def test_a_read_of_a_pending_value_is_a_wait() -> None:
+    """It is counted once, with the time that the device took; a second read of the value waits for nothing."""
+    with EventStorage() as storage:
+        torch.cuda._sleep(10_000_000)
+        storage.put_scalar("loss", torch.ones((), device="cuda"))
+        storage.latest()
+        storage.latest()
+
+    (read,) = storage.device_reads.records()
+    assert (read.name, read.calls) == ("test_a_read_of_a_pending_value_is_a_wait", 1)
+
+
+def test_the_peak_memory_of_the_device_is_recorded(tmp_path: Path) -> None:
+    """`costs.json` has at least what was planted in a tensor."""
+    trainer = make_trainer(tmp_path, max_iters=4)
+    planted = torch.ones(1 << 24, device="cuda")
+    trainer.train()
+
+    (device,) = read_costs(tmp_path).memory.devices
+    assert device.name == "cuda:0"
+    assert device.reserved >= device.allocated >= planted.nbytes
 
 
 def test_host_copy_reads_the_values_of_its_moment() -> None:

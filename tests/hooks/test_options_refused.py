@@ -47,6 +47,7 @@ WRONG_TYPES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (CostsHook, {"interval": "30"}, "interval must be a number of seconds, got '30'"),
     (CostsHook, {"interval": True}, "interval must be a number of seconds, got True"),
     (CostsHook, {"interval": None}, "interval must be a number of seconds, got None"),
+    (CostsHook, {"log_every": "30"}, "log_every must be a number of seconds, got '30'"),
     (EmptyCacheHook, {"after_epoch": "no"}, "after_epoch must be True or False, got 'no'"),
     (GarbageCollectionHook, {"interval": 2.5}, "interval must be an int, got 2.5"),
     (GarbageCollectionHook, {"freeze": 1}, "freeze must be True or False, got 1"),
@@ -79,6 +80,7 @@ WRONG_TYPES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 
 WRONG_VALUES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (CostsHook, {"interval": 0}, "interval must be above 0 seconds, got 0"),
+    (CostsHook, {"log_every": 0}, "log_every must be above 0 seconds, got 0"),
     (CostsHook, {"interval": -1.0}, "interval must be above 0 seconds, got -1"),
     (CostsHook, {"interval": math.nan}, "interval must be above 0 seconds, got nan"),
     (GarbageCollectionHook, {"interval": 0}, "interval must be at least 1, got 0"),

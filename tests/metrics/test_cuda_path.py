@@ -15,9 +15,11 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed, Rest, Snapshot
+from eventloop.costs.records import read_costs
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
-from tests.support.trainers import DEADLINE
+from eventloop.training.trainer import Trainer
+from tests.support.trainers import DEADLINE, build_trainer
 
 CUDA = torch.device("cuda", 0)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -240,6 +242,119 @@ def test_a_packet_read_early_does_not_wait_for_later_ones(device: Device) -> Non
     first.events()
 
     assert device.calls == []
+
+
+# --- reads on the training thread ---------------------------------------------------------------------------
+
+
+def reads_of(storage: EventStorage) -> dict[str, int]:
+    """How often each function waited for the device."""
+    return {read.name: read.calls for read in storage.device_reads.records()}
+
+
+def test_a_read_that_waits_is_counted_for_the_function_that_reads(device: Device) -> None:
+    """Once a call, however many values it reads, with the line; of collected values, and of those that are not."""
+    with EventStorage() as storage:
+
+        def watch() -> None:
+            storage.latest()
+
+        storage.put_scalars(loss=on_cuda(1.0), score=on_cuda(2.0))
+        watch()
+        storage.put_scalar("loss", on_cuda(3.0))
+        storage.collect()
+        watch()
+
+    (read,) = storage.device_reads.records()
+    assert (read.name, read.calls) == ("watch", 2)
+    assert read.line == f"test_cuda_path.py:{watch.__code__.co_firstlineno + 1}"
+    assert read.seconds > 0
+
+
+def test_every_way_to_read_is_counted(device: Device) -> None:
+    """`latest` with medians, `history`, `histories` and the rows that a checkpoint needs."""
+    with EventStorage() as storage:
+        ways = [
+            storage.latest, storage.latest_with_smoothing_hint, lambda: storage.history("loss"), storage.histories,
+            storage.read_pending,
+        ]  # fmt: skip
+        for read in ways:
+            storage.put_scalar("loss", on_cuda(1.0))
+            read()
+
+    assert sum(reads_of(storage).values()) == len(ways)
+
+
+@pytest.mark.parametrize("value", [1.0, torch.tensor(1.0)], ids=["number", "tensor on the CPU"])
+def test_a_value_of_the_host_is_no_wait(device: Device, value: Any) -> None:
+    """Reading it is not counted."""
+    with EventStorage() as storage:
+        storage.put_scalar("loss", value)
+        storage.latest()
+
+    assert reads_of(storage) == {}
+
+
+def test_a_value_that_has_arrived_is_no_wait(device: Device) -> None:
+    """A copy that is done is only looked up; and a value is read from the device once."""
+    with EventStorage() as storage:
+        storage.put_scalar("loss", on_cuda(1.0))
+        storage.collect()
+        device.done = True
+        storage.latest()
+        storage.latest()
+
+    assert reads_of(storage) == {}
+
+
+def test_only_reads_of_the_training_thread_in_an_iteration_count(device: Device) -> None:
+    """Another thread holds up no step; between iterations and in a validation a wait is no part of one."""
+    with EventStorage() as storage:
+
+        def read() -> None:
+            storage.put_scalar("loss", on_cuda(1.0))
+            storage.latest()
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        thread.join()
+        storage.in_iteration = False
+        read()
+        storage.in_iteration, storage.mode = True, "val"
+        read()
+
+    assert reads_of(storage) == {}
+
+
+def test_a_run_records_the_handlers_that_wait(device: Device, tmp_path: Path) -> None:
+    """In `costs.json`, under the handler's name; a training that reads nothing records no wait."""
+
+    def trained(*, reading: bool) -> Trainer:
+        trainer = build_trainer(
+            tmp_path / str(reading),
+            train_step=lambda trainer, batch: {
+                "loss": trainer.model(batch[0]).sum(),
+                "score": on_cuda(1.0),
+            },
+            max_epochs=2,
+        )
+        device.done = False
+        trainer.bus.subscribe(lambda event: setattr(device, "done", True), "after_train", priority="HIGHEST")
+        if reading:
+
+            @trainer.bus.on("after_train_iter", priority=55)
+            def show(trainer: Trainer, event: Any) -> None:
+                trainer.metrics.latest()
+
+        trainer.train()
+        trainer.close()
+        return trainer
+
+    quiet, loud = trained(reading=False), trained(reading=True)
+
+    assert read_costs(quiet.work_dir).reads == []
+    (read,) = read_costs(loud.work_dir).reads
+    assert (read.name, read.calls) == ("show", loud.iter)
 
 
 # --- checkpoints -------------------------------------------------------------------------------------------

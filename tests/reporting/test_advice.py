@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from eventloop.costs.records import HandlerCost, Phases, RunCosts, SubscriberCost, Times, TrendPoint
+from eventloop.costs.records import (
+    DeviceRead,
+    HandlerCost,
+    Phases,
+    RunCosts,
+    SubscriberCost,
+    Times,
+    TrendPoint,
+)
 from eventloop.reporting.advice import advice
 
 
@@ -62,6 +70,8 @@ def with_tail(*handlers: HandlerCost) -> RunCosts:
 DRAW = handler("draw", 2.0, 1000, p50=1e-6, longest=100e-3)
 EACH = handler("draw", 2.0, 1000, p50=2e-3, longest=3e-3)
 SAVE = handler("CheckpointHook.after_train_iter", 0.5, 1000, p50=1e-6, longest=50e-3)
+SHOW = handler("show", 3.2, 1000, p50=3.2e-3, longest=4e-3)
+WAITS = DeviceRead("show", "train.py:24", 1000, 3.0)
 SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.trend]
 
 
@@ -73,6 +83,11 @@ SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.
         (slow_loader(None), ["the loader", "69.0 %", "load ahead"]),
         (replace(HEALTHY, handlers=[OWN, DRAW]), ["draw takes 20.0 %", "100 ms in 1 of 50 calls", "every="]),
         (replace(HEALTHY, handlers=[OWN, EACH]), ["draw takes 20.0 %", "2.00 ms in each call", 'offload="process"']),
+        (replace(HEALTHY, reads=[WAITS]), ["show (train.py:24) waits for the device in each iteration", "3.00 ms each", "30.0 %", "scalars_logged"]),
+        (replace(HEALTHY, reads=[WAITS], handlers=[OWN, SHOW]), ["show (train.py:24) waits for the device"]),
+        (replace(HEALTHY, reads=[replace(WAITS, calls=50)]), ["once in 20 iterations", "60.0 ms each"]),
+        (replace(HEALTHY, reads=[replace(WAITS, calls=3000)]), ["3 times an iteration", "1.00 ms each"]),
+        (replace(HEALTHY, reads=[replace(WAITS, seconds=0.1)], handlers=[OWN, SHOW]), ["show takes 32.0 %"]),
         (with_tail(SAVE), ["1 of 100 iterations takes 60.0 ms", "median one 10.0 ms", "CheckpointHook.after_train_iter takes up to 50.0 ms"]),
         (with_tail(), ["1 of 100 iterations takes 60.0 ms", "no handler takes as long", "TraceHook"]),
         (replace(HEALTHY, phases=phases(1000, forward=9e-3), trend=SLOW_START), ["the first iteration took 6.01 s", "37.5 %"]),
@@ -95,9 +110,17 @@ def test_each_trouble_has_one_line_with_figure_cause_and_remedy(costs: RunCosts,
         RunCosts(),
         replace(HEALTHY, complete=False, subscribers=[subscriber("JSONLWriter", queued=7)]),
         replace(HEALTHY, subscribers=[subscriber("JSONLWriter", dropped=7, error="OSError: disk full")]),
+        replace(HEALTHY, reads=[replace(WAITS, seconds=0.9)]),
         replace(with_tail(SAVE), iteration=Times(100, 11e-3, 10e-3, 60e-3, 80e-3)),
     ],
-    ids=["healthy", "no iteration", "under way", "disabled by an error", "too short for a p99"],
+    ids=[
+        "healthy",
+        "no iteration",
+        "under way",
+        "disabled by an error",
+        "short waits for the device",
+        "too short for a p99",
+    ],
 )
 def test_nothing_is_said_without_need(costs: RunCosts) -> None:
     """Events that wait in a run under way may still be delivered; an error is reported elsewhere."""

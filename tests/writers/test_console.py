@@ -424,3 +424,12 @@ def test_without_rich_a_terminal_gets_lines(
     assert stream.getvalue() == LINE
     with pytest.raises(ImportError, match=r"needs rich: pip install 'torch-eventloop\[demo\]'"):
         ConsoleWriter(progress=True)
+
+
+def test_shares_of_handlers_are_left_to_curves(console: Console) -> None:
+    """`CostsHook(log_every=...)` logs a value for each handler, which would fill the lines: they have none of them."""
+    shares: dict[str, Any] = {"cost/data_share": 0.5, "cost/EMAHook.after_train_iter": 0.1}
+    first, second = console.lines(train(10, loss=1.0), train(20, **shares), train(30, loss=2.0, **shares))
+
+    assert "cost/" not in first + second
+    assert steps_of([first, second]) == ["10", "30"]

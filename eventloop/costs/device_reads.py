@@ -1,0 +1,49 @@
+"""Count the waits for the device in which code on the training thread reads metrics, by the code that reads.
+
+`EventStorage` clocks its reads by a `DeviceReads`; a value that is on the host already is not a wait.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+from eventloop.costs.records import DeviceRead
+
+_BETWEEN = ("eventloop.metrics.", __name__, "contextlib")
+"""Modules of the frames between the code that reads and this module."""
+
+
+class DeviceReads:
+    """The waits of one storage. The training thread adds them; `records` may be called on any thread."""
+
+    def __init__(self) -> None:
+        self._reads: dict[tuple[str, str], DeviceRead] = {}
+
+    @contextmanager
+    def clocked(self) -> Iterator[None]:
+        """Count the block as one wait of the innermost function outside of the storage."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            seconds = perf_counter() - began
+            reader = _reader()
+            past = self._reads.get(reader) or DeviceRead(*reader)
+            self._reads[reader] = DeviceRead(*reader, past.calls + 1, past.seconds + seconds)
+
+    def records(self) -> list[DeviceRead]:
+        """Return the waits of each reader, the longest in all first."""
+        return sorted(self._reads.copy().values(), key=lambda read: -read.seconds)
+
+
+def _reader() -> tuple[str, str]:
+    """Return the name of the innermost function outside of the storage, and its file and line."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").startswith(_BETWEEN) and frame.f_back is not None:
+        frame = frame.f_back
+    code = frame.f_code
+    name = code.co_qualname.rsplit("<locals>.", 1)[-1]  # as `handler_name` has it
+    return name, f"{code.co_filename.rsplit('/', 1)[-1]}:{frame.f_lineno}"

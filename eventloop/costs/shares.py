@@ -1,0 +1,41 @@
+"""Compute which shares of a stretch of iterations waited for data, went to hooks and to each handler."""
+
+from __future__ import annotations
+
+from eventloop.costs.records import HandlerCost, Phases, RunCosts
+
+SCALARS = "cost/"
+"""The prefix of the shares as scalars, which `CostsHook(log_every=...)` sends to the writers."""
+
+
+def own_seconds(cost: HandlerCost, phases: Phases) -> float:
+    """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
+    included: list[float] = [getattr(phases, phase) for phase in cost.includes]
+    return cost.seconds - sum(included)
+
+
+def shares_between(before: RunCosts, after: RunCosts) -> dict[str, float]:
+    """Return shares of the wall time of the iterations between two records of one run, 0..1.
+
+    "data_share" and "hooks_share" are phases. Each handler that was ever called in an iteration has its share
+    under its name, without the phases that it runs; the calls for its several events are added up. Empty if
+    no iteration lies between the records.
+    """
+    wall = after.phases.wall - before.phases.wall
+    if after.phases.iterations == before.phases.iterations or wall <= 0:
+        return {}
+    shares = {
+        "data_share": (after.phases.data - before.phases.data) / wall,
+        "hooks_share": (after.phases.hooks - before.phases.hooks) / wall,
+    }
+    past = _seconds_of_handlers(before)
+    now = _seconds_of_handlers(after)
+    return shares | {name: (seconds - past.get(name, 0.0)) / wall for name, seconds in now.items()}
+
+
+def _seconds_of_handlers(costs: RunCosts) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for cost in costs.handlers:
+        if cost.in_iteration and cost.calls:
+            seconds[cost.name] = seconds.get(cost.name, 0.0) + own_seconds(cost, costs.phases)
+    return seconds

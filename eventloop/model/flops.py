@@ -1,0 +1,93 @@
+"""Count the floating-point operations of an iteration, and look up the peak of well-known GPUs."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import Counter
+from contextlib import ExitStack
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+PEAKS = {
+    r"\bA100\b": 312e12,  # "NVIDIA A100 Tensor Core GPU" data sheet, both SXM and PCIe
+    r"\bH100 PCIe\b": 756e12,  # "NVIDIA H100 Tensor Core GPU" data sheet: 1,513 with sparsity
+    r"\bH100 80GB HBM3\b": 989e12,  # the SXM module, same data sheet: 1,979 with sparsity
+    r"\bH200$": 989e12,  # the SXM module, "NVIDIA H200 Tensor Core GPU" data sheet: 1,979 with sparsity
+}
+"""The peak FLOP/s in bfloat16 and float16, without sparsity, by patterns of `torch.cuda.get_device_name`."""
+HALF = (torch.bfloat16, torch.float16)
+
+
+def known_peak(device: torch.device, dtype: torch.dtype | None) -> float | None:
+    """Return the peak FLOP/s of a device for matrix products of a type; None if it is not in `PEAKS`.
+
+    A slice of a card (MIG) has no known peak, and float32 has none because its products may use TF32.
+    """
+    if device.type != "cuda" or dtype not in HALF:
+        return None
+    name = torch.cuda.get_device_name(device)
+    found = (peak for pattern, peak in PEAKS.items() if re.search(pattern, name))
+    return None if "MIG" in name else next(found, None)
+
+
+class FlopCounter:
+    """Count the operations within the block, on this thread and in the backward passes that it starts.
+
+        with FlopCounter() as counter:
+            loss_fn(model(inputs), target).backward()
+        counter.flops
+
+    It is PyTorch's `FlopCounterMode`: matrix products, convolutions and attention, a multiplication and an
+    addition as two operations. Compiled functions run uncompiled within the block: PyTorch would otherwise
+    not compile them afterwards either.
+    """
+
+    def __enter__(self) -> Self:
+        self._types = _Types()
+        self._mode = FlopCounterMode(display=False)
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
+            stack.enter_context(self._types)
+            stack.enter_context(self._mode)
+            self._entered = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.close()
+
+    @property
+    def flops(self) -> int:
+        """Return the number of operations so far."""
+        return int(self._mode.get_total_flops())
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """Return the type of the results of most counted calls; None if none was counted."""
+        return max(self._types.calls, key=self._types.calls.__getitem__, default=None)
+
+
+class _Types(TorchDispatchMode):
+    """Count the calls of the operations that have FLOPs by the types of their results."""
+
+    supports_higher_order_operators = True  # as PyTorch's mode does, for attention with `flex_attention`
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: Counter[torch.dtype] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if getattr(func, "_overloadpacket", None) in flop_registry:
+            results = out if isinstance(out, tuple | list) else (out,)
+            self.calls.update(result.dtype for result in results[:1] if isinstance(result, torch.Tensor))
+        return out

@@ -1,0 +1,198 @@
+"""A hook that puts samples, tokens or other units a second, and FLOP/s, as metrics."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from eventloop.evaluation.evaluation import batch_size
+from eventloop.events import AfterTrainIter, BeforeTrain, BeforeTrainIter
+from eventloop.events.priority import Priority
+from eventloop.hooks.hook import Hook
+from eventloop.model.flops import FlopCounter, known_peak
+from eventloop.util.checks import check_bools, positive
+
+if TYPE_CHECKING:
+    from eventloop.bus import Bus
+    from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
+
+Number = float | torch.Tensor
+Count = Callable[[Any], Number]
+
+WARM_UP = 2
+"""First iterations of a training that are left out: FLOPs are counted in the first, and a compiled model is
+compiled in the second."""
+
+
+class ThroughputHook(Hook):
+    """Put the samples a second as `throughput/samples_per_sec`, and other units and FLOP/s on request.
+
+        ThroughputHook(count={"tokens": lambda batch: batch["attention_mask"].sum()})
+        ThroughputHook(flops=True)      # also throughput/flops_per_sec and throughput/mfu
+
+    Each value is over the iterations since the last one, without evaluations; the first two iterations of a
+    training, which warm up, are left out. The samples of a batch are the first dimension of its first tensor.
+    With several ranks the rates are those of all ranks: a rank puts its own times the number of ranks. The
+    mean of these, which `LoggerHook(reduce=True)` logs, is the exact sum.
+
+    With `flops` the first iteration of a training runs under PyTorch's `FlopCounterMode`, which is slow, and
+    uncompiled, which takes the memory of an uncompiled model. All later iterations are taken to have as many
+    operations. `throughput/flops_per_sec` is of all ranks. `throughput/mfu`, the model FLOPs utilization, is
+    the part, 0 to 1, of the peak of this rank's device. Operations that activation checkpointing repeats
+    count too.
+
+    Args:
+        interval: put the values every so many iterations, and in the last one.
+        count: by the name of a unit, a function `(batch) -> number` of its units. A tensor of one element
+            is added up on its device, and no step waits for it. The values are `throughput/<unit>_per_sec`.
+        flops: count the operations of the first iteration.
+        peak_flops: peak FLOP/s of the device. By default the data sheet's, without sparsity, for products in
+            bfloat16 and float16 on A100, H100 (SXM and PCIe) and H200; elsewhere `throughput/mfu` needs it.
+
+    Raises:
+        TypeError, ValueError: `interval` is not a positive int, `count` is not a mapping of names to
+            functions, `flops` is not a bool, or `peak_flops` is not above 0 or given without `flops`.
+    """
+
+    priority = Priority.HIGH + 1
+    """Directly after the optimizer's hook, and before the logger."""
+
+    def __init__(
+        self,
+        interval: int = 10,
+        count: Mapping[str, Count] | None = None,
+        *,
+        flops: bool = False,
+        peak_flops: float | None = None,
+    ) -> None:
+        positive("interval", interval)
+        check_bools(flops=flops)
+        _check_count(count)
+        _check_peak(peak_flops, flops=flops)
+        self._interval, self._wants_flops, self._given_peak = interval, flops, peak_flops
+        self._counts: dict[str, Count] = {"samples": batch_size, **(count or {})}
+        self._counter: FlopCounter | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._left_out = self._iterations = 0
+        self._began = 0.0
+        self._totals: dict[str, Number] = dict.fromkeys(self._counts, 0)
+        self._flops, self._peak = 0, self._given_peak
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe the hook, and the counting of FLOPs if it is switched on."""
+        super().attach(bus)
+        if self._wants_flops:  # last of all: the forward pass follows
+            bus.subscribe(self.begin_flops, BeforeTrainIter, priority=Priority.LOWEST)
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Forget an earlier training, and leave the counting of FLOPs however this one ends."""
+        self._reset()
+        if self._wants_flops:
+            trainer.during_run.callback(self._leave_counter)
+
+    def begin_flops(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """Begin to count the FLOPs of the first iteration."""
+        if not self._left_out and self._counter is None:
+            self._counter = FlopCounter()
+            self._counter.__enter__()
+
+    def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
+        """Count the batch, and put the rates when they are due.
+
+        Raises:
+            TypeError: a function of `count` returned something other than one number.
+        """
+        if self._counter is not None:
+            self._take_flops(trainer, self._counter)
+        if self._left_out < WARM_UP:
+            self._left_out += 1
+            self._began = trainer.clock.now()
+            return
+        self._iterations += 1
+        for unit, count in self._counts.items():
+            self._totals[unit] = self._totals[unit] + _one_number(unit, count(trainer.batch))
+        if self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer):
+            self._put(trainer)
+
+    def _put(self, trainer: Trainer) -> None:
+        """Put the rates since the last call, and begin again."""
+        now = trainer.clock.now()
+        if (seconds := now - self._began) > 0:
+            each = trainer.world_size / seconds
+            rates: dict[str, Number] = {f"{unit}_per_sec": n * each for unit, n in self._totals.items()}
+            if self._flops:
+                flops = self._flops * self._iterations
+                rates["flops_per_sec"] = flops * each
+                if self._peak is not None:
+                    rates["mfu"] = flops / seconds / self._peak
+            values = {f"throughput/{name}": rate for name, rate in rates.items()}
+            trainer.metrics.put_scalars(values, smoothing_hint=False)
+        self._iterations, self._began = 0, now
+        self._totals = dict.fromkeys(self._counts, 0)
+
+    def _take_flops(self, trainer: Trainer, counter: FlopCounter) -> None:
+        """End the count, and find the peak of the device."""
+        self._leave_counter()
+        self._flops = counter.flops
+        device = trainer.device or next((p.device for p in trainer.model.parameters()), torch.device("cpu"))
+        if self._peak is None:
+            self._peak = known_peak(device, counter.dtype)
+        if not self._flops:
+            logger.warning("ThroughputHook logs no FLOP/s: PyTorch's FlopCounterMode counted no operation")
+        elif self._peak is None:
+            logger.warning(
+                "ThroughputHook logs no throughput/mfu: it knows no peak of %s for products in %s; pass "
+                "peak_flops=, the FLOP/s of the data sheet without sparsity", device, counter.dtype,
+            )  # fmt: skip
+
+    def _leave_counter(self) -> None:
+        counter, self._counter = self._counter, None
+        if counter is not None:
+            counter.__exit__(None, None, None)
+
+
+def _one_number(unit: str, number: Any) -> Number:
+    """Return a number, or a detached tensor of one element in a type that sums do not exceed.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if isinstance(number, torch.Tensor) and number.numel() == 1:
+        return number.detach().float() if number.is_floating_point() else number.detach().long()
+    if isinstance(number, Real):  # NumPy's, too
+        return float(number)
+    got = f"a tensor of shape {tuple(number.shape)}" if isinstance(number, torch.Tensor) else repr(number)
+    raise TypeError(f"count[{unit!r}] must return a number or a tensor of one element, got {got}")
+
+
+def _check_count(count: object) -> None:
+    if count is None:
+        return
+    if not isinstance(count, Mapping):
+        raise TypeError(
+            f"count must map names of units to functions, such as {{'tokens': count_tokens}}, got {count!r}"
+        )
+    for unit, function in count.items():
+        if not isinstance(unit, str) or not unit:
+            raise TypeError(f"count must have names of units as keys, got {unit!r}")
+        if not callable(function):
+            raise TypeError(f"count[{unit!r}] must be a function (batch) -> number, got {function!r}")
+
+
+def _check_peak(peak: object, *, flops: bool) -> None:
+    if peak is None:
+        return
+    if isinstance(peak, bool) or not isinstance(peak, int | float):
+        raise TypeError(f"peak_flops must be a number of FLOP/s, got {peak!r}")
+    if not peak > 0:
+        raise ValueError(f"peak_flops must be above 0 FLOP/s, got {peak}")
+    if not flops:
+        raise ValueError(f"peak_flops={peak} needs flops=True, which counts the operations")
