@@ -71,7 +71,7 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     return Advice(costs.phases.data, f"{what}; {todo}")
 
 
-def _own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
+def own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
     """Return the seconds of a handler without those of the phases that it runs, such as "backward"."""
     phases: list[float] = [getattr(costs.phases, phase) for phase in cost.includes]
     return cost.seconds - sum(phases)
@@ -80,14 +80,14 @@ def _own_seconds(cost: HandlerCost, costs: RunCosts) -> float:
 def _dominant(costs: RunCosts) -> HandlerCost | None:
     """Return the handler that takes the most of the iterations, if that is worth a line."""
     inside = [cost for cost in costs.handlers if cost.in_iteration]
-    most = max(inside, key=lambda cost: _own_seconds(cost, costs), default=None)
-    if most is None or _own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
+    most = max(inside, key=lambda cost: own_seconds(cost, costs), default=None)
+    if most is None or own_seconds(most, costs) < HANDLER_SHARE * costs.phases.wall:
         return None
     return most
 
 
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
-    seconds = _own_seconds(cost, costs)
+    seconds = own_seconds(cost, costs)
     calls = f"{duration(seconds / cost.calls)} in each call"
     if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = max(1, round(seconds / cost.times.max))
