@@ -45,7 +45,7 @@ BUTTONS = 34
 """Height of the room for the buttons above a chart, in pixels."""
 FEW = 80
 """The largest number of points that are drawn with markers."""
-MOST_HANDLERS = 12
+MOST_HANDLERS = 20
 FEWEST_HANDLERS = 5
 """Handlers that are drawn even if they take less than 1 % of an iteration."""
 NAME = 22

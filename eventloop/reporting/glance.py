@@ -27,7 +27,17 @@ from eventloop.reporting.tables import (
     subscribers_table,
 )
 from eventloop.reporting.trend import trend
-from eventloop.util.formatting import ABSENT, BLOCKS, duration, on_a_line, share, sparkline, table, value_text
+from eventloop.util.formatting import (
+    ABSENT,
+    BLOCKS,
+    duration,
+    on_a_line,
+    share,
+    sparkline,
+    table,
+    three_digits,
+    value_text,
+)
 
 LINES = 25
 """The largest number of lines."""
@@ -43,6 +53,7 @@ NAME = 24
 """Characters that names have at least, if they are as long."""
 CURVE = 10
 """Characters that a curve has at least."""
+HINT = "  (--all shows every table)"
 RATIO = 6
 """Characters of a ratio."""
 
@@ -106,7 +117,11 @@ def fitted(each: Table, width: int, blocks: str = BLOCKS) -> str:
 
 def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS) -> str:
     """Draw one run in at most 25 lines: advice, facts, phases, handlers and subscribers that matter."""
-    head = [_shortened(f"Run {name}: {state(report)}", width), *_paragraphs("-> ", report.advice, width, 3)]
+    title = on_a_line(f"Run {name}: {state(report)}", width)
+    head = [
+        title + HINT if len(title + HINT) <= width else title,
+        *_paragraphs("-> ", report.advice, width, 3),
+    ]
     known = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
     label = max((len(fact.name) for fact in known), default=0) + GAP
     for fact in known:
@@ -118,7 +133,7 @@ def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS)
 
     def blocks_of(rows: int) -> list[list[str]]:
         return [
-            head, phase_lines(costs, width, blocks), handler_lines(costs, width, rows, "--all shows them"),
+            head, phase_lines(costs, width, blocks), handler_lines(costs, width, rows),
             [*subscriber_lines(costs, width), *last],
         ]  # fmt: skip
 
@@ -136,41 +151,53 @@ def phase_lines(costs: RunCosts, width: int, blocks: str = BLOCKS) -> list[str]:
     return fitted(whole._replace(rows=[whole.rows[i] for i in kept], lines=lines), width, blocks).split("\n")
 
 
-def handler_lines(costs: RunCosts, width: int, rows: int, where: str) -> list[str]:
-    """Draw the handlers that matter, in iterations and outside of them, and a line on all others.
+def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS) -> list[str]:
+    """Draw the handlers that matter, in iterations and outside of them, each with a row for all others.
 
     Args:
-        rows: the largest number of rows of a table.
-        where: what shows the others.
+        rows: the largest number of handlers in the first table; the second one has half as many.
+        least: the share of the iterations from which the time outside of handlers has a row.
     """
     inside, outside = fold(costs, inside=True), fold(costs, inside=False)
     few = (rows + 1) // 2
-    first = handlers_table(costs, inside.shown[:rows], least=MATTERS)
-    second = outside_table(costs, outside.shown[:few])
+    first = _not_spread(handlers_table(costs, inside.shown[:rows], least=least))
+    first = _with_others(first, costs, inside, rows)
+    second = _with_others(outside_table(costs, outside.shown[:few]), costs, outside, few)
     second = second._replace(header=["outside of the iterations", *second.header[1:]])
     tables = [fitted(each, width) for each in (first, second) if each.rows]
     lines = "\n\n".join(tables).split("\n") if tables else []
     if any(cost.estimated for cost in [*inside.shown[:rows], *outside.shown[:few]]):
-        lines += [_shortened(f"{ESTIMATED}: estimated, because only some of the calls were clocked", width)]
-    others = [*inside.shown[rows:], *outside.shown[few:]]
-    built_in, small = inside.built_in + outside.built_in, inside.small + outside.small
-    parts = [
-        f"{len(others):,} more" if others else "",
-        f"{_counted(built_in, 'built-in handler')}, {_share(built_in, costs)}" if built_in else "",
-        f"{_counted(small, 'other')} below {MATTERS:.0%}" if small else "",
+        lines += [on_a_line(f"{ESTIMATED}: estimated, because only some of the calls were clocked", width)]
+    return lines
+
+
+def _with_others(shown: Table, costs: RunCosts, folded: Folded, rows: int) -> Table:
+    """Return a table with a last row: sums of the handlers without a row, less the phases that they run."""
+    more = folded.shown[rows:]
+    others = [*more, *folded.built_in, *folded.small]
+    if not others:
+        return shown
+    counts = {"more": more, "built-in": folded.built_in, f"below {MATTERS:.0%}": folded.small}
+    name = ", ".join(f"{len(members):,} {what}" for what, members in counts.items() if members)
+    seconds, wall = sum(own_seconds(cost, costs) for cost in others), costs.phases.wall
+    sums = {
+        "calls": f"{sum(cost.calls for cost in others):,}",
+        "µs/iteration": three_digits(seconds / costs.phases.iterations * 1e6) if wall else ABSENT,
+        "share": f"{seconds / wall * 100:.2f} %" if wall else ABSENT,
+        "in all": duration(seconds),
+    }
+    empty = [
+        ABSENT if i >= shown.left and column in shown.first else "" for i, column in enumerate(shown.header)
     ]
-    found = "; ".join(part for part in parts if part)
-    return [*lines, *(_paragraph("", f"{found}: {where}", width, 2) if found else [])]
+    row = [sums.get(column, empty[i]) for i, column in enumerate(shown.header)]
+    return shown._replace(rows=[*shown.rows, [name, *row[1:]]])
 
 
-def _counted(costs: Sequence[HandlerCost], what: str) -> str:
-    return f"{len(costs):,} {what}{'' if len(costs) == 1 else 's'}"
-
-
-def _share(costs: Sequence[HandlerCost], run: RunCosts) -> str:
-    """Return the share of the iterations that handlers of iterations take without their phases."""
-    inside = sum(own_seconds(cost, run) for cost in costs if cost.in_iteration)
-    return f"{share(max(0.0, inside), run.phases.wall)} of the iterations"
+def _not_spread(shown: Table) -> Table:
+    """Return a table in which a single call has no time of an iteration."""
+    calls, each = shown.header.index("calls"), shown.header.index("µs/iteration")
+    rows = [[*row[:each], ABSENT if row[calls] == "1" else row[each], *row[each + 1 :]] for row in shown.rows]
+    return shown._replace(rows=rows)
 
 
 def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
@@ -183,7 +210,7 @@ def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
         fitted(subscribers_table(replace(costs, subscribers=matters)), width).split("\n") if matters else []
     )
     for s in matters:
-        lines += [_shortened(f"{s.name}: {s.error}", width)] if s.error else []
+        lines += [on_a_line(f"{s.name}: {s.error}", width)] if s.error else []
     if fine:
         names = ", ".join(s.name for s in fine)
         busy = f", busy {share(max(s.seconds for s in fine), costs.seconds)} of the run at most"
@@ -238,7 +265,7 @@ def runs_at_a_glance(
 def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: int) -> list[str]:
     """Draw the rows that differ most, with a column a run; runs that do not fit are counted."""
     if not rows:
-        return [_shortened("No phase, handler or writer differs by 1 % of a run.", width)]
+        return [on_a_line("No phase, handler or writer differs by 1 % of a run.", width)]
     title = "what differs"
     columns = [[title, *(row.name for row in rows[:most])]]
     for number, name in enumerate(names):
@@ -265,10 +292,6 @@ def _difference(row: Row, run: int) -> str:
 # --- lines -------------------------------------------------------------------------------------------------
 
 
-def _shortened(text: str, width: int) -> str:
-    return on_a_line(text, width)
-
-
 def _paragraph(begin: str, text: str, width: int, most: int) -> list[str]:
     """Return a text in lines of at most `width` characters; those after the first are indented."""
     return wrap(
@@ -291,10 +314,12 @@ def _first_that_fits(blocks_of: Callable[[int], list[list[str]]]) -> list[list[s
 
 
 def _height(found: Sequence[Sequence[str]]) -> int:
-    return sum(map(len, found)) + sum(map(bool, found)) - 1
+    """Return the number of lines with a text, and two between blocks, which `_within` leaves."""
+    return sum(bool(line) for block in found for line in block) + 2
 
 
 def _within(*found: Sequence[str]) -> str:
+    """Join blocks to at most 25 lines; the last empty lines between them are left out first."""
     lines = "\n\n".join("\n".join(block) for block in found if block).split("\n")
     while len(lines) > LINES and "" in lines:
         del lines[len(lines) - 1 - lines[::-1].index("")]

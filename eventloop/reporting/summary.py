@@ -17,9 +17,9 @@ ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
 WIDTH = 120
 """Characters of a line, except of advice and errors."""
-HANDLERS = 12
+HANDLERS = 20
 """Rows of handlers."""
-EVERYTHING = "trainer.costs() and `eventloop report --all` have them"
+EVERYTHING = "trainer.costs() and `eventloop report --all` have every handler"
 NAMES = 10
 """How many metrics with unreadable values are named."""
 
@@ -85,7 +85,7 @@ def summarize(trainer: MeasuredTrainer) -> str:
     blocks = (
         ["\n".join(["what to do:", *(f"  {line}" for line in lines)])] if (lines := advice(costs)) else []
     )
-    blocks += [breakdown(trainer), "\n".join(handler_lines(costs, WIDTH, HANDLERS, EVERYTHING))]
+    blocks += [breakdown(trainer), "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0)), EVERYTHING]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

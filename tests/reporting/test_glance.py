@@ -95,7 +95,8 @@ def test_all_shows_every_table(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert report(run, "--all") == 0
 
     assert name not in few
-    assert "2 others below 1%: --all shows them" in few
+    assert "(--all shows every table)" in few
+    assert "\n2 below 1% " in few
     assert name in capsys.readouterr().out
 
 
@@ -143,26 +144,31 @@ def test_a_handler_that_matters_has_a_row(cost: HandlerCost, kind: str | None) -
     assert [name for name, members in folded._asdict().items() if members] == ([kind] if kind else [])
 
 
-def test_what_is_folded_is_counted() -> None:
-    """In one line, with the share of the built-in ones; rows that do not fit are counted, too."""
-    handlers = [of(f"mine{i}", 0.1) for i in range(3)] + [of("small", 0.001)]
-    ours = [
-        of("LoggerHook", 0.02, built_in=True),
-        of("EMAHook", 0.01, built_in=True),
-        outside(seconds=1e-3, built_in=True),
-    ]
+def test_the_rows_add_up_to_the_hooks_phase() -> None:
+    """Handlers without a row share the last one, without the phases that they run; the time outside of handlers is a row."""
+    optimizer = of("OptimizerHook", 0.62, built_in=True, includes=["backward", "optimizer"])
+    ours = [of("LoggerHook", 0.02, built_in=True), optimizer, outside(seconds=1e-3, built_in=True)]
+    own = [of(f"mine{i}", 0.1) for i in range(3)] + [of("small", 0.001)]
+    record = costs(phases=phases(100, hooks=3e-3), handlers=own + ours)
 
-    lines = handler_lines(costs(handlers=handlers + ours), 80, 2, "where")
+    lines = handler_lines(record, 80, 2, least=0.0)
 
+    assert lines[1].startswith("(outside of hand")
     assert [line.split()[0] for line in lines if line.startswith("mine")] == ["mine0", "mine1"]
-    assert lines[-1] == "1 more; 3 built-in handlers, 3.0 % of the iterations; 1 other below 1%: where"
+    rest = next(line for line in lines if line.startswith("1 more, 2 built-in, 1 below 1%"))
+    figures = [
+        line[: lines[0].index("µs/iteration") + 12].split()[-1].replace(",", "")
+        for line in (*lines[1:4], rest)
+    ]
+    assert sum(map(float, figures)) == pytest.approx(3000, abs=2)
+    assert lines[-1].split() == ["1", "built-in", "10", "1.00", "ms"]
 
 
 def test_the_time_outside_of_handlers_has_a_row_from_1_percent() -> None:
     """It is of all handlers, not of those that have a row."""
     record = costs(phases=phases(100, hooks=1e-3), handlers=[of("mine", 0.1), of("small", 0.001)])
 
-    lines = handler_lines(record, 120, 9, "where")
+    lines = handler_lines(record, 120, 9)
 
     assert lines[1].startswith(OUTSIDE_HANDLERS)
     assert " 586 " in lines[1]  # of 1,000 µs: all but 410 and 4.1
