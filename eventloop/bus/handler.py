@@ -31,7 +31,7 @@ class Handler:
     """
 
     __slots__ = (
-        "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
+        "built_in", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
         "test", "timing",
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ class Handler:
         self.test = test
         self.filter = filter
         self.on_fired = on_fired
+        self.built_in = _is_built_in(fn)
         self.order = 0
         self.calls = 0
         self.timing = Timing()
@@ -104,7 +105,7 @@ class Handler:
     def account_copy(self) -> Handler:
         """Return a copy with the counts and times but without the function, for a cancelled handler."""
         kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
-        kept.calls, kept.timing = self.calls, self.timing
+        kept.built_in, kept.calls, kept.timing = self.built_in, self.calls, self.timing
         if (budget := self.timing.budget) is not None:  # `exceeded` holds the subscription
             kept.timing.budget = Budget(budget.seconds, _nothing)
             kept.timing.budget.exceeded = budget.exceeded
@@ -122,8 +123,13 @@ class Handler:
             seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
             includes=[*getattr(owner, "runs_phases", ())], times=self.timing.times(self.calls),
             estimated=self.timing.clocked < self.calls, budget=None if budget is None else budget.seconds,
-            over_budget=budget is not None and budget.exceeded,
+            over_budget=budget is not None and budget.exceeded, built_in=self.built_in,
         )  # fmt: skip
+
+
+def _is_built_in(fn: Callable[..., object]) -> bool:
+    owner = fn if (bound := getattr(fn, "__self__", None)) is None else type(bound)
+    return str(getattr(owner, "__module__", "")).partition(".")[0] == "eventloop"
 
 
 def _nothing(_: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ EXIT_CODES = (
     "runs are only read, and may still be training."
 )
 
+NARROWEST = 40
+"""Characters of a line at least; a narrower terminal wraps them."""
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to those of `eventloop`."""
@@ -29,6 +33,9 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         metavar="RUN",
         help="the directory of a run; further runs are compared with the first",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="print every table in full, in place of the lines that matter"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object, for programs; a list for several runs"
@@ -69,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.html is None:
         from eventloop.reporting.text import as_text
 
-        say(as_text(reports, encoding=output_encoding()))
+        width = None if options.all else max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+        say(as_text(reports, encoding=output_encoding(), width=width))
     return 0
 
 

@@ -61,6 +61,8 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that its p99 should not exceed."""
     over_budget: bool = False
     """Whether p99 exceeded the budget, which `slow_handler` reported."""
+    built_in: bool = False
+    """Whether it is part of eventloop, such as a default hook."""
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +182,11 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Sampled times on the device: only forward, backward and optimizer."""
     iteration: Times = Times()
     """Times of single iterations, without evaluations."""
+    histogram: list[tuple[float, int]] = []
+    """Their histogram: the lower edge of each bin that has iterations, in seconds, and their number.
+
+    A bin's upper edge is 1.05 times its lower edge.
+    """
     num_workers: int | None = None
     """Worker processes of the train loader; None if it is not a `DataLoader`."""
     trend: list[TrendPoint] = []
@@ -240,7 +247,7 @@ def _impossible_count(value: Any, name: str = "") -> str:
     """Return the name and value of the first int that is negative or beyond 63 bits; "" if there is none."""
     if isinstance(value, dict):
         found = (_impossible_count(item, key) for key, item in value.items())
-    elif isinstance(value, list):
+    elif isinstance(value, list | tuple):
         found = (_impossible_count(item, name) for item in value)
     else:
         wrong = isinstance(value, int) and not 0 <= value < 1 << 63

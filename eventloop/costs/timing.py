@@ -127,6 +127,15 @@ class Timing:
                     return min(self._longest, 2 ** ((step + 0.5) / _STEPS))
             return self._longest
 
+    def histogram(self) -> list[tuple[float, int]]:
+        """Return the lower edge in seconds and the number of calls of each bin with calls, shortest first.
+
+        A bin is 5 % wide.
+        """
+        with self._lock:
+            self._sum_up()
+            return [(2 ** (step / _STEPS), self._counts[step]) for step in sorted(self._counts)]
+
     def times(self, calls: int | None = None) -> Times:
         """Return the distribution over `calls` calls, by default those that were clocked."""
         with self._lock:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from eventloop.costs.records import DeviceRead, HandlerCost, RunCosts, SubscriberCost
 from eventloop.costs.shares import own_seconds
-from eventloop.reporting.trend import trend, usual
+from eventloop.costs.trend import trend, usual
 from eventloop.util.formatting import duration, share
 
 MOST = 3

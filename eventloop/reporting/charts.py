@@ -7,38 +7,54 @@ because plotly interprets some HTML in every text.
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Sequence
+from math import floor, log, log10
 from statistics import median
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from eventloop.costs.records import PHASES, HandlerCost, RunCosts, SubscriberCost, Times
+from eventloop.costs.records import PHASES, HandlerCost, RunCosts, Times
+from eventloop.costs.trend import medians, trend
+from eventloop.reporting.comparison import MATTERS
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import by_key, with_includes, with_unit
-from eventloop.reporting.trend import medians, trend
+from eventloop.reporting.tables import IN_SECONDS, by_key, with_includes, with_unit
 from eventloop.util.formatting import duration, on_a_line, share, three_digits
 
 RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")
 PHASE_COLOURS = {
-    "data": "#d98a1f", "forward": "#3f83d6", "backward": "#2a5796", "optimizer": "#7a5cc4",
+    "data": "#d98a1f", "forward": "#5b9bea", "backward": "#3568b5", "optimizer": "#7a5cc4",
     "hooks": "#15967b", "unaccounted": "#8e98a6",
 }  # fmt: skip
 BAD = "#d23b3b"
 GREY = "#8e98a6"
+_TICKS = [factor * 10.0**power for power in range(-7, 5) for factor in (1, 2, 5)]
+"""Ticks of step times, in seconds."""
+_ABOVE = {
+    "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom",
+    "pad": {"b": 4, "t": 0, "l": 0, "r": 0},
+}  # fmt: skip
+"""Buttons to the left of plotly's own."""
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
-COUNTED = {"longest queue": "peak_queued", "dropped": "dropped", "failed": "failed", "left": "queued"}
 CLIP = 4
 """The phases are shown up to so many times the usual iteration; rare long ones are beyond the axis."""
+BUTTONS = 34
+"""Height of the room for the buttons above a chart, in pixels."""
 FEW = 80
 """The largest number of points that are drawn with markers."""
 MOST_HANDLERS = 20
-ROW = 34
+FEWEST_HANDLERS = 5
+"""Handlers that are drawn even if they take less than 1 % of an iteration."""
+NAME = 22
+"""Height of a name above its bars, in pixels."""
+BAR = 18
 """Height of a bar in pixels."""
-LEAST = 1e-7
-"""Shortest time on a logarithmic axis, in seconds; shorter times are drawn there."""
+BIN = 1.1
+"""The width of a bin of step times: its upper edge to its lower edge."""
+PERCENTILES = ("p50", "p90", "p99")
 MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 
 
@@ -78,23 +94,45 @@ def text(value: str, width: int = 44) -> str:
 
 
 def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
+    """Lay out a chart: buttons have the top of it, the legend the bottom, and neither is over the other."""
     figure.update_layout(
-        template="none", height=height, margin={"l": 10, "r": 10, "t": 40, "b": 10},
-        legend={"orientation": "h", "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+        template="none", height=height, margin={"l": 10, "r": 10, "t": BUTTONS, "b": 10},
+        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
+        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
     )  # fmt: skip
     figure.update_layout(**layout).update_xaxes(automargin=True).update_yaxes(automargin=True, zeroline=False)
 
 
-def _names_axis(names: Sequence[str]) -> dict[str, Any]:
-    """Return a y-axis of names from top to bottom; several names may be equal."""
-    rows = [*range(len(names))]
-    ticks = {"tickvals": rows, "ticktext": [text(name) for name in names]}
-    return {**ticks, "range": [len(rows) - 0.5, -0.5], "showgrid": False}
+class _Rows(NamedTuple):
+    """Rows of a name with its bars below it; a row is as high as 1 on the y-axis, and its name is above 0."""
+
+    names: Sequence[str]
+    bars: int
+
+    @property
+    def pixels(self) -> int:
+        """Return the height of all rows, with the axis and the buttons."""
+        return (NAME + BAR * self.bars) * len(self.names) + 150
+
+    @property
+    def width(self) -> float:
+        """Return the width of a bar on the y-axis."""
+        return BAR / (NAME + BAR * self.bars)
+
+    @property
+    def axis(self) -> dict[str, Any]:
+        """Return a y-axis with the names from top to bottom; several names may be equal."""
+        rows, high = [*range(len(self.names))], self.width * self.bars
+        ticks = {"tickvals": rows, "ticktext": [text(name) for name in self.names], "ticks": ""}
+        where = {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
+        return {**ticks, **where, "ticklabelposition": "inside top"}
 
 
 def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return the charts of the phases, in an iteration and over the iterations; none without runs."""
-    return [_phase_chart(runs), *_trend_charts(runs)] if runs else []
+    """Return the charts of an iteration: its phases, its times, and its phases over the run."""
+    if not runs:
+        return []
+    return [_phase_chart(runs), *_step_time_charts(runs), *_trend_charts(runs)]
 
 
 def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
@@ -107,20 +145,73 @@ def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
                 bars.append((f"{run.name}, {what}", each))
         if usual := medians(run.costs):
             bars.append((f"{run.name}, median", usual))
-    figure = go.Figure()
+    figure, rows = go.Figure(), _Rows([name for name, _ in bars], 1)
     for phase in PHASES:
         shares = [share(seconds[phase], seconds["wall"]) for _, seconds in bars]
         figure.add_bar(
             x=[seconds[phase] * 1e3 for _, seconds in bars], y=[*range(len(bars))], orientation="h",
             name=phase, text=shares, textposition="inside", textangle=0, marker_color=PHASE_COLOURS[phase],
+            offset=0, width=rows.width,
             hovertemplate=f"{phase}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
         )  # fmt: skip
     _lay_out(
-        figure, 130 + ROW * len(bars), barmode="stack", xaxis_title="ms an iteration",
-        uniformtext={"mode": "hide", "minsize": 11}, yaxis=_names_axis([name for name, _ in bars]),
+        figure, rows.pixels, barmode="stack", xaxis_title="ms an iteration",
+        uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis,
+        xaxis_range=[0, max(sum(seconds[phase] for phase in PHASES) for _, seconds in bars) * 1e3 or 1.0],
     )  # fmt: skip
     note = MEDIANS if any(run.costs.trend for run in runs) else ""
     return Chart("Where an iteration's time goes", figure, note)
+
+
+def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
+    """Return the histogram of the times of single iterations, one below the other; none for older files."""
+    shown = [run for run in runs if run.costs.histogram]
+    if not shown:
+        return []
+    several = len(runs) > 1
+    titles = [text(run.name) for run in shown] if several else None
+    figure = make_subplots(
+        len(shown), 1, shared_xaxes=True, subplot_titles=titles, vertical_spacing=0.3 / len(shown)
+    )
+    figure.update_annotations(x=0, xanchor="left")
+    for row, run in enumerate(shown, 1):
+        edges, counts = _bins(run.costs.histogram)
+        each = [
+            f"{duration(edge)} to {duration(edge * BIN)}: {n:,} iterations"
+            for edge, n in zip(edges, counts, strict=True)
+        ]
+        figure.add_scatter(
+            x=[log10(edge) for edge in edges], y=counts, name=text(run.name), mode="lines", fill="tozeroy",
+            line={"shape": "hv", "width": 1, "color": run.colour}, hovertext=each,
+            hovertemplate="%{hovertext}<extra></extra>", row=row, col=1,
+        )  # fmt: skip
+        _add_percentiles(figure, run.costs.iteration, row, middle=log10(edges[0] * edges[-1]) / 2)
+    ends = [edge for run in shown for edge, _ in run.costs.histogram]
+    ticks = [seconds for seconds in _TICKS if min(ends) / 2 <= seconds <= max(ends) * 2]
+    _lay_out(figure, 90 + 150 * len(shown) + 60 * (not several), showlegend=False)
+    figure.update_xaxes(tickvals=[log10(t) for t in ticks], ticktext=[duration(t) for t in ticks])
+    figure.update_xaxes(title="time of one iteration", row=len(shown), col=1).update_yaxes(title="iterations")
+    return [Chart("How long single iterations take", figure)]
+
+
+def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
+    """Return the lower edges in seconds and the counts of bins without gaps; the last one is empty."""
+    found: Counter[int] = Counter()
+    for edge, count in histogram:
+        found[floor(log(edge, BIN) + 1e-6)] += count
+    steps = range(min(found) - 1, max(found) + 2)
+    return [BIN**step for step in steps], [found[step] for step in steps]
+
+
+def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float) -> None:
+    """Add a line for each percentile; its label is towards the middle, and below that of the one before."""
+    for number, name in enumerate(PERCENTILES if times.samples else ()):
+        at = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
+        figure.add_vline(at, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
+        figure.add_annotation(
+            x=at, xanchor="left" if at <= middle else "right", y=1 - 0.17 * number, yref="y domain",
+            yanchor="top", text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1,
+        )  # fmt: skip
 
 
 def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -140,8 +231,8 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
                 hovertemplate="%{y:.4g} ms",
             )  # fmt: skip
         _lay_out(
-            figure, 320, hovermode="x unified", xaxis_title="iteration", yaxis_title="ms an iteration",
-            yaxis_range=[0, top * 1.06 or 1.0],
+            figure, 320 if len(runs) == 1 else 260, hovermode="x unified", xaxis_title="iteration",
+            yaxis_title="ms an iteration", yaxis_range=[0, top * 1.06 or 1.0],
         )  # fmt: skip
         title = "The phases over the iterations" if len(runs) == 1 else f"{run.name}: phases over iterations"
         clipped = f"Points up to {three_digits(max(wall))} ms are beyond the axis; “Autoscale” shows all."
@@ -157,37 +248,51 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """
     found = [by_key([h for h in run.costs.handlers if h.in_iteration]) for run in runs]
     microseconds = [
-        {key: h.seconds / run.costs.phases.iterations * 1e6 for key, h in handlers.items() if not h.includes}
+        {
+            key: h.seconds / run.costs.phases.iterations * 1e6
+            for key, h in handlers.items()
+            if h.calls > 1 and not h.includes
+        }
         for run, handlers in zip(runs, found, strict=True)
     ]
     most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
-    keys = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
+    least = (
+        min(MATTERS * run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs)
+        if runs
+        else 0
+    )
+    ranked = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
+    keys = [key for number, key in enumerate(ranked) if number < FEWEST_HANDLERS or most[key] >= least]
     if not keys:
         return []
+    rows = _Rows(keys, len(runs))
     figure = go.Figure()
-    for run, handlers, each in zip(runs, found, microseconds, strict=True):
+    for number, (run, handlers, each) in enumerate(zip(runs, found, microseconds, strict=True)):
         shown = [(row, key, handlers[key]) for row, key in enumerate(keys) if key in each]
         figure.add_bar(
             x=[each[key] for _, key, _ in shown], y=[row for row, *_ in shown], orientation="h",
-            name=text(run.name), texttemplate="%{x:,.3r}", textposition="outside",
+            name=text(run.name), texttemplate="%{x:,.3r}", textposition="outside", cliponaxis=False,
+            offset=number * rows.width, width=rows.width,
             marker={"color": [BAD if handler.over_budget else run.colour for *_, handler in shown]},
             hovertext=[_hover(text(key, 90), handler.times, handler.budget) for _, key, handler in shown],
             hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
         )  # fmt: skip
     _lay_out(
-        figure, 130 + max(ROW, 18 * len(runs)) * len(keys), barmode="group", showlegend=len(runs) > 1,
-        xaxis_title="µs an iteration, mean", yaxis=_names_axis(keys),
+        figure, rows.pixels, showlegend=len(runs) > 1, xaxis_title="µs an iteration, mean", yaxis=rows.axis,
+        xaxis_range=[0, 1.15 * most[keys[0]] or 1.0],
     )  # fmt: skip
-    return [Chart("What each handler adds to an iteration", figure, _handler_note(found, len(most)))]
+    return [
+        Chart("What each handler adds to an iteration", figure, _handler_note(found, len(most) - len(keys)))
+    ]
 
 
-def _handler_note(found: Sequence[dict[str, HandlerCost]], drawable: int) -> str:
+def _handler_note(found: Sequence[dict[str, HandlerCost]], others: int) -> str:
     """Return what the chart of handlers does not show, and what red means in it."""
     every = [(key, handler) for handlers in found for key, handler in handlers.items()]
     left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
     notes = []
-    if drawable > MOST_HANDLERS:
-        notes.append(f"The {MOST_HANDLERS} most expensive of {drawable}; the table has all.")
+    if others:
+        notes.append(f"{others:,} less expensive ones are in the table alone.")
     if any(handler.over_budget for _, handler in every):
         notes.append("Red: over its budget.")
     if left_out:
@@ -201,60 +306,14 @@ def _hover(what: str, times: Times, budget: float | None) -> str:
     return f"{what}<br>{spread}, {times.samples:,} samples{limit}"
 
 
-def subscriber_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return a chart for each run: waits, deliveries, queue lengths and lost events of its subscribers."""
-    charts = []
-    for run in runs:
-        if not (rows := run.costs.subscribers):
-            continue
-        figure = make_subplots(1, 2, column_widths=[0.6, 0.4], shared_yaxes=True)
-        _add_times(figure, "wait from the emit", -0.15, [row.wait for row in rows], rows)
-        _add_times(figure, "delivery", 0.15, [row.busy for row in rows], rows)
-        for number, (name, field) in enumerate(COUNTED.items()):
-            figure.add_bar(
-                x=[getattr(row, field) for row in rows], y=[*range(len(rows))], orientation="h", name=name,
-                marker_color=(GREY, BAD, "#8c1d40", "#b8388a")[number], row=1, col=2,
-            )  # fmt: skip
-        _lay_out(
-            figure, 130 + 2 * ROW * len(rows), barmode="group", yaxis=_names_axis([row.name for row in rows]),
-            xaxis={"type": "log", "title": "seconds of a wait or a delivery, p50 to p99"},
-            xaxis2={"title": "events"},
-        )  # fmt: skip
-        title = "Wait from the emit to the delivery, deliveries, and queues"
-        charts.append(Chart(title if len(runs) == 1 else f"{run.name}: {title}", figure))
-    return charts
-
-
-def _add_times(
-    figure: go.Figure, what: str, shift: float, times: Sequence[Times], rows: Sequence[SubscriberCost]
-) -> None:
-    """Add a point at p50 with a line to p99 for each subscriber with measured times."""
-    measured = [(i, each) for i, each in enumerate(times) if each.samples]
-    busy = what == "delivery"  # a budget is the limit of deliveries
-    colours = [BAD if row.over_budget else RUN_COLOURS[0] for row in rows] if busy else [GREY] * len(rows)
-    figure.add_scatter(
-        name=what, mode="markers", x=[max(LEAST, each.p50) for _, each in measured],
-        y=[i + shift for i, _ in measured],
-        error_x={
-            "array": [max(0.0, each.p99 - each.p50) for _, each in measured],
-            "arrayminus": [0] * len(measured), "color": GREY,
-        },
-        marker={"size": 10, "color": [colours[i] for i, _ in measured]},
-        hovertext=[
-            _hover(f"{text(rows[i].name)}, {what}", each, rows[i].budget if busy else None)
-            for i, each in measured
-        ],
-        hovertemplate="%{hovertext}<extra></extra>", row=1, col=1,
-    )  # fmt: skip
-
-
 def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     """Return a chart for each scalar, with its modes and all runs."""
     found: dict[str, list[tuple[NamedRun, Curve]]] = {}
     for run in runs:
         for curve in run.report.log.curves if run.report.log is not None else []:
             found.setdefault(curve.name, []).append((run, curve))
-    return [_scalar_chart(name, members, alone=len(runs) == 1) for name, members in found.items()]
+    names = sorted(found, key=lambda name: name in (*IN_SECONDS, "lr"))  # the least interesting ones last
+    return [_scalar_chart(name, found[name], alone=len(runs) == 1) for name in names]
 
 
 def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone: bool) -> Chart:
@@ -288,7 +347,7 @@ def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone
     ]
     _lay_out(
         figure, 300, hovermode="x unified", showlegend=len(members) > 1, xaxis_title="step",
-        updatemenus=[{"buttons": kinds, "type": "buttons", "direction": "right", "x": 1, "y": -0.2}],
+        updatemenus=[{"buttons": kinds, **_ABOVE}],
     )  # fmt: skip
     return Chart(with_unit(name), figure)
 

@@ -1,116 +1,317 @@
-"""Make the tables of several runs side by side, with ratios to the first run."""
+"""Compare several runs: a table of the runs, and for each thing measured a row with a value of each run.
+
+A difference is in time, and to the first run. A ratio is shown only where the difference takes 1 % of a run.
+`glance` and `html` draw the result; `text` draws it as tables.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, RunCosts
+from eventloop.costs.records import PHASES, HandlerCost, RunCosts
+from eventloop.costs.trend import medians
+from eventloop.reporting.facts import missed, state, step_times
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import (
     COUNTS,
-    WAIT,
-    Column,
+    IN_IT,
     Table,
     by_key,
-    cells,
     phase_name,
     with_includes,
     with_unit,
 )
-from eventloop.reporting.trend import medians
-from eventloop.util.formatting import ABSENT, count_or_time, duration, ratio, three_digits, value_text
+from eventloop.util.formatting import (
+    ABSENT,
+    count_or_time,
+    duration,
+    ratio,
+    share,
+    three_digits,
+    value_text,
+)
+
+MATTERS = 0.01
+"""The share of a run that a difference must take to be worth a ratio."""
+NOISE = 0.05
+"""The part of the worst figure by which the best one must differ from it, for both to be marked."""
+LIKE = "≈"
+"""Stands for the ratio of a difference that takes less than 1 % of a run."""
 
 
-def comparison_tables(reports: Sequence[Report], names: Sequence[str]) -> list[Table]:
-    """Return the tables of several runs side by side, with ratios to the first run."""
+class Measured(NamedTuple):
+    """One number of one run, and the time of the run that it stands for."""
+
+    value: float
+    weight: float = 0.0
+    """The seconds of the run for each unit of the value."""
+    whole: float = 0.0
+    """The seconds of the run of which a difference may be a part."""
+
+
+class Row(NamedTuple):
+    """One thing that was measured in some of the runs."""
+
+    name: str
+    values: list[Measured | None]
+    """One for each run."""
+
+    @property
+    def only(self) -> bool:
+        """Return whether some of the runs lack it."""
+        return None in self.values
+
+    @property
+    def seconds(self) -> float:
+        """Return the largest difference to the first run, in seconds of a run."""
+        return max(_differences(self.values), default=(0.0, 0.0))[0]
+
+    @property
+    def matters(self) -> bool:
+        """Return whether a difference takes 1 % of a run or more."""
+        return any(seconds and seconds >= MATTERS * whole for seconds, whole in _differences(self.values))
+
+    def ratio(self, run: int) -> str:
+        """Return the ratio of a run to the first, "≈" if the difference is small, "-" without one."""
+        first, other = self.values[0], self.values[run]
+        if first is None or other is None or not first.value:
+            return ABSENT
+        (seconds, whole) = _differences([first, other])[0]
+        return ratio(other.value, first.value) if seconds and seconds >= MATTERS * whole else LIKE
+
+
+class Comparison(NamedTuple):
+    """Rows of several runs with a title, and how to write a value."""
+
+    title: str
+    what: str
+    rows: list[Row]
+    text: Callable[[Any], str]
+    ratios: bool = True
+    """Whether the values are times, of which ratios are shown."""
+
+
+def _differences(values: Sequence[Measured | None]) -> list[tuple[float, float]]:
+    """Return for each run but the first its difference to that in seconds, and the seconds of the run."""
+    first, found = values[0], []
+    for other in values[1:]:
+        known = [each for each in (first, other) if each is not None]
+        if known:
+            apart = known[0].value if len(known) == 1 else abs(known[1].value - known[0].value)
+            found.append((apart * known[-1].weight, known[-1].whole))
+    return found
+
+
+def compare(reports: Sequence[Report]) -> list[Comparison]:
+    """Return what was measured in the runs, by subject; those without rows are left out.
+
+    Handlers that only some runs have come first, then the others by the size of the difference in time.
+    """
     costs = [report.costs for report in reports]
     found = [
-        _compare("Step time, mean ms/iteration", "phase", names, map(_phase_numbers, costs), three_digits),
-        _compare("Step time, median ms/iteration", "phase", names, map(_usual_numbers, costs), three_digits),
-        _compare("Handlers, mean µs/iteration", "handler", names, map(_handler_numbers, costs), three_digits),
-        _compare(
-            "Handlers outside of the iterations, mean of a call", "handler", names,
-            map(_outside_numbers, costs), duration,
+        Comparison("Step time, mean ms/iteration", "phase", _rows(map(_phases, costs)), _milliseconds),
+        Comparison("Step time, median ms/iteration", "phase", _rows(map(_usual, costs)), _milliseconds),
+        Comparison("Handlers, mean µs/iteration", "handler", _sorted(map(_inside, costs)), _microseconds),
+        Comparison(
+            "Handlers outside of the iterations, mean of a call", "handler", _sorted(map(_outside, costs)),
+            duration,
         ),
-        _compare(
-            "Background subscribers", "subscriber", names, map(_subscriber_numbers, costs), count_or_time,
-            zeros=False,
-        )._replace(note=WAIT),
-        _compare("Scalars, the last value", "scalar", names, map(_curve_numbers, reports), value_text),
+        Comparison(
+            "Background subscribers", "subscriber", _rows(map(_subscribers, costs), zeros=False),
+            count_or_time, ratios=False,
+        ),
+        Comparison(
+            "Scalars, the last value", "scalar", _rows(map(_curves, reports)), value_text, ratios=False
+        ),
     ]  # fmt: skip
-    return [table for table in found if table.rows]
+    return [each for each in found if each.rows]
 
 
-def _compare(
-    title: str,
-    what: str,
-    names: Sequence[str],
-    each: Iterable[dict[str, float]],
-    text: Callable[[float], str],
-    *,
-    zeros: bool = True,
-) -> Table:
-    """Return a table with a row for each name in any of the runs' numbers: a column a run, then the ratios.
+def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
+    """Return phases, handlers and deliveries of the runs in one list, those of only some runs first.
+
+    Handlers that run phases are left out: the phases are rows themselves.
+    """
+    whole = [_named(_phases(each), {"all": "an iteration"}, "phase {}") for each in costs]
+    outside = [_named(_outside(each), {}, "{}, a call") for each in costs]
+    deliveries = [_named(_deliveries(each), {}, "{}, a delivery") for each in costs]
+    handlers = [{key: one for key, one in _inside(each).items() if not key.endswith(IN_IT)} for each in costs]
+    parts = zip(whole, handlers, outside, deliveries, strict=True)
+    return _sorted({key: one for part in run for key, one in part.items()} for run in parts)
+
+
+def _named(found: dict[str, Measured], names: dict[str, str], other: str) -> dict[str, Measured]:
+    return {names.get(key, other.format(key)): value for key, value in found.items()}
+
+
+def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
+    """Return the table with a row for each run."""
+    header = ["run", *_RUN_COLUMNS, "state"]
+    rows = [
+        [name, *(_cell(report.costs, cell) for cell in _RUN_COLUMNS.values()), state(report)]
+        for name, report in zip(names, reports, strict=True)
+    ]
+    return Table("Runs", header, rows, first=RUNS_FIRST)
+
+
+def extremes(numbers: Sequence[float | None], *, high: bool = False) -> tuple[set[int], set[int]]:
+    """Return which of the numbers are best and which are worst; none if they differ by less than 5 %."""
+    known = [number for number in numbers if number is not None]
+    if len(known) < 2 or max(known) - min(known) <= NOISE * max(map(abs, known)):
+        return set(), set()
+    low, top = ({i for i, n in enumerate(numbers) if n == end} for end in (min(known), max(known)))
+    return (top, low) if high else (low, top)
+
+
+def run_extremes(reports: Sequence[Report]) -> dict[str, tuple[set[int], set[int]]]:
+    """Return the best and the worst runs for each column of `runs_table` in which one is better."""
+    return {
+        name: extremes([_number(report.costs, name) for report in reports], high=name == "a second")
+        for name in ("a second", *STEP_COLUMNS, "not delivered")
+    }
+
+
+def _missed(costs: RunCosts) -> int:
+    return sum(missed(subscriber, costs) for subscriber in costs.subscribers)
+
+
+def _step_time(name: str, costs: RunCosts) -> str:
+    times = step_times(costs)
+    return duration(times[name]) if name in times else ABSENT
+
+
+def _share(phase: str, costs: RunCosts) -> str:
+    return share(getattr(costs.phases, phase), costs.phases.wall)
+
+
+STEP_COLUMNS = ("p50", "p90", "p99", "mean")
+RUNS_FIRST = ("a second", "p50", "p99", "hooks", "data", "state", "not delivered", "iterations", "took")
+SHARES = ("data", "hooks")
+_RUN_COLUMNS: dict[str, Callable[[RunCosts], str]] = {
+    "a second": lambda costs: three_digits(costs.phases.iterations / costs.phases.wall),
+    **{name: partial(_step_time, name) for name in STEP_COLUMNS},
+    **{name: partial(_share, name) for name in SHARES},
+    "iterations": lambda costs: f"{costs.phases.iterations:,}",
+    "took": lambda costs: duration(costs.seconds) if costs.seconds else ABSENT,
+    "evaluation": lambda costs: duration(costs.evaluation) if costs.evaluation else ABSENT,
+    "not delivered": lambda costs: f"{_missed(costs):,}",
+}
+
+
+def _cell(costs: RunCosts | None, cell: Callable[[RunCosts], str]) -> str:
+    return cell(costs) if costs is not None and costs.phases.iterations and costs.phases.wall else ABSENT
+
+
+def _number(costs: RunCosts | None, name: str) -> float | None:
+    """Return the number of a run in a column of `runs_table`."""
+    if costs is None or not (costs.phases.iterations and costs.phases.wall):
+        return None
+    if name == "a second":
+        return costs.phases.iterations / costs.phases.wall
+    if name == "not delivered":
+        return _missed(costs)
+    return step_times(costs).get(name)
+
+
+def comparison_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> list[Table]:
+    """Return the comparisons as tables: a column for each run, then the ratios to the first."""
+    return [_table(each, names) for each in comparisons]
+
+
+def _table(each: Comparison, names: Sequence[str]) -> Table:
+    header, others = [each.what, *names], range(1, len(names)) if each.ratios else ()
+    rows = [
+        [row.name, *(text_of(value, each) for value in row.values), *(row.ratio(run) for run in others)]
+        for row in each.rows
+    ]
+    note = f"{LIKE}: the difference takes less than {MATTERS:.0%} of the run." if others else ""
+    return Table(each.title, header + [f"{names[run]} / {names[0]}" for run in others], rows, note=note)
+
+
+def text_of(value: Measured | None, each: Comparison) -> str:
+    return ABSENT if value is None else each.text(value.value)
+
+
+# --- rows --------------------------------------------------------------------------------------------------
+
+
+def _rows(runs: Iterable[dict[str, Measured]], *, zeros: bool = True) -> list[Row]:
+    """Return a row for each name in any of the runs.
 
     Args:
         zeros: whether to keep rows that are zero in all runs.
     """
-    numbers = list(each)
-    keys = list(
-        dict.fromkeys(key for run in numbers for key in run if zeros or any(r.get(key) for r in numbers))
-    )
-
-    def value(run: dict[str, float]) -> Callable[[str], str]:
-        return lambda key: text(run[key]) if key in run else ABSENT
-
-    def compared(run: dict[str, float]) -> Callable[[str], str]:
-        return lambda key: ratio(run[key], numbers[0][key]) if key in run and key in numbers[0] else ABSENT
-
-    columns: list[Column] = [(what, str)]
-    columns += [(name, value(run)) for name, run in zip(names, numbers, strict=True)]
-    columns += [
-        (f"{name} / {names[0]}", compared(run)) for name, run in zip(names[1:], numbers[1:], strict=True)
+    numbers = list(runs)
+    rows = [
+        Row(key, [run.get(key) for run in numbers]) for key in dict.fromkeys(k for r in numbers for k in r)
     ]
-    return Table(title, *cells(keys, columns))
+    return [row for row in rows if zeros or any(one is not None and one.value for one in row.values)]
 
 
-def _phase_numbers(costs: RunCosts | None) -> dict[str, float]:
-    if costs is None or not costs.phases.iterations:
+def _sorted(runs: Iterable[dict[str, Measured]]) -> list[Row]:
+    return sorted(_rows(runs), key=lambda row: (not row.only, -row.seconds))
+
+
+def _milliseconds(seconds: float) -> str:
+    return three_digits(seconds * 1e3)
+
+
+def _microseconds(seconds: float) -> str:
+    return three_digits(seconds * 1e6)
+
+
+def _of_iterations(costs: RunCosts, seconds: float) -> Measured:
+    return Measured(seconds, costs.phases.iterations, costs.phases.wall)
+
+
+def _phases(costs: RunCosts | None) -> dict[str, Measured]:
+    if costs is None or not (number := costs.phases.iterations):
         return {}
-    unit = 1e3 / costs.phases.iterations
-    return {phase_name(phase): getattr(costs.phases, phase) * unit for phase in (*PHASES, "wall")}
+    names = (*PHASES, "wall")
+    return {phase_name(name): _of_iterations(costs, getattr(costs.phases, name) / number) for name in names}
 
 
-def _usual_numbers(costs: RunCosts | None) -> dict[str, float]:
-    usual = medians(costs) if costs is not None else {}
-    return {phase_name(phase): seconds * 1e3 for phase, seconds in usual.items()}
-
-
-def _handler_numbers(costs: RunCosts | None) -> dict[str, float]:
-    if costs is None or not costs.phases.iterations:
+def _usual(costs: RunCosts | None) -> dict[str, Measured]:
+    if costs is None:
         return {}
-    unit = 1e6 / costs.phases.iterations
+    return {phase_name(phase): _of_iterations(costs, seconds) for phase, seconds in medians(costs).items()}
+
+
+def _inside(costs: RunCosts | None) -> dict[str, Measured]:
+    if costs is None or not (number := costs.phases.iterations):
+        return {}
     inside = by_key([handler for handler in costs.handlers if handler.in_iteration])
-    return {with_includes(handler, key): handler.seconds * unit for key, handler in inside.items()}
+    return {with_includes(h, key): _of_iterations(costs, h.seconds / number) for key, h in inside.items()}
 
 
-def _outside_numbers(costs: RunCosts | None) -> dict[str, float]:
+def _outside(costs: RunCosts | None) -> dict[str, Measured]:
     outside = [handler for handler in costs.handlers if not handler.in_iteration] if costs is not None else []
-    return {key: handler.seconds / handler.calls for key, handler in by_key(outside).items()}
+    return {key: _a_call(costs, handler) for key, handler in by_key(outside).items() if costs is not None}
 
 
-def _subscriber_numbers(costs: RunCosts | None) -> dict[str, float]:
-    """Return the numbers of each background subscriber by name; counts are ints, times are floats."""
-    found: dict[str, float] = {}
+def _a_call(costs: RunCosts, handler: HandlerCost) -> Measured:
+    return Measured(handler.seconds / handler.calls, handler.calls, costs.seconds or costs.phases.wall)
+
+
+def _deliveries(costs: RunCosts | None) -> dict[str, Measured]:
+    if costs is None:
+        return {}
+    whole = costs.seconds or costs.phases.wall
+    return {s.name: Measured(s.seconds / s.calls, s.calls, whole) for s in costs.subscribers if s.calls}
+
+
+def _subscribers(costs: RunCosts | None) -> dict[str, Measured]:
+    """Return the numbers of each background subscriber; counts are ints, times are floats."""
+    found: dict[str, Measured] = {}
     for s in costs.subscribers if costs is not None else []:
-        found |= {
-            f"{s.name}: {name}": getattr(s, field) for name, field in COUNTS.items() if name != "spilled"
-        }
-        found[f"{s.name}: wait from emit p99, ms"] = s.wait.p99 * 1e3
-        found[f"{s.name}: busy p99, ms"] = s.busy.p99 * 1e3
+        for name, field in COUNTS.items():
+            found[f"{s.name}: {name}"] = Measured(getattr(s, field))
+        found[f"{s.name}: busy, s"] = Measured(float(s.seconds))
     return found
 
 
-def _curve_numbers(report: Report) -> dict[str, float]:
+def _curves(report: Report) -> dict[str, Measured]:
     curves = report.log.curves if report.log is not None else []
-    return {f"{curve.mode}/{with_unit(curve.name)}": curve.last for curve in curves}
+    return {f"{curve.mode}/{with_unit(curve.name)}": Measured(curve.last) for curve in curves}

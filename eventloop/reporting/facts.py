@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventloop.costs.records import HandlerCost, Memory, Phases, RunCosts, SubscriberCost
+from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
-from eventloop.reporting.trend import medians
-from eventloop.util.formatting import duration, memory_size, share, three_digits
+from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
 """The row of the time in the hooks phase that no handler took."""
@@ -47,7 +47,7 @@ def labels(reports: Sequence[Report]) -> list[str]:
 def facts(report: Report) -> list[Fact]:
     """Return the numbers of a run and how it ended."""
     costs, log = report.costs, report.log
-    found = []
+    found = [Fact("state", state(report), bad=state(report).startswith("error"))]
     if costs is not None:
         found += [
             *_duration_facts(costs),
@@ -57,7 +57,6 @@ def facts(report: Report) -> list[Fact]:
         ]
     elif log is not None and log.curves:
         found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
-    found.append(Fact("state", state(report), bad=state(report).startswith("error")))
     return found
 
 
@@ -75,8 +74,7 @@ def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 
     The events in the queues of a run under way do not count: they may still be delivered.
     """
-    left = subscriber.queued if costs.complete else 0
-    return bool(subscriber.dropped or subscriber.failed or left or subscriber.error)
+    return bool(missed(subscriber, costs) or subscriber.error)
 
 
 def _duration_facts(costs: RunCosts) -> list[Fact]:
@@ -84,29 +82,35 @@ def _duration_facts(costs: RunCosts) -> list[Fact]:
         return []
     outside = max(0.0, costs.seconds - costs.phases.wall - costs.evaluation)
     parts = [
-        ("training iterations", costs.phases.wall),
+        ("iterations", costs.phases.wall),
         ("evaluation", costs.evaluation),
-        ("start, end and between epochs", outside if outside >= NEGLIGIBLE * costs.seconds else 0.0),
+        ("the rest", outside if outside >= NEGLIGIBLE * costs.seconds else 0.0),
     ]
     shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
-    return [Fact("took", f"{duration(costs.seconds)}{f', of it {shares}' if shares else ''}")]
+    return [Fact("took", f"{duration(costs.seconds)}{f': {shares}' if shares else ''}")]
 
 
 def _iteration_facts(costs: RunCosts) -> list[Fact]:
-    """Return the facts of a usual iteration, each followed by the mean, which rare long iterations raise."""
+    """Return the number of iterations, and how long one takes."""
     phases = costs.phases
-    found = [Fact("iterations", f"{phases.iterations:,}")]
     if not (phases.iterations and phases.wall):
-        return found
-    usual, mean = medians(costs), duration(phases.wall / phases.iterations)
-    kind, beside = ("median", f" (mean {mean})") if usual else ("mean", "")
-    found.append(Fact(f"an iteration, {kind}", (duration(usual["wall"]) if usual else mean) + beside))
-    found.append(Fact("iterations a second", three_digits(phases.iterations / phases.wall)))
-    for name, phase in (("of it hooks", "hooks"), ("of it waiting for data", "data")):
-        of_all = share(getattr(phases, phase), phases.wall)
-        of_usual = f"{share(usual[phase], usual['wall'])} (mean {of_all})" if usual else of_all
-        found.append(Fact(f"{name}, {kind}", of_usual))
-    return found
+        return [Fact("iterations", f"{phases.iterations:,}")]
+    rate = three_digits(phases.iterations / phases.wall)
+    times = [f"{name} {duration(seconds)}" for name, seconds in step_times(costs).items()]
+    return [
+        Fact("iterations", f"{phases.iterations:,}, {rate} a second"),
+        Fact("an iteration", ", ".join(times)),
+    ]
+
+
+def step_times(costs: RunCosts) -> dict[str, float]:
+    """Return the percentiles of an iteration in seconds, as far as they are known, and its mean, by name."""
+    times, found = costs.iteration, {}
+    if times.samples:
+        found = {"p50": times.p50, "p90": times.p90, "p99": times.p99}
+    elif known := medians(costs):  # a file of before `iteration`
+        found = {"p50": known["wall"]}
+    return {**found, "mean": costs.phases.wall / costs.phases.iterations}
 
 
 def _memory_facts(costs: RunCosts) -> list[Fact]:
@@ -134,7 +138,12 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
     }
     text = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     bad = any(count for name, count in counts.items() if name != "waiting")
-    return [Fact("events not delivered", text or "0", bad)]
+    return [Fact("not delivered", text or "0", bad)]
+
+
+def missed(subscriber: SubscriberCost, costs: RunCosts) -> int:
+    """Return how many events a subscriber dropped, failed on, or was left with at the end."""
+    return subscriber.dropped + subscriber.failed + (subscriber.queued if costs.complete else 0)
 
 
 def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:

@@ -6,6 +6,7 @@ The page contains plotly.js and loads nothing from the network.
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from html import escape
@@ -13,40 +14,94 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop._version import __version__
-from eventloop.reporting.comparison import comparison_tables
-from eventloop.reporting.facts import facts, labels
+from eventloop.reporting.comparison import (
+    Comparison,
+    Row,
+    compare,
+    extremes,
+    run_extremes,
+    runs_table,
+    text_of,
+)
+from eventloop.reporting.facts import facts, labels, missed
+from eventloop.reporting.glance import fold
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import Table, run_tables
-from eventloop.util.formatting import on_a_line
+from eventloop.reporting.tables import OUTSIDE, Table, handlers_table, outside_table, reordered, run_tables
+from eventloop.util.formatting import on_a_line, share
 
 if TYPE_CHECKING:  # charts import plotly, which only a page needs
     from eventloop.reporting.charts import Chart, NamedRun
 
+BACKGROUND = (
+    "Busy: the part of the run in which it delivered. Backlog: the longest queue, in events. "
+    "Not delivered: dropped, failed, or left at the end."
+)
+BREAKS = re.compile(r"(?<=\w)([._])(?=\w)")
+"""Where a name may be broken into lines."""
 MARK = b"<!DOCTYPE html>"
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data: blob:"
 )
 """What the browser may load: nothing."""
-CONFIG = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
+UNUSED = ["select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toggleSpikelines"]
+CONFIG = {
+    "displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": "",
+    "modeBarButtonsToRemove": UNUSED,
+}  # fmt: skip
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1d2430; max-width: 1320px; }
+:root { color-scheme: light dark; --text: #1d2430; --soft: #5d6777; --line: #e2e5ea; --page: #ffffff; }
+:root { --best: #12703c; --best-ground: #e2f4e9; --worst: #b3261e; --worst-ground: #fdeaea; }
+:root { --shade: #f4f6f9; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e8ee; --soft: #9ca7b6; --line: #343c48; --page: #14181e; --shade: #1d232b; }
+  :root { --best: #86dfa9; --best-ground: #12351f; --worst: #ff9c92; --worst-ground: #451c1c; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); max-width: 1320px; }
 body { margin: 24px auto; padding: 0 16px; }
 figure { margin: 0; min-width: 0; }
 h1, h2, h3, p, dd { overflow-wrap: anywhere; }
+h1 { font-size: 26px; margin: 0 0 8px; } h2 { margin: 32px 0 8px; }
+h3 { font-size: 15px; margin: 16px 0 4px; }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 18px; }
-dt, .remark, footer { color: #5d6777; }
-dd, .remark { margin: 0; }
+dt, .remark, footer, small { color: var(--soft); }
+dd { margin: 0; } .remark { margin: 6px 0 0; }
 pre { overflow-x: auto; }
-.table { overflow-x: auto; }
+details { margin: 8px 0; } summary { cursor: pointer; color: var(--soft); }
+.table { overflow-x: auto; max-width: 100%; margin: 8px 0; }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 12px 5px 0; text-align: left; white-space: nowrap; border-bottom: 1px solid #e2e5ea; }
-td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 12em; }
+th, td { padding: 5px 12px 5px 0; text-align: left; border-bottom: 1px solid var(--line); }
+th, td { vertical-align: top; white-space: nowrap; } td small { display: block; }
+th:first-child, td:first-child { position: sticky; left: 0; background: var(--page); z-index: 1; }
+td:first-child { white-space: normal; overflow-wrap: anywhere; min-width: 11em; max-width: 38em; }
 .number { text-align: right; }
-.bad { color: #c62f2f; }
-.advice { margin: 0 0 4px; font-weight: 600; }
+.bad { color: var(--worst); }
+.best, .worst { border-radius: 4px; }
+.best { color: var(--best); background: var(--best-ground); }
+.worst { color: var(--worst); background: var(--worst-ground); }
+.best::after { content: " best"; font-size: 10px; } .worst::after { content: " worst"; font-size: 10px; }
+.advice { margin: 0 0 8px; padding: 8px 12px; background: var(--shade); border-left: 3px solid #d9730d; }
 .grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 470px), 1fr)); gap: 16px; }
+.bars { display: grid; grid-template-columns: minmax(9em, 1fr) repeat(3, 2fr); gap: 10px 22px; }
+.bars > strong { overflow-wrap: anywhere; font-weight: 500; }
+.track { height: 8px; border-radius: 4px; background: var(--shade); }
+.fill { height: 8px; border-radius: 4px; background: #2f6fde; min-width: 2px; }
+.fill.bad { background: #d23b3b; }
+@media (max-width: 700px) {
+  .bars { grid-template-columns: repeat(3, 1fr); gap: 2px 14px; }
+  .bars > strong { grid-column: 1 / -1; margin-top: 10px; }
+  th, td { padding-right: 9px; }
+}
+g[class$=tick] text, [class^=g-x] text, [class^=g-y] text, [class*=title], .infolayer .legendtext,
+.annotation-text,
+.bartext-outside, .updatemenu-item-text { fill: var(--text) !important; }
+.gridlayer path { stroke: var(--line) !important; }
+.xlines-above, .ylines-above, .xlines-below, .ylines-below { stroke: var(--soft) !important; }
+.updatemenu-item-rect { fill: var(--shade) !important; stroke: var(--line) !important; }
+.modebar, .modebar-group { background: none !important; } .modebar-btn path { fill: var(--soft) !important; }
+@media (pointer: coarse) { .draglayer * { pointer-events: none !important; } }
 """
+"""Colours are those of the browser's scheme; plotly's own are overruled. A finger scrolls over charts."""
 
 
 def check_plotly() -> None:
@@ -90,7 +145,7 @@ def as_page(reports: Sequence[Report]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">',
         f"<title>{escape(title)}</title><style>{STYLE}</style><script>{get_plotlyjs()}</script></head><body>",
-        *map(_head, runs),
+        _head(runs[0]) if len(runs) == 1 else _heads(runs),
         "<noscript><p>The charts need JavaScript; the tables say the same.</p></noscript>",
         *_sections(runs),
         *map(_about, runs),
@@ -108,33 +163,134 @@ def _head(run: NamedRun) -> str:
     )
     path = f"<p class=remark>{escape(report.run)}</p>" if report.run != run.name else ""
     advice = "".join(f"<p class=advice>{escape(on_a_line(line))}</p>" for line in report.advice)
-    title = f'<h1 style="color:{run.colour}">{escape(run.name)}</h1>{path}'
-    return f"{title}{advice}<dl>{rows}</dl>{_remarks(report.notes)}"
+    return f"<h1>{escape(run.name)}</h1>{path}{advice}<dl>{rows}</dl>{_remarks(report.notes)}"
+
+
+def _heads(runs: Sequence[NamedRun]) -> str:
+    """Return one table of all runs with the best and the worst marked, and their advice and notes."""
+    reports = [run.report for run in runs]
+    table, marks = runs_table(reports, [run.name for run in runs]), run_extremes(reports)
+    rows = []
+    for number, (run, row) in enumerate(zip(runs, table.rows, strict=True)):
+        name = f'<td style="box-shadow:inset 5px 0 {run.colour};padding-left:12px">{escape(row[0])}</td>'
+        cells = [
+            _cell("td", cell, column < table.left, _mark(number, marks.get(table.header[column])))
+            for column, cell in enumerate(row)
+        ]
+        rows.append(f"<tr>{name}{''.join(cells[1:])}</tr>")
+    lines = [(run.name, line) for run in runs for line in run.report.advice]
+    advice = "".join(
+        f"<p class=advice><strong>{escape(n)}</strong>: {escape(on_a_line(line))}</p>" for n, line in lines
+    )
+    notes = [f"{run.name}: {note}" for run in runs for note in run.report.notes]
+    return f"<h1>{len(runs)} runs</h1>{_scrolling(_header(table), rows)}{advice}{_remarks(notes)}"
+
+
+def _mark(number: int, marks: tuple[set[int], set[int]] | None) -> str:
+    best, worst = marks or ((), ())
+    return "best" if number in best else "worst" if number in worst else ""
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:
     """Return the sections of the page: the charts of a subject, then its tables."""
-    from eventloop.reporting.charts import handler_charts, phase_charts, scalar_charts, subscriber_charts
+    from eventloop.reporting.charts import handler_charts, phase_charts, scalar_charts
 
     timed = [run for run in runs if run.report.costs is not None]
     iterated = [run for run in timed if run.costs.phases.iterations]
     charts = {
-        "Step time": phase_charts(iterated),
-        "Handlers": handler_charts(iterated),
-        "Background subscribers": subscriber_charts(timed),
-        "Scalars": scalar_charts(runs),
+        "Step time": "".join(map(_chart, phase_charts(iterated))),
+        "Handlers": "".join(map(_chart, handler_charts(iterated))),
+        "Background subscribers": _background(timed),
+        "Scalars": f"<div class=grid>{''.join(map(_chart, scalar_charts(runs)))}</div>",
     }
-    reports = [run.report for run in runs]
-    tables = (
-        run_tables(reports[0]) if len(runs) == 1 else comparison_tables(reports, [run.name for run in runs])
-    )
+    below = _run_tables(runs[0].report) if len(runs) == 1 else _comparisons(runs)
     found = []
     for title, own in charts.items():
-        below = [_table(table, title) for table in tables if table.title.startswith(title)]
-        if own or below:
-            grid = " class=grid" if title == "Scalars" else ""
-            found.append(f"<h2>{title}</h2><div{grid}>{''.join(map(_chart, own))}</div>{''.join(below)}")
+        tables = "".join(html for name, html in below if name.startswith(title))
+        if tables or "<figure" in own:
+            found.append(f"<h2>{title}</h2>{own}{tables}")
     return found
+
+
+def _run_tables(report: Report) -> list[tuple[str, str]]:
+    """Return the tables of one run by title: the handlers that matter, and all others folded."""
+    found = []
+    for table in run_tables(report):
+        costs = report.costs
+        if costs is not None and table.title in ("Handlers", OUTSIDE):
+            inside = table.title == "Handlers"
+            few = (handlers_table if inside else outside_table)(costs, fold(costs, inside=inside).shown)
+            title = f"<h3>{table.title}</h3>" if not inside else ""
+            found.append((table.title, title + (_table(reordered(few)) if few.rows else "")))
+        found.append((table.title, _folded(f"All {len(table.rows)} rows as a table", _table(table))))
+    return found
+
+
+def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
+    """Return the comparisons of several runs by title: rows that differ, and all others folded."""
+    found, names = [], [run.name for run in runs]
+    for each in compare([run.report for run in runs]):
+        shown = [row for row in each.rows if row.matters] if each.ratios else []
+        html = f"<h3>{each.title}</h3>{_compared(each, shown, names)}" if shown else ""
+        others = [row for row in each.rows if row not in shown]
+        what = f"{len(others)} more, which differ by less than 1 % of a run" if each.ratios else "As a table"
+        found.append((each.title, html + (_folded(what, _compared(each, others, names)) if others else "")))
+    return found
+
+
+def _compared(each: Comparison, rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Return a table with a column for each run, in which ratios are below the values."""
+    lines = []
+    for row in rows:
+        numbers = [None if value is None else value.value for value in row.values]
+        marks = extremes(numbers) if each.ratios and row.matters and not row.only else None
+        cells = [_cell("td", row.name, is_text=True)]
+        for number, value in enumerate(row.values):
+            compared = row.ratio(number) if number and each.ratios else ""
+            small = f"<small>{compared}</small>" if compared.endswith("×") else ""
+            cells.append(_cell("td", text_of(value, each), False, _mark(number, marks), small))
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return _scrolling(_header(Table("", [each.what, *names], [])), lines)
+
+
+def _folded(what: str, html: str) -> str:
+    return f"<details><summary>{escape(what)}</summary>{html}</details>"
+
+
+def _background(runs: Sequence[NamedRun]) -> str:
+    """Return bars for each subscriber: the share of the run that it was busy, its backlog and its losses."""
+    rows = [(run, subscriber) for run in runs for subscriber in run.costs.subscribers]
+    if not rows:
+        return ""
+    most = max(subscriber.peak_queued for _, subscriber in rows)
+    bars = []
+    for run, subscriber in sorted(rows, key=lambda row: row[1].name):
+        whole, lost = run.costs.seconds, missed(subscriber, run.costs)
+        name = escape(on_a_line(subscriber.name)) + (
+            f" <small>{escape(run.name)}</small>" if len(runs) > 1 else ""
+        )
+        part = subscriber.seconds / whole if whole > 0 else 0.0
+        total = subscriber.delivered + lost
+        bars += [
+            f"<strong>{name}</strong>",
+            _bar("busy", share(subscriber.seconds, whole), part, run.colour),
+            _bar("backlog", f"{subscriber.peak_queued:,}", subscriber.peak_queued / (most or 1), run.colour),
+            _bar("not delivered", f"{lost:,}", lost / (total or 1), "", bad=bool(lost)),
+        ]
+    return (
+        f'<figure aria-label="Busy, backlog and drops"><h3>Busy, backlog and drops</h3>'
+        f"<div class=bars>{''.join(bars)}</div>{_remarks([BACKGROUND])}</figure>"
+    )
+
+
+def _bar(what: str, value: str, part: float, colour: str, *, bad: bool = False) -> str:
+    width = 100 * min(1.0, max(0.0, part))
+    style = f"width:{width:.1f}%" + (f";background:{colour}" if colour else "")
+    fill = f"<div class='fill{' bad' if bad else ''}' style='{style}'></div>" if width else ""
+    return (
+        f"<div><small>{what}</small> <span{' class=bad' if bad else ''}>{value}</span>"
+        f"<div class=track>{fill}</div></div>"
+    )
 
 
 def _chart(chart: Chart) -> str:
@@ -143,25 +299,34 @@ def _chart(chart: Chart) -> str:
     return f'<figure aria-label="{title}"><h3>{title}</h3>{drawn}{_remarks([chart.note])}</figure>'
 
 
-def _table(table: Table, section: str) -> str:
+def _table(table: Table) -> str:
     """Return a table with the lines of its note below it."""
-    title = f"<h3>{escape(table.title)}</h3>" if table.title != section else ""
-    head = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
-    rows = "".join(
+    rows = [
         f"<tr{' class=bad' if number in table.bad else ''}>"
         + "".join(_cell("td", cell, column < table.left) for column, cell in enumerate(row))
         + "</tr>"
         for number, row in enumerate(table.rows)
-    )
+    ]
     notes = [f"Red: {table.why}." if table.bad and table.why else "", *table.note.splitlines()]
-    return (
-        f"{title}<div class=table><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-        f"{_remarks(notes)}"
-    )
+    return _scrolling(_header(table), rows) + _remarks(notes)
 
 
-def _cell(tag: str, value: str, is_text: bool) -> str:
-    return f"<{tag}{'' if is_text else ' class=number'}>{escape(on_a_line(value))}</{tag}>"
+def _header(table: Table) -> str:
+    return "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
+
+
+def _scrolling(head: str, rows: Sequence[str]) -> str:
+    """Return a table that scrolls in its own box where it is wider than the screen."""
+    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f"<div class=table tabindex=0><table>{body}</table></div>"
+
+
+def _cell(tag: str, value: str, is_text: bool, mark: str = "", more: str = "") -> str:
+    text = escape(on_a_line(value))
+    if is_text:
+        text = BREAKS.sub(r"\1<wbr>", text)
+    inner = f"<span class={mark}>{text}</span>" if mark else text
+    return f"<{tag}{'' if is_text else ' class=number'}>{inner}{more}</{tag}>"
 
 
 def _remarks(lines: Sequence[str]) -> str:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
+from eventloop.costs.records import PHASES, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
+from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
-from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, memory_text, outside_handlers
-from eventloop.reporting.peak_memory import peak_memory
-from eventloop.util.formatting import ABSENT, duration, on_a_line, table
+from eventloop.reporting.facts import memory_text
+from eventloop.reporting.glance import handler_lines
+from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
-SMALL = 0.001
-"""Share of the iterations' time below which handlers of eventloop share a row."""
-_HELPERS = frozenset({"TraceWindow"})
-"""Classes of eventloop that are not hooks, but are subscribed by a hook."""
+WIDTH = 120
+"""Characters of a line, except of advice and errors."""
+HANDLERS = 20
+"""Rows of handlers."""
+EVERYTHING = "trainer.costs() and `eventloop report --all` have every handler"
 NAMES = 10
 """How many metrics with unreadable values are named."""
 
@@ -31,86 +32,7 @@ class MeasuredTrainer(Protocol):
     bus: Bus
     clock: StepClock
     metrics: EventStorage
-    hooks: list[Any]
     loader: Any
-
-
-def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
-    """Return two tables of synchronous handlers: those of the iterations, and those outside of them.
-
-    The first has microseconds per iteration, and the share of an iteration. Its first row is the time of the
-    hooks phase outside of handlers, unless it is small. The second has the mean of a call, and the sum.
-
-    Args:
-        ours: classes whose handlers share a row of a table if they cost next to nothing.
-    """
-    called = sorted((cost for cost in costs if cost.calls), key=lambda cost: -cost.seconds)
-    inside = [cost for cost in called if cost.in_iteration and phases.iterations]
-    outside = [cost for cost in called if not (cost.in_iteration and phases.iterations)]
-    tables = [_inside_table(inside, phases, ours)] if inside else []
-    if outside:
-        title = "outside of the iterations" if inside else "handler"
-        tables.append(_outside_table(title, outside, phases, ours))
-    notes = []
-    if any(cost.estimated for cost in called):
-        notes.append(f"{ESTIMATED}: estimated, because in a tight loop only some events are clocked")
-    if any(_small(own, ours, phases.wall)[1] for own in (inside, outside)):
-        notes.append("trainer.costs() and `eventloop report` have every one")
-    return "\n\n".join([*tables, *(["\n".join(notes)] if notes else [])])
-
-
-def _inside_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str]) -> str:
-    alone, small = _small(costs, ours, phases.wall)
-    rows = [_inside_row(cost.name, cost.event, [cost], phases) for cost in alone]
-    if rest := outside_handlers(costs, phases):
-        each, share = rest / phases.iterations * 1e6, rest / phases.wall
-        rows.insert(0, [OUTSIDE_HANDLERS, "", ABSENT, f"{each:,.1f}", f"{share:.2%}"])
-    if small:
-        rows.append(_inside_row(_more(small), "", small, phases))
-    return table(["handler", "event", "calls", "µs/iteration", "% of it"], rows, right=(2, 3, 4))
-
-
-def _outside_table(title: str, costs: list[HandlerCost], phases: Phases, ours: Collection[str]) -> str:
-    alone, small = _small(costs, ours, phases.wall)
-    rows = [_outside_row(cost.name, cost.event, [cost]) for cost in alone]
-    if small:
-        rows.append(_outside_row(_more(small), "", small))
-    return table([title, "event", "calls", "a call", "in all"], rows, right=(2, 3, 4))
-
-
-def _small(
-    costs: list[HandlerCost], ours: Collection[str], wall: float
-) -> tuple[list[HandlerCost], list[HandlerCost]]:
-    """Return the handlers with a row of their own, and those that share one; a single one does not share."""
-    small = [cost for cost in costs if cost.name.partition(".")[0] in ours and cost.seconds < SMALL * wall]
-    return ([cost for cost in costs if cost not in small], small) if len(small) > 1 else (costs, [])
-
-
-def _more(small: Sequence[HandlerCost]) -> str:
-    return f"{len(small)} more, each below {SMALL:.1%}"
-
-
-def _inside_row(name: str, event: str, costs: Sequence[HandlerCost], phases: Phases) -> list[str]:
-    per_iteration = _seconds(costs) / phases.iterations * 1e6
-    share = f"{sum(cost.share for cost in costs):.2%}"
-    return [name, event, f"{_calls(costs):,}", f"{_mark(costs)}{per_iteration:,.1f}", share]
-
-
-def _outside_row(name: str, event: str, costs: Sequence[HandlerCost]) -> list[str]:
-    seconds, calls = _seconds(costs), _calls(costs)
-    return [name, event, f"{calls:,}", _mark(costs) + duration(seconds / calls), duration(seconds)]
-
-
-def _seconds(costs: Sequence[HandlerCost]) -> float:
-    return sum(cost.seconds for cost in costs)
-
-
-def _calls(costs: Sequence[HandlerCost]) -> int:
-    return sum(cost.calls for cost in costs)
-
-
-def _mark(costs: Sequence[HandlerCost]) -> str:
-    return ESTIMATED if any(cost.estimated for cost in costs) else ""
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -153,7 +75,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
-        iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
+        iteration=clock.times.times(), histogram=clock.times.histogram(),
+        num_workers=getattr(trainer.loader, "num_workers", None),
         handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(),
         reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
     )  # fmt: skip
@@ -166,20 +89,14 @@ def summarize(trainer: MeasuredTrainer) -> str:
         ["\n".join(["what to do:", *(f"  {line}" for line in lines)])] if (lines := advice(costs)) else []
     )
     memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
-    blocks += [breakdown(trainer) + memory, cost_table(costs.handlers, costs.phases, _ours(trainer))]
+    handlers = "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0))
+    blocks += [breakdown(trainer) + memory, handlers, EVERYTHING]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))
     if losses:
         blocks.append("\n".join(["not everything was delivered:", *(f"  {line}" for line in losses)]))
-    return "\n\n".join(blocks)
-
-
-def _ours(trainer: MeasuredTrainer) -> frozenset[str]:
-    """Return the names of eventloop's classes among the trainer's hooks, as handlers show them."""
-    classes = {type(hook) for hook in trainer.hooks}
-    own = {cls for cls in classes if not cls.__module__.startswith("eventloop.")}
-    return (_HELPERS | {cls.__qualname__ for cls in classes - own}) - {cls.__qualname__ for cls in own}
+    return "\n\n".join(block for block in blocks if block)
 
 
 def _unread(values: dict[str, int]) -> list[str]:

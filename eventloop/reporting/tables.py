@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost, Times
+from eventloop.costs.trend import medians, trend
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, outside_handlers
 from eventloop.reporting.report import Report
-from eventloop.reporting.trend import medians, trend
 from eventloop.util.formatting import (
     ABSENT,
     duration,
@@ -26,7 +26,9 @@ from eventloop.util.formatting import (
 OVER = "its p99 went over its budget, as slow_handler said"
 NOT_ALL = "it did not get, or did not manage, all of its events"
 NOT_FINITE = "not all of its values are finite"
-MEANS = "µs/iteration and share are means; p50, p99 and max are of single calls."
+MEANS = (
+    "µs/iteration and share are of all iterations; a call (its mean), p50, p99 and max are of single calls."
+)
 GUESSED = "~: estimated, because in a tight loop only some events are clocked; p50, p99 and max are of those."
 WAIT = (
     "Wait is from the emit of an event to the begin of its delivery: 0.1 to 0.2 s are normal, because events "
@@ -34,6 +36,11 @@ WAIT = (
 )
 IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
 """Scalars of IterTimerHook, which are in seconds."""
+
+OUTSIDE = "Handlers outside of the iterations"
+INSIDE_FIRST = ("share", "a call", "calls", "µs/iteration", "p99", "budget", "max", "p50", "event")
+OUTSIDE_FIRST = ("in all", "calls", "a call", "budget", "max", "event")
+SUBSCRIBERS_FIRST = ("delivered", "dropped", "failed", "left", "backlog", "busy in all", "busy p50", "budget")
 
 Column = tuple[str, Callable[[Any], str]]
 """The head of a column, and the function that returns the cell of an item."""
@@ -55,6 +62,21 @@ class Table(NamedTuple):
     """A curve for each row, drawn next to it."""
     note: str = ""
     """One or more lines below the table."""
+    first: tuple[str, ...] = ()
+    """The columns that a narrow terminal shows, the most important one first; the others follow."""
+
+
+def reordered(table: Table) -> Table:
+    """Return a table without its note, with the columns that matter first and without empty columns."""
+    named = [table.header.index(name) for name in table.first if name in table.header]
+    order = [i for i in dict.fromkeys([0, *named, *range(len(table.header))]) if filled(table, i)]
+    rows = [[row[i] for i in order] for row in table.rows]
+    return table._replace(header=[table.header[i] for i in order], rows=rows, left=1, note="")
+
+
+def filled(table: Table, column: int) -> bool:
+    """Return whether a column has a text or a number in some row; that of the names has."""
+    return not column or any(row[column] not in ("", ABSENT) for row in table.rows)
 
 
 def cells(items: Sequence[Any], columns: Sequence[Column]) -> tuple[list[str], list[list[str]]]:
@@ -78,14 +100,14 @@ def phases_table(costs: RunCosts) -> Table:
     phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
     columns: list[Column] = [
         ("phase", phase_name),
-        ("mean, ms/iteration", lambda phase: _each(getattr(phases, phase), costs, 1e3)),
+        ("mean ms", lambda phase: _each(getattr(phases, phase), costs, 1e3)),
         ("share", lambda phase: share(getattr(phases, phase), phases.wall)),
     ]
     note = ""
     if usual:
         stretch = costs.trend[0].phases.iterations
         columns += [
-            ("median, ms/iteration", lambda phase: three_digits(usual[phase] * 1e3)),
+            ("median ms", lambda phase: three_digits(usual[phase] * 1e3)),
             ("share", lambda phase: share(usual[phase], usual["wall"])),
         ]
         of = "the single iterations" if stretch == 1 else f"the means of {stretch:,} iterations each"
@@ -97,23 +119,34 @@ def phases_table(costs: RunCosts) -> Table:
         on_device = {phase: getattr(device, phase) / device.iterations for phase in (*PHASES, "wall")}
         columns.append(
             (
-                "on the device, mean ms",
+                "device ms",
                 lambda phase: three_digits(on_device[phase] * 1e3) if on_device[phase] else ABSENT,
             )
         )
     rows = (*PHASES, "wall") if phases.iterations else ()
+    note = "\n".join(
+        filter(None, ["ms of an iteration; device: its own mean time." if device.iterations else "", note])
+    )
     return Table("Step time", *cells(rows, columns), lines=[trend(costs, phase) for phase in rows], note=note)
 
 
-def handlers_table(costs: RunCosts) -> Table:
-    """Return the table of the handlers called within iterations, the most expensive first."""
-    shown = [handler for handler in most_expensive(costs.handlers) if handler.in_iteration]
+def handlers_table(
+    costs: RunCosts, shown: Sequence[HandlerCost] | None = None, *, least: float = 0.0
+) -> Table:
+    """Return the table of the handlers called within iterations, the most expensive first.
+
+    Args:
+        shown: the handlers; None means all that were called.
+        least: the share from which the time outside of handlers has a row.
+    """
+    if shown is None:
+        shown = [handler for handler in most_expensive(costs.handlers) if handler.in_iteration]
     columns: list[Column] = [
         ("handler", with_includes),
         *_WHICH,
         ("µs/iteration", lambda h: _mark(h) + _each(h.seconds, costs, 1e6)),
         ("share", lambda h: f"{h.share * 100:.2f} %" if costs.phases.iterations else ABSENT),
-        ("a call, mean", lambda h: duration(h.seconds / h.calls)),
+        ("a call", lambda h: duration(h.seconds / h.calls)),
         ("p50", lambda h: _time(h.times, h.times.p50)),
         ("p99", lambda h: _time(h.times, h.times.p99)),
         ("max", lambda h: _time(h.times, h.times.max)),
@@ -123,27 +156,28 @@ def handlers_table(costs: RunCosts) -> Table:
     note = "\n".join(filter(None, [MEANS, guessed, never_called(costs)]))
     header, rows = cells(shown, columns)
     bad = _over(shown)
-    if rest := outside_handlers(costs.handlers, costs.phases):
+    if (rest := outside_handlers(costs.handlers, costs.phases)) > least * costs.phases.wall:
         part = f"{rest / costs.phases.wall * 100:.2f} %"
         row = [OUTSIDE_HANDLERS, "", "", "", ABSENT, _each(rest, costs, 1e6), part]
         rows.insert(0, row + [ABSENT] * (len(header) - len(row)))
         bad = frozenset(i + 1 for i in bad)
-    return Table("Handlers", header, rows, left=3, bad=bad, why=OVER, note=note)
+    return Table("Handlers", header, rows, left=3, bad=bad, why=OVER, note=note, first=INSIDE_FIRST)
 
 
-def outside_table(costs: RunCosts) -> Table:
-    """Return the table of the handlers called before and after iterations."""
-    shown = [handler for handler in most_expensive(costs.handlers) if not handler.in_iteration]
+def outside_table(costs: RunCosts, shown: Sequence[HandlerCost] | None = None) -> Table:
+    """Return the table of the handlers called before and after iterations; `shown` are all by default."""
+    if shown is None:
+        shown = [handler for handler in most_expensive(costs.handlers) if not handler.in_iteration]
     columns: list[Column] = [
         ("handler", lambda h: h.name),
         *_WHICH,
         ("in all", lambda h: duration(h.seconds)),
-        ("a call, mean", lambda h: duration(h.seconds / h.calls)),
+        ("a call", lambda h: duration(h.seconds / h.calls)),
         ("max", lambda h: _time(h.times, h.times.max)),
         *_budgets(shown),
     ]
-    title = "Handlers outside of the iterations"
-    return Table(title, *cells(shown, columns), left=3, bad=_over(shown), why=OVER)
+    header, rows = cells(shown, columns)
+    return Table(OUTSIDE, header, rows, left=3, bad=_over(shown), why=OVER, first=OUTSIDE_FIRST)
 
 
 def subscribers_table(costs: RunCosts) -> Table:
@@ -166,8 +200,9 @@ def subscribers_table(costs: RunCosts) -> Table:
     errors = [on_a_line(f"{s.name}: {s.error}") for s in shown if s.error]
     note = "\n".join([f"In events; backlog is the longest queue there was. {WAIT}", *errors])
     return Table(
-        "Background subscribers", *cells(shown, columns), left=3, bad=lost | over, why=why, note=note
-    )
+        "Background subscribers", *cells(shown, columns), left=3, bad=lost | over, why=why, note=note,
+        first=SUBSCRIBERS_FIRST,
+    )  # fmt: skip
 
 
 def curves_table(curves: Sequence[Curve]) -> Table:
@@ -196,6 +231,8 @@ def curves_table(curves: Sequence[Curve]) -> Table:
     )
 
 
+IN_IT = " in it)"
+"""The end of the name of a handler whose time includes phases."""
 COUNTS = {
     "delivered": "delivered", "dropped": "dropped", "failed": "failed", "left": "queued",
     "backlog": "peak_queued", "spilled": "spilled",
@@ -264,7 +301,7 @@ def most_expensive(handlers: Sequence[HandlerCost]) -> list[HandlerCost]:
 def with_includes(handler: HandlerCost, name: str = "") -> str:
     """Return a handler's name, or another name for it, followed by the phases that its time includes."""
     name = name or handler.name
-    return f"{name} ({', '.join(handler.includes)} in it)" if handler.includes else name
+    return f"{name} ({', '.join(handler.includes)}{IN_IT}" if handler.includes else name
 
 
 def by_key(handlers: Sequence[HandlerCost]) -> dict[str, HandlerCost]:

@@ -4,41 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventloop.reporting.comparison import comparison_tables
+from eventloop.costs.trend import trend
+from eventloop.reporting.comparison import compare, comparison_tables, runs_table
 from eventloop.reporting.facts import facts, labels
+from eventloop.reporting.glance import ALERT, run_at_a_glance, runs_at_a_glance
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import Table, run_tables
-from eventloop.reporting.trend import trend
 from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
 
-ALERT = "!"
-"""Marks a highlighted row."""
 WIDE = 32
 """Characters shown of a text in a table, except names; JSON and the page have the whole text."""
 
 
-def as_text(reports: Sequence[Report], *, encoding: str = "utf-8") -> str:
-    """Draw one run in full, or several runs side by side with ratios to the first.
+def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | None = None) -> str:
+    """Draw one run, or several runs side by side: at most 25 lines, or everything.
 
     Args:
         encoding: that of the output; if it lacks block characters, plainer ones are used.
+        width: characters of a line; None draws everything, as wide as it is.
     """
     blocks = BLOCKS if _has(encoding, BLOCKS) else ASCII_BLOCKS
     names = labels(reports)
+    if width is None:
+        text = _everything(reports, names, blocks)
+    elif len(reports) == 1:
+        text = run_at_a_glance(reports[0], names[0], width, blocks)
+    else:
+        text = runs_at_a_glance(reports, names, width, blocks)
+    return text if blocks is BLOCKS else _plain(text, encoding)
+
+
+def _everything(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
     parts = [_head(report, name) for report, name in zip(reports, names, strict=True)]
     if len(reports) == 1:
         parts += [_table(each, blocks) for each in run_tables(reports[0])]
     else:
-        parts += [
-            _trends(reports, names, blocks),
-            *(_table(each, blocks) for each in comparison_tables(reports, names)),
-        ]
-    text = "\n\n".join(part for part in parts if part)
-    return (
-        text
-        if blocks is BLOCKS
-        else text.replace("µ", "u").replace("×", "x").encode(encoding, "replace").decode(encoding)
-    )
+        runs = runs_table(reports, names)
+        parts += [_table(runs, blocks), _trends(reports, names, blocks)]
+        parts += [_table(each, blocks) for each in comparison_tables(compare(reports), names)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _plain(text: str, encoding: str) -> str:
+    """Return a text with replacements for the characters that the encoding lacks."""
+    for character, plain in {"µ": "u", "×": "x", "≈": "~", "…": "."}.items():
+        text = text.replace(character, plain)
+    return text.encode(encoding, "replace").decode(encoding)
 
 
 def _has(encoding: str, text: str) -> bool:

@@ -123,12 +123,18 @@ def _mean(values: Sequence[float]) -> float:
     return min(max(mean, min(finite)), max(finite))  # rounding may leave the range of the values
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> str:
-    """Return a table with columns as wide as their widest cell; those in `right` are right-aligned."""
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), rule: bool = True
+) -> str:
+    """Return a table with columns as wide as their widest cell; those in `right` are right-aligned.
+
+    Args:
+        rule: whether a line is drawn below the header.
+    """
     rows = [[*map(on_a_line, row)] for row in rows]
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
-    for row in [header, ["-" * w for w in widths], *rows]:
+    for row in [header, *([["-" * w for w in widths]] if rule else []), *rows]:
         cells = [
             c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 from playwright.sync_api import Browser, Page
 
+from eventloop.costs.records import Times
 from tests.cli.reported_runs import (
     TRAINED,
     begins,
@@ -30,6 +31,9 @@ pytest_plugins = ["tests.cli.browsers"]
 ALL_DRAWN = (
     "() => [...document.querySelectorAll('.plotly-graph-div')].every(c => c.querySelector('.main-svg'))"
 )
+
+
+STEPS = Times(samples=100, mean=5e-3, p50=4e-3, p90=9e-3, p99=30e-3, max=31e-3)
 
 
 class Opened(NamedTuple):
@@ -55,10 +59,12 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Open the page of some runs, without a network."""
     contexts = []
 
-    def open_page(*runs: Path) -> Opened:
+    def open_page(*runs: Path, width: int = 1280, scheme: Literal["light", "dark"] = "light") -> Opened:
         target = tmp_path_factory.mktemp("page") / "page.html"
         assert report(*runs, "--html", target) == 0
-        context = browser.new_context(offline=True, viewport={"width": 1280, "height": 800})
+        context = browser.new_context(
+            offline=True, viewport={"width": width, "height": 800}, color_scheme=scheme
+        )
         contexts.append(context)
         found = Opened(context.new_page(), [], [])
         found.page.on("request", lambda request: found.requests.append(request.url))
@@ -81,11 +87,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     first = make_run(
         directory / "first",
         device=phases(10),
+        iteration=STEPS,
+        histogram=[(4e-3, 90), (9e-3, 9), (30e-3, 1)],
         handlers=[handler(budget=5e-5, over_budget=True), handler("x", seconds=1.0)],
     )
     write_lines(first, *TRAINED, begins(100), *long, scalars(5001, loss="NaN"))
     second = make_run(
-        directory / "second", subscribers=[subscriber(dropped=5), subscriber("Other", failed=2)]
+        directory / "second",
+        subscribers=[subscriber(dropped=5), subscriber("Other", failed=2)],
+        phases=phases(100, hooks=2e-3),
+        iteration=STEPS,
+        histogram=[(5e-3, 80), (30e-3, 20)],
     )
     return [first, second]
 
@@ -146,5 +158,98 @@ def test_a_browser_that_runs_no_scripts(browser: Browser, runs: list[Path], tmp_
     page = context.new_page()
     page.goto((tmp_path / "page.html").as_uri())
 
+    assert page.get_by_role("cell", name="OptimizerHook.after_train_iter").first.is_visible()
+    page.get_by_text("As a table").first.click()
     assert page.get_by_role("cell", name="JSONLWriter: dropped").is_visible()
     context.close()
+
+
+# --- looks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_telephone_reaches_every_column(number: int, opened: Open, runs: list[Path]) -> None:
+    """The page itself never scrolls sideways; a table does in its own box, with the names in sight."""
+    shown = opened(*runs[:number], width=390)
+
+    assert shown.page.evaluate("document.documentElement.scrollWidth") <= 390
+    shown.page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+    boxes = shown.page.evaluate(SCROLLED)
+    assert any(box["hidden"] > 0 for box in boxes)
+    assert [
+        box for box in boxes if box["right"] > 390 or box["last"] > box["right"] + 1 or box["name"] < 0
+    ] == []
+
+
+SCROLLED = """[...document.querySelectorAll('.table')].map(box => {
+  box.scrollLeft = 1e6
+  const cells = box.querySelectorAll('thead th')
+  const right = each => each.getBoundingClientRect().right
+  return {hidden: box.scrollWidth - box.clientWidth, right: right(box), last: right(cells[cells.length - 1]),
+          name: cells[0].getBoundingClientRect().left}
+})"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_legend_is_under_a_button(width: int, opened: Open, runs: list[Path]) -> None:
+    """Neither plotly's own buttons nor those of an axis are over the legend of their chart."""
+    shown = opened(*runs, width=width)
+
+    covered = shown.page.evaluate(COVERED)
+
+    assert len(covered) > 5
+    assert [title for title, under in covered if under] == []
+
+
+COVERED = """[...document.querySelectorAll('figure')].filter(each => each.querySelector('.infolayer .legend')).map(each => {
+  const box = part => part.getBoundingClientRect()
+  const apart = (a, b) => a.right <= b.left || b.right <= a.left || a.bottom <= b.top || b.bottom <= a.top
+  const legend = box(each.querySelector('.infolayer .legend'))
+  const buttons = [...each.querySelectorAll('.modebar-group, .updatemenu-button')].map(box)
+  return [each.getAttribute('aria-label'), buttons.some(button => !apart(button, legend))]
+})"""
+
+
+def test_several_runs_are_one_table_with_the_best_and_the_worst_marked(
+    opened: Open, runs: list[Path]
+) -> None:
+    """In words, not by a colour alone."""
+    shown = opened(*runs)
+
+    first = shown.page.locator("table").first
+    assert first.locator("tbody tr").count() == 2
+    assert shown.page.locator("h1").all_text_contents() == ["2 runs"]
+    assert [
+        first.locator("tbody tr").nth(0).locator(f".{mark}").count() > 0 for mark in ("best", "worst")
+    ] == [True, False]
+    assert [
+        first.locator("tbody tr").nth(1).locator(f".{mark}").count() > 0 for mark in ("best", "worst")
+    ] == [False, True]
+    after = "getComputedStyle(document.querySelector('.worst'), '::after').content"
+    assert shown.page.evaluate(after) == '" worst"'
+
+
+def test_step_times_have_their_percentiles(opened: Open, runs: list[Path]) -> None:
+    """In a histogram of each run."""
+    shown = opened(*runs)
+
+    chart = shown.page.get_by_label("How long single iterations take")
+    labels = chart.locator(".annotation-text").all_text_contents()
+    assert labels == ["first", "second", *["p50 4.00 ms", "p90 9.00 ms", "p99 30.0 ms"] * 2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_has_the_colours_of_the_browser(
+    scheme: Literal["light", "dark"], opened: Open, runs: list[Path]
+) -> None:
+    """The texts of charts have the colour of the page's own text."""
+    shown = opened(*runs, scheme=scheme)
+
+    ground = shown.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    text = shown.page.evaluate("getComputedStyle(document.body).color")
+    fills = (
+        "[...new Set([...document.querySelectorAll('.ytick text, .x2tick text, .infolayer .legendtext')]"
+        ".map(each => getComputedStyle(each).fill))]"
+    )
+    assert (ground == "rgb(255, 255, 255)") is (scheme == "light")
+    assert shown.page.evaluate(fills) == [text]

@@ -76,6 +76,17 @@ def test_no_sample_and_one() -> None:
     assert times.p99 <= times.max
 
 
+def test_a_histogram_counts_each_call() -> None:
+    """In bins of 5 %, by their lower edges, the shortest first."""
+    bins = timing_of([0.1, 0.1001, 0.4, 0.2]).histogram()
+
+    assert [count for _, count in bins] == [2, 1, 1]
+    assert all(
+        edge <= seconds < edge * 1.0501 for (edge, _), seconds in zip(bins, (0.1, 0.2, 0.4), strict=True)
+    )
+    assert Timing().histogram() == []
+
+
 def test_a_handlers_record(bus: Bus, clock: Clock) -> None:
     """Name, event, priority, filter, exact calls and seconds, their share of the wall time, and the times."""
     bus.subscribe(lambda event: clock(0.25), "after_train_iter", name="slow", priority=70, every=2)
@@ -103,6 +114,31 @@ def test_each_event_of_a_handler_has_a_record(bus: Bus) -> None:
         ("both", "after_train_iter", 3, 250e-6), ("both", "before_train_iter", 0, 250e-6),
         ("receiver", "after_train_iter", 3, None),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_part_of_eventloop_is_built_in(bus: Bus, cancelled: bool) -> None:
+    """Functions and methods of its modules, and instances of its classes; yours are not, also when they are cancelled."""
+
+    class Mine(Handled):
+        pass
+
+    Handled.__module__ = "eventloop.hooks.handled"
+    made = [Handled().handle, Mine().handle, lambda event: None]
+    subscriptions = [bus.subscribe(fn, "after_train_iter", name=str(i)) for i, fn in enumerate(made)]
+    emit(bus, 1)
+    if cancelled:
+        for each in subscriptions:
+            each.cancel()
+
+    assert {cost.name: cost.built_in for cost in bus.handler_costs()} == {"0": True, "1": False, "2": False}
+
+
+class Handled:
+    """Has a handler."""
+
+    def handle(self, event: Event) -> None:
+        pass
 
 
 # --- waits and deliveries ----------------------------------------------------------------------------------------
@@ -229,6 +265,27 @@ def test_a_file_of_before_budgets_of_subscribers_is_read(tmp_path: Path) -> None
     (subscriber,) = read_costs(tmp_path).subscribers
 
     assert (subscriber.name, subscriber.budget, subscriber.over_budget) == ("c", None, False)
+
+
+def test_a_file_of_before_histograms_is_read(tmp_path: Path) -> None:
+    """Nor had its handlers the mark of those that are built in."""
+    record = msgspec.to_builtins(COSTS)
+    del record["histogram"], record["handlers"][0]["built_in"]
+    (tmp_path / FILE).write_bytes(msgspec.json.encode(record))
+
+    read = read_costs(tmp_path)
+
+    assert (read.histogram, read.handlers[0].built_in) == ([], False)
+
+
+def test_the_histogram_is_kept(tmp_path: Path) -> None:
+    """With its counts, which are refused if they are none."""
+    write_costs(tmp_path, msgspec.structs.replace(COSTS, histogram=[(0.5, 2), (0.75, 1)]))
+    assert read_costs(tmp_path).histogram == [(0.5, 2), (0.75, 1)]
+
+    write_costs(tmp_path, msgspec.structs.replace(COSTS, histogram=[(0.5, -2)]))
+    with pytest.raises(ValueError, match=r"costs\.json is not a cost record: histogram -2 cannot be a count"):
+        read_costs(tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 40, -3])

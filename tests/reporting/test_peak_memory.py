@@ -11,9 +11,9 @@ import torch
 
 from eventloop.costs.records import DeviceMemory, Memory, read_costs
 from eventloop.hooks.memory import resident_bytes
-from eventloop.reporting import peak_memory as module
+from eventloop.model import peak_memory as module
+from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.facts import facts, memory_text
-from eventloop.reporting.peak_memory import peak_memory
 from eventloop.reporting.report import load_report
 from tests.support.trainers import MakeTrainer
 

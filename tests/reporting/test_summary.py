@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
-import pytest
-
-from eventloop.costs.records import HandlerCost, Phases, Times
+from eventloop.costs.records import HandlerCost, Phases, RunCosts, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.facts import OUTSIDE_HANDLERS
-from eventloop.reporting.summary import SMALL, cost_table
+from eventloop.reporting.glance import handler_lines
+from eventloop.reporting.summary import HANDLERS, WIDTH
 from eventloop.training.trainer import Trainer
-from eventloop.util.formatting import duration
 from tests.support.trainers import MakeTrainer
 
 
@@ -35,141 +31,82 @@ def test_a_long_error_does_not_widen_the_table(make_trainer: MakeTrainer) -> Non
     assert error in long[0]
 
 
-def test_a_handler_of_both_kinds_of_events_has_a_row_for_each(make_trainer: MakeTrainer) -> None:
-    """In the iterations its share, as in `trainer.costs()`; outside of them the time of a call, and not of an iteration."""
-    trainer: Trainer = make_trainer()
-
-    @trainer.bus.on("before_train", "after_train_iter", name="both")
-    def both(event: Event) -> None:
-        pass
-
-    trainer.train()
-
-    inside, outside = (
-        re.split(r"\s{2,}", line) for line in trainer.summary().splitlines() if line.startswith("both ")
+def table_of(*costs: HandlerCost, **facts: Any) -> list[list[str]]:
+    """The cells of the lines on handlers, of a run of ten iterations of 0.1 s."""
+    record = RunCosts(
+        handlers=[*costs], **{"phases": Phases(iterations=10, forward=1.0), "seconds": 2.0, **facts}
     )
-    (share,) = [c.share for c in trainer.costs().handlers if (c.name, c.in_iteration) == ("both", True)]
-    (seconds,) = [c.seconds for c in trainer.costs().handlers if (c.name, c.in_iteration) == ("both", False)]
-    assert [*inside[1:3], inside[4]] == ["after_train_iter", str(trainer.iter), f"{share:.2%}"]
-    assert outside[1:] == ["before_train", "1", duration(seconds), duration(seconds)]
+    return [re.split(r"\s{2,}", line.strip()) for line in handler_lines(record, WIDTH, HANDLERS)]
 
 
-def rows_of(text: str) -> dict[tuple[str, str], list[str]]:
-    """Calls, time and share or sum of the rows of both tables, by handler and event."""
-    lines = [
-        line
-        for line in text.splitlines()
-        if "  " in line and not line.startswith(("-", "handler ", "outside of "))
-    ]
-    cells = [re.split(r"\s{2,}", line) for line in lines]
-    return {(name, event[0] if event else ""): numbers for name, *event, numbers in map(_split, cells)}
+def a_cost(name: str, share: float, *, in_iteration: bool = True, **facts: Any) -> HandlerCost:
+    """Ten calls, that took a share of a second."""
+    return HandlerCost(**{
+        "name": name, "event": "after_train_iter" if in_iteration else "before_run", "priority": 50, "calls": 10,
+        "seconds": share, "share": share if in_iteration else 0.0, "in_iteration": in_iteration, "times": Times(), **facts,
+    })  # fmt: skip
 
 
-def _split(cells: list[str]) -> tuple[Any, ...]:
-    return (*cells[:-3], cells[-3:])
+def test_a_handler_of_both_kinds_of_events_has_a_row_in_each_table() -> None:
+    """In the iterations its share; outside of them the time of a call, and not of an iteration."""
+    inside, outside = a_cost("both", 0.25), a_cost("both", 0.5, in_iteration=False)
 
+    lines = table_of(inside, outside)
 
-def a_cost(name: str, share: float, *, in_iteration: bool = True) -> HandlerCost:
-    """Of 10 iterations that took a second together; the share of one that is outside of them is not told."""
-    return HandlerCost(
-        name=name, event="after_train_iter" if in_iteration else "before_run", priority=50, calls=10, seconds=share,
-        share=share if in_iteration else 0.0, in_iteration=in_iteration, times=Times(),
-    )  # fmt: skip
-
-
-def test_what_costs_next_to_nothing_shares_a_row() -> None:
-    """Handlers of ours below the share that matters are summed in the last row; what is above it has its own, and so has
-    whatever is not ours."""
-    costs = [
-        a_cost("EMAHook.after_train_iter", 0.5),
-        a_cost("EMAHook.before_run", 2 * SMALL, in_iteration=False),
-        a_cost("EMAHook.before_train_iter", SMALL / 2),
-        a_cost("LoggerHook.after_train_iter", SMALL / 4),
-        a_cost("LoggerHook.before_run", SMALL / 4, in_iteration=False),
-        a_cost("step_lr", SMALL / 100),
-        a_cost("MyHook.after_train_iter", SMALL / 100),
+    assert [line for line in lines if line[0] != ""] == [
+        ["handler", "event", "priority", "calls", "µs/iteration", "share", "a call"],
+        ["both", "after_train_iter", "50", "10", "25,000", "25.00 %", "25.0 ms"],
+        ["outside of the iterations", "event", "priority", "calls", "in all", "a call"],
+        ["both", "before_run", "50", "10", "500 ms", "50.0 ms"],
     ]
 
-    told = cost_table(costs, Phases(iterations=10, forward=1.0), {"EMAHook", "LoggerHook"})
 
-    rows = rows_of(told)
-    assert [name for name, _ in rows] == [
-        "EMAHook.after_train_iter", "step_lr", "MyHook.after_train_iter", "2 more, each below 0.1%",
-        "EMAHook.before_run", "LoggerHook.before_run",
-    ]  # fmt: skip
-    assert rows["2 more, each below 0.1%", ""] == ["20", "75.0", "0.07%"]
-    assert rows["EMAHook.before_run", "before_run"] == ["10", "200 µs", "2.00 ms"]
-    assert told.endswith("\ntrainer.costs() and `eventloop report` have every one")
+def test_one_call_is_not_spread_over_the_iterations() -> None:
+    """A handler that works once has the time of its call, also if the call is in an iteration."""
+    once = a_cost("compile", 0.5, calls=1)
 
+    (header, row) = table_of(once)
 
-@pytest.mark.parametrize(
-    ("costs", "wall"),
-    [([a_cost("EMAHook.before_run", SMALL / 2)] * 2, 0.0), ([a_cost("EMAHook.before_run", SMALL / 2)], 1.0)],
-    ids=["no iterations", "one"],
-)
-def test_a_row_is_shared_by_several_and_of_iterations(costs: list[HandlerCost], wall: float) -> None:
-    """A run that trained nothing has no share that would matter, and one handler needs no sum."""
-    told = cost_table(costs, Phases(forward=wall), {"EMAHook"})
-
-    assert "more, each" not in told
-    assert "eventloop report" not in told
-    assert told.count("EMAHook.before_run") == len(costs)
+    assert dict(zip(header, row, strict=True)) | {"priority": "", "event": ""} == {
+        "handler": "compile", "event": "", "priority": "", "calls": "1", "share": "50.00 %", "a call": "500 ms",
+    }  # fmt: skip
 
 
 def test_a_run_without_iterations_has_times_in_all() -> None:
     """Nothing is spread over iterations that were not trained."""
-    told = cost_table([a_cost("validate", 0.25, in_iteration=False)], Phases())
+    lines = table_of(a_cost("validate", 0.25, in_iteration=False), phases=Phases())
 
-    assert rows_of(told)["validate", "before_run"] == ["10", "25.0 ms", "250 ms"]
-    assert "iteration" not in told
+    assert lines[-1] == ["validate", "before_run", "50", "10", "250 ms", "25.0 ms"]
+    assert not any("iteration" in cell for line in lines[1:] for cell in line)
 
 
-def test_a_users_handlers_are_all_in_the_summary(make_trainer: MakeTrainer) -> None:
-    """Functions and hooks of one's own, one that has the name of one of ours too; nothing is left out of the costs."""
-
-    class Mine(Hook):
-        def before_run(self, trainer: Trainer, event: Event) -> None:
-            pass
+def test_every_handler_is_counted(make_trainer: MakeTrainer) -> None:
+    """Those without a row are in the line below; a class of yours that has the name of one of ours is yours."""
 
     class EMAHook(Hook):
-        def before_train(self, trainer: Trainer, event: Event) -> None:
-            pass
+        def after_train_iter(self, trainer: Trainer, event: Event) -> None:
+            sum(range(300_000))
 
-    trainer: Trainer = make_trainer(hooks=[Mine(), EMAHook()])
-
-    @trainer.bus.on("before_train")
-    def once(event: Event) -> None:
-        pass
-
+    trainer: Trainer = make_trainer(hooks=[EMAHook()])
     trainer.train()
 
-    names = [name for name, _ in rows_of("\n".join(trainer.summary().split("\n\n")[1:3]))]
-    assert {"Mine.before_run", "EMAHook.before_train", "once", "OptimizerHook.after_train_iter"} <= {*names}
-    told = [int(name.split()[0]) if "more, each" in name else 1 for name in names if name != OUTSIDE_HANDLERS]
-    assert sum(told) == sum(cost.calls > 0 for cost in trainer.costs().handlers)
-
-
-@pytest.mark.parametrize(("outside", "rows"), [(0.019, 2), (0.021, 3)])
-def test_the_rows_add_up_to_the_hooks_phase(outside: float, rows: int) -> None:
-    """What no handler took is the first row, above 2 %; the phases that a handler runs itself are none of it."""
-    optimizer = msgspec.structs.replace(a_cost("OptimizerHook.after_train_iter", 5.4), includes=["backward"])
-    costs = [a_cost("mine", 0.6 - outside), optimizer]
-
-    table = cost_table(costs, Phases(iterations=1000, forward=3.0, backward=5.0, hooks=1.0)).splitlines()[2:]
-
-    assert len(table) == rows
-    if rows == 3:
-        assert table[0].startswith(OUTSIDE_HANDLERS)
-        assert table[0].split()[-2:] == ["21.0", "0.23%"]
+    costs = {cost.name: cost.built_in for cost in trainer.costs().handlers}
+    assert (costs["EMAHook.after_train_iter"], costs["OptimizerHook.after_train_iter"]) == (False, True)
+    block = trainer.summary().partition("\nhandler ")[2].partition("\n\ntrainer.costs() and")[0]
+    rows = [line for line in block.splitlines() if re.search(r"^\w+\.\w+ ", line)]
+    counted = sum(int(number) for number in re.findall(r"(\d+) (?:more|built-in|below)", block))
+    assert any(row.startswith("EMAHook.after_train_iter") for row in rows)
+    assert counted + len(rows) == sum(cost.calls > 0 for cost in trainer.costs().handlers)
 
 
 def test_an_estimated_time_is_marked() -> None:
-    """And the line below says why; exact times have no such line."""
-    exact, phases = a_cost("exact", 1.0), Phases(iterations=10, forward=2.0)
-    table = cost_table([exact, msgspec.structs.replace(exact, name="guess", estimated=True)], phases)
+    """And a line says why; exact times have no such line."""
+    exact, guess = a_cost("exact", 0.5), a_cost("guess", 0.5, estimated=True)
 
-    assert {line.split()[0]: "~" in line for line in table.splitlines() if line.startswith(("exact", "guess"))} == {
+    lines = ["  ".join(line) for line in table_of(exact, guess)]
+
+    assert {line.split()[0]: "~" in line for line in lines if line.startswith(("exact", "guess"))} == {
         "exact": False, "guess": True,
     }  # fmt: skip
-    assert "~: estimated" in table
-    assert "estimated" not in cost_table([exact], phases)
+    assert "~: estimated, because only some of the calls were clocked" in lines
+    assert not any("estimated" in cell for line in table_of(exact) for cell in line)
