@@ -61,6 +61,10 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that its p99 should not exceed."""
     over_budget: bool = False
     """Whether p99 exceeded the budget, which `slow_handler` reported."""
+    trend: list[float] = []
+    """Its seconds in each `HANDLER_POINT` points of the run's trend; empty outside of iterations, and if some
+    calls were not clocked.
+    """
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,6 +127,10 @@ IN_ITERATION = frozenset(
     }
 )  # fmt: skip
 """Events whose handlers the phases include."""
+
+
+HANDLER_POINT = 4
+"""Points of the run's trend for each point of a handler's, so that the file stays small."""
 
 
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,7 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
 
+from eventloop.costs.handler_trend import HandlerTrend, SignalOf
 from eventloop.costs.records import Phases, TrendPoint
 from eventloop.costs.timing import Timing
 
@@ -59,6 +60,8 @@ class StepClock:
         self.excluded = 0.0
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
+        self.handlers: HandlerTrend | None = None
+        """The trend of the handlers, from the first run on."""
         self.times = Timing()
         """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
@@ -68,9 +71,14 @@ class StepClock:
         self._marks: list[_Sums] = []  # one every `_stride` iterations
         self._stride = self._next_mark = 1
 
-    def begin_run(self, first_iter: int, device: PhaseMarks | None) -> None:
-        """Begin a call of the trainer at iteration `first_iter`. Sums go on over several calls."""
+    def begin_run(self, first_iter: int, device: PhaseMarks | None, signal_of: SignalOf) -> None:
+        """Begin a call of the trainer at iteration `first_iter`. Sums go on over several calls.
+
+        Args:
+            signal_of: returns the signal of an event, whose handlers are followed.
+        """
         self.device = device
+        self.handlers = self.handlers or HandlerTrend(signal_of)
         self._run_began = perf_counter()
         if not self.iterations:
             self.first_iter = first_iter
@@ -185,6 +193,8 @@ class StepClock:
             self._marks = self._marks[1::2]
             self._stride *= 2
         self._next_mark = self.iterations + self._stride
+        if self.handlers is not None:
+            self.handlers.mark(self.iterations)
 
 
 def _phases(before: _Sums, after: _Sums) -> Phases:

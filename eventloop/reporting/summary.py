@@ -153,7 +153,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+        handlers=bus.handler_costs(phases.wall, clock.handlers), subscribers=bus.subscriber_costs(),
+        complete=complete,
     )  # fmt: skip
 
 
