@@ -140,7 +140,7 @@ def _show_diff(reports: list[Report], limit: float | None, *, json: bool) -> int
     if json:
         say(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
-        say_lines(diff_lines(found))
+        say_lines(diff_lines(found, output_encoding()))
     if limit is not None:
         tell(gate_line(found))
     return 3 if found.failed else 0

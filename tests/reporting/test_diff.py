@@ -151,6 +151,26 @@ def test_work_that_is_rare_is_compared_by_its_mean() -> None:
     assert found.a == pytest.approx(100e-6, rel=0.1)
 
 
+def test_rare_work_that_is_new_is_found() -> None:
+    """The handler was there before, and did nothing in most iterations of both runs."""
+    saves = np.full(POINTS // 4, 1e-6)
+    saves[::5] = 600e-6
+
+    found = row(compare(run(0, handlers={"save": 1e-6}), run(1, handlers={"save": saves})), "save")
+
+    assert (found.compared, found.verdict) == ("mean", "slower")
+
+
+def test_one_interruption_does_not_hide_what_a_handler_adds() -> None:
+    """Its mean in the first run is mostly that interruption; the decile is compared all the same."""
+    interrupted = np.full(POINTS // 4, 1e-6)
+    interrupted[40] = 1e-3
+
+    found = row(compare(run(0, handlers={"busy": interrupted}), run(1, handlers={"busy": PLANTED})), "busy")
+
+    assert (found.compared, found.verdict) == ("decile", "slower")
+
+
 @pytest.mark.parametrize("trend", [[], [1e-4] * 12])
 def test_a_handler_without_enough_points_is_unknown(trend: list[float]) -> None:
     """Its calls were not all clocked, or an older version wrote the file: it has its mean and no interval."""

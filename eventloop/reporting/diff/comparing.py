@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from eventloop.costs.records import FILE, RunCosts
-from eventloop.reporting.diff.bootstrap import Difference, Statistic, difference
+from eventloop.reporting.diff.bootstrap import Difference, Statistic, difference, rare
 from eventloop.reporting.diff.series import ITERATION, LEAST_ITERATIONS, Kind, Points, Series, series_of
 from eventloop.reporting.report import Report
 
@@ -80,7 +80,8 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
 
     A row is slower or faster if its interval does not contain 0 and the difference is more than noise: more
     than `LEAST`, and more than the row differs between the eighths of one run. What the load of the machine
-    changes within a run, it may change from one run to the next, and no interval of a run shows that.
+    changes within a run, it may change from one run to the next, and no interval of a run shows that. Where
+    the lower deciles are equal and work is rare, the means are compared.
 
     Args:
         fail_above: a limit in percent of A's iteration. Rows fail if they are slower and the lower end of
@@ -92,7 +93,7 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     costs = _checked(a), _checked(b)
     with np.errstate(all="ignore"):  # of impossible times in a file
         first, second = map(series_of, costs)
-        iteration = difference(_points(first, a), _points(second, b)).a
+        iteration = _iteration(a, b, difference(_points(first, a), _points(second, b)))
         names = [name for name in {**first, **second} if not _outside_in_both(name, first, second)]
         rows = [_row(name, first, second, iteration) for name in names]
     rows.sort(key=lambda row: (not row.verdict.startswith("only"), -round(abs(row.difference), 12)))
@@ -123,11 +124,6 @@ def _checked(report: Report) -> RunCosts:
         raise ValueError(
             f"{report.run} has no iterations to compare: expected a training, got a run without one"
         )
-    if not 0 < costs.phases.wall < inf:
-        raise ValueError(
-            f"{report.run} has no times to compare: expected iterations of some seconds, got "
-            f"{costs.phases.wall:g} s in all"
-        )
     return costs
 
 
@@ -145,6 +141,21 @@ def _points(series: dict[str, Series], report: Report) -> Points:
             f"{report.costs.phases.iterations:,}, with {len(report.costs.trend):,} points in the trend"
         )
     return points
+
+
+def _iteration(a: Report, b: Report, whole: Difference) -> float:
+    """Return the seconds of an iteration of A.
+
+    Raises:
+        ValueError: those of one of the runs are not above 0.
+    """
+    for report, seconds in ((a, whole.a), (b, whole.b)):
+        if not 0 < seconds < inf:
+            raise ValueError(
+                f"{report.run} has no times to compare: expected iterations of more than 0 s, "
+                f"got {seconds:g} s"
+            )
+    return whole.a
 
 
 def _run(report: Report, costs: RunCosts) -> DiffRun:
@@ -167,11 +178,12 @@ def _row(name: str, first: dict[str, Series], second: dict[str, Series], iterati
             ratio=_ratio(a.mean, b.mean), verdict="unknown",
         )  # fmt: skip
     found = difference(a.points, b.points)
-    noise = max(LEAST * iteration, found.drift)
+    if _verdict(found, iteration) == "noise" and (rare(a.points) or rare(b.points)):
+        found = difference(a.points, b.points, "mean")
     return DiffRow(
         name=name, kind=a.kind, a=found.a, b=found.b, difference=found.b - found.a,
-        ratio=_ratio(found.a, found.b), low=found.low, high=found.high, noise=noise,
-        compared=found.statistic, verdict=_verdict(found, noise),
+        ratio=_ratio(found.a, found.b), low=found.low, high=found.high,
+        noise=_noise(found, iteration), compared=found.statistic, verdict=_verdict(found, iteration),
     )  # fmt: skip
 
 
@@ -179,7 +191,11 @@ def _ratio(a: float, b: float) -> float | None:
     return b / a if a > 0 else None
 
 
-def _verdict(found: Difference, noise: float) -> Verdict:
-    if abs(found.b - found.a) <= noise or found.low <= 0 <= found.high:
+def _noise(found: Difference, iteration: float) -> float:
+    return max(LEAST * iteration, found.drift)
+
+
+def _verdict(found: Difference, iteration: float) -> Verdict:
+    if abs(found.b - found.a) <= _noise(found, iteration) or found.low <= 0 <= found.high:
         return "noise"
     return "slower" if found.b > found.a else "faster"

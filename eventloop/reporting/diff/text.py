@@ -25,13 +25,17 @@ class Line(NamedTuple):
     dim: bool = False
 
 
-def diff_lines(diff: Diff) -> list[Line]:
-    """Return the two runs, a row for each phase and handler, and what the figures are."""
+def diff_lines(diff: Diff, encoding: str = "utf-8") -> list[Line]:
+    """Return the two runs, a row for each phase and handler, and what the figures are.
+
+    Args:
+        encoding: that of the output; characters that it lacks are replaced.
+    """
     cells = [_cells(row, diff.iteration) for row in diff.rows]
     others = sum(2 + max(map(len, column)) for column in list(zip(HEADER, *cells, strict=True))[1:])
     for row in cells:
         row[0] = on_a_line(row[0], max(LEAST_NAME, WIDTH - others))
-    head, rule, *rows = table(HEADER, cells, right=(1, 2, 3, 4)).splitlines()
+    head, rule, *rows = _in(encoding, table(HEADER, cells, right=(1, 2, 3, 4))).splitlines()
     drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, diff.rows, strict=True)]
     return [
         *map(Line, (_run("A", diff.a), _run("B", diff.b), "", head, rule)),
@@ -52,6 +56,15 @@ def gate_line(diff: Diff) -> str:
         if row.name in diff.failed
     ]
     return f"--fail-above: slower by more than {limit}: {'; '.join(each)}"
+
+
+def _in(encoding: str, text: str) -> str:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.replace("µ", "u").replace("…", "~")
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text
 
 
 def _run(letter: str, run: DiffRun) -> str:
