@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from eventloop import Trainer
 from eventloop.costs.records import TrendPoint, write_costs
 from eventloop.reporting.diff.comparing import compare
 from eventloop.reporting.diff.text import diff_lines
 from eventloop.reporting.report import load_report
 from eventloop.util.terminal import say_lines
 from tests.cli.reported_runs import TRAINED, costs, handler, make_run, phases, report, write_lines
+from tests.support.trainers import batches, tiny_model
 
 LONG = "AHookWithAVeryLongNameThatNoTerminalShows.after_train_iter"
 POINTS = range(0, 500, 10)
@@ -140,6 +144,27 @@ def test_what_comes_from_a_run_does_not_control_the_terminal(monkeypatch: pytest
     say_lines([("a\x1b]0;b", True), ("c\x1bd", False)])
 
     assert terminal.written == "\x1b[2ma\\x1b]0;b\x1b[0m\nc\\x1bd\n"
+
+
+def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What trainings leave is compared as it is, handlers with intervals too; one that is new comes first."""
+    for name in ("a", "b"):
+        model = tiny_model()
+        trainer = Trainer(
+            model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+            train_loader=batches(12), max_epochs=5, work_dir=tmp_path / name, writers=[],
+        )  # fmt: skip
+        if name == "b":
+            trainer.bus.subscribe(lambda event: None, "after_train_iter", name="new")
+        trainer.train()
+        trainer.close()
+
+    assert report(tmp_path / "a", tmp_path / "b", "--diff", "--json") == 0
+
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows[0]["name"] == "new, after_train_iter"
+    (timer,) = [row for row in rows if row["name"] == "IterTimerHook.after_train_iter"]
+    assert timer["low"] <= timer["high"]
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------

@@ -20,12 +20,11 @@ SEED = 20260
 DECILE = 0.1
 RARE = 0.1
 """The part of the mean below which the lower decile misses most of the work."""
-STRETCHES = 8
-"""Parts of equal length of a run, between which the statistic drifts."""
-
 Points = NDArray[np.float64]
 Statistic = Literal["decile", "mean"]
 """The lower decile of the points, or their mean."""
+STRETCHES: dict[Statistic, int] = {"decile": 8, "mean": 4}
+"""Equal parts of a run, between which a statistic drifts; work that is rare is not in each eighth."""
 
 
 class Difference(NamedTuple):
@@ -37,12 +36,12 @@ class Difference(NamedTuple):
     """Lower end of the 95 % interval of `b - a`."""
     high: float
     drift: float
-    """How much the statistic differs between the `STRETCHES` of one run; the larger of the two runs'."""
+    """How much the statistic differs between the stretches of one run; the larger of the two runs'."""
     statistic: Statistic
 
 
 def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Difference:
-    """Compare two series of at least `STRETCHES` points.
+    """Compare two series of at least eight points.
 
     A tenth of the points is below the lower decile. It is compared, and not the median, because other
     programs on the machine only ever make a point longer; Chen and Revels (2016) take the least time.
@@ -52,7 +51,7 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
     low, high = np.quantile(differences, (0.025, 0.975))
     return Difference(
         a=float(measure(a)), b=float(measure(b)), low=float(low), high=float(high),
-        drift=max(_drift(points, measure) for points in (a, b)), statistic=statistic,
+        drift=max(_drift(points, measure, STRETCHES[statistic]) for points in (a, b)), statistic=statistic,
     )  # fmt: skip
 
 
@@ -75,8 +74,8 @@ def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) ->
     return found
 
 
-def _drift(points: Points, statistic: Callable[[Points], Any]) -> float:
-    return float(np.ptp([statistic(stretch) for stretch in np.array_split(points, STRETCHES)]))
+def _drift(points: Points, statistic: Callable[[Points], Any], stretches: int) -> float:
+    return float(np.ptp([statistic(stretch) for stretch in np.array_split(points, stretches)]))
 
 
 def _decile(points: Points) -> Any:
