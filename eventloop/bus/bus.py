@@ -33,6 +33,7 @@ from eventloop.bus.process_exit import forget, watch
 from eventloop.bus.recording import Recording
 from eventloop.bus.subscribers import Subscribers
 from eventloop.bus.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
+from eventloop.costs.handler_trend import HandlerTrend
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
@@ -387,13 +388,14 @@ class Bus:
         """Return one record per subscription, in order of registration, exact up to this call."""
         return self._subscribers.stats()
 
-    def handler_costs(self, wall: float = 0.0) -> list[HandlerCost]:
+    def handler_costs(self, wall: float = 0.0, trend: HandlerTrend | None = None) -> list[HandlerCost]:
         """Return one record per sync handler and event: calls and times.
 
         Args:
             wall: the wall time of all iterations in seconds; `share` is a handler's part of it.
+            trend: the seconds of the handlers at the points of the run's trend.
         """
-        return self._subscribers.handler_costs(wall)
+        return self._subscribers.handler_costs(wall, trend)
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """Return one record per background subscriber."""

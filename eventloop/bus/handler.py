@@ -12,6 +12,7 @@ from types import FunctionType, MethodType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
+from eventloop.costs.handler_trend import HandlerTrend
 from eventloop.costs.records import IN_ITERATION, HandlerCost
 from eventloop.costs.timing import Budget, Timing
 from eventloop.events import Event
@@ -111,18 +112,20 @@ class Handler:
             kept.timing.budget.exceeded = budget.exceeded
         return kept
 
-    def cost(self, event: str, wall: float) -> HandlerCost:
+    def cost(self, event: str, wall: float, trend: HandlerTrend | None = None) -> HandlerCost:
         """Return the cost in a run whose iterations took `wall` seconds in all.
 
         The caller settles the signal first.
         """
         seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.timing.budget
+        estimated = self.timing.clocked < self.calls
         owner = getattr(self.fn, "__self__", None) if event == "after_train_iter" else None
         return HandlerCost(
             name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
             seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
             includes=[*getattr(owner, "runs_phases", ())], times=self.timing.times(self.calls),
-            estimated=self.timing.clocked < self.calls, budget=None if budget is None else budget.seconds,
+            trend=trend.of(self.timing, seconds) if trend is not None and inside and not estimated else [],
+            estimated=estimated, budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded, built_in=self.built_in,
         )  # fmt: skip
 

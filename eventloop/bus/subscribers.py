@@ -22,6 +22,7 @@ from eventloop.bus.dispatch import Dispatch, HandOver
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.handler import Handler, Takes, calling_convention
 from eventloop.bus.subscription import Options, PlanRow, Subscription, SubscriptionStats, handler_row
+from eventloop.costs.handler_trend import HandlerTrend
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import Budget, Timing
@@ -225,14 +226,14 @@ class Subscribers:
             signal.settle()
         return [each.account() for each in self._subscriptions]
 
-    def handler_costs(self, wall: float) -> list[HandlerCost]:
+    def handler_costs(self, wall: float, trend: HandlerTrend | None) -> list[HandlerCost]:
         """Return one record per synchronous handler, in their order, then of handlers that were cancelled."""
         for signal in self.signals.values():
             signal.settle()
         with self._lock:
             ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
         there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
-        return [handler.cost(event, wall) for event, handler in (*there, *ended)]
+        return [handler.cost(event, wall, trend) for event, handler in (*there, *ended)]
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """Return one record per background subscriber."""
@@ -389,9 +390,7 @@ class Subscribers:
             if name in taken:
                 raise ValueError(f"this bus already has a subscription named {name!r}: choose another name")
             return name
-        candidates: Iterable[str] = (
-            default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2)
-        )
+        candidates = (default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2))
         return next(c for c in candidates if c not in taken)
 
 

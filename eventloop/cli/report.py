@@ -1,21 +1,26 @@
-"""The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page."""
+"""The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page.
+
+With `--diff` it compares the costs of two runs, and with `--fail-above` it is a regression gate.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, tell, write_output
-from eventloop.util.terminal import OutputError, output_encoding, say
+from eventloop.util.terminal import OutputError, output_encoding, say, say_lines
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.reporting.report import Report
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 130 ended by Ctrl-C. The "
-    "runs are only read, and may still be training."
+    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 3 the second run is slower "
+    "than --fail-above allows (one line), 130 ended by Ctrl-C. The runs are only read, and may still be "
+    "training."
 )
 
 NARROWEST = 40
@@ -45,6 +50,17 @@ def add_parser(commands: Any) -> None:
         help='write one page with charts, which needs no other file and no network; "-" is standard output; '
         "needs plotly, which the extras demo and report install",
     )  # fmt: skip
+    parser.add_argument(
+        "--diff", action="store_true",
+        help="compare two runs: for each phase and handler the difference with a 95 %% interval, by its "
+        "size; what is only noise is dimmed",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fail-above", metavar="PERCENT",
+        help="with --diff: exit with 3 if an iteration, a phase or a handler of both runs is slower in the "
+        "second one by more than this part of an iteration of the first, such as 5%%: the lower end of its "
+        "interval must be above it",
+    )  # fmt: skip
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
@@ -53,9 +69,14 @@ def run(options: argparse.Namespace) -> int:
     from eventloop.reporting.report import load_report
 
     try:
+        limit = _check_diff(options)
         if options.html is not None:
             _check_html(options.html, json=options.json)
         reports = [load_report(run) for run in options.runs]
+        if options.diff:
+            return _show_diff(reports, limit, json=options.json)
+    except OutputError:  # `main` reports it
+        raise
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
     if options.html is not None:
@@ -86,6 +107,51 @@ def _as_json(reports: list[Report]) -> str:
 
     document = reports[0] if len(reports) == 1 else reports
     return msgspec.json.format(msgspec.json.encode(document), indent=1).decode()
+
+
+def _check_diff(options: argparse.Namespace) -> float | None:
+    """Check the arguments of --diff; return the limit of --fail-above in percent.
+
+    Raises:
+        ValueError: not two runs, an option that --diff lacks or needs, or a limit that is no percentage.
+    """
+    if options.fail_above is not None and not options.diff:
+        raise ValueError("--fail-above is the limit of a comparison: expected --diff and two runs with it")
+    if options.diff and len(options.runs) != 2:
+        raise ValueError(f"--diff compares two runs: expected two directories, got {len(options.runs)}")
+    if options.diff and options.html is not None:
+        raise ValueError(
+            "--diff prints text or --json, and --html is a page without it: give one of the two options"
+        )
+    return None if options.fail_above is None else _percentage(options.fail_above)
+
+
+def _percentage(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(%?)", text.strip(), re.ASCII)
+    if found is None:
+        raise ValueError(f"--fail-above must be a percentage such as 5%, got {text!r}")
+    number = float(found[1])
+    if number < 1 and not found[2]:
+        percents = f"{number * 100:g}% or {number:g}%"
+        raise ValueError(f"--fail-above {text} may mean {percents}: expected a percentage, write it with %")
+    return number
+
+
+def _show_diff(reports: list[Report], limit: float | None, *, json: bool) -> int:
+    """Print the comparison of two runs; return 3 if the second one is above the limit."""
+    import msgspec
+
+    from eventloop.reporting.diff.comparing import compare
+    from eventloop.reporting.diff.text import diff_lines, gate_line
+
+    found = compare(reports[0], reports[1], limit)
+    if json:
+        say(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    else:
+        say_lines(diff_lines(found, output_encoding()))
+    if limit is not None:
+        tell(gate_line(found))
+    return 3 if found.failed else 0
 
 
 def _check_html(out: str, *, json: bool) -> None:

@@ -8,7 +8,8 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Protocol
 
-from eventloop.costs.records import Phases, TrendPoint
+from eventloop.costs.handler_trend import HandlerTrend, SignalOf
+from eventloop.costs.records import PHASES, Phases, TrendPoint
 from eventloop.costs.timing import Timing
 
 POINTS = 512
@@ -59,6 +60,8 @@ class StepClock:
         self.excluded = 0.0
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
+        self.handlers: HandlerTrend | None = None
+        """The trend of the handlers, from the first run on."""
         self.times = Timing()
         """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
@@ -68,14 +71,16 @@ class StepClock:
         self._marks: list[_Sums] = []  # one every `_stride` iterations
         self._stride = self._next_mark = 1
 
-    def begin_run(self, first_iter: int, device: PhaseMarks | None) -> None:
+    def begin_run(self, first_iter: int, device: PhaseMarks | None, signal_of: SignalOf) -> None:
         """Begin to measure a run, a call such as `train`; the sums of earlier runs are kept.
 
         Args:
             first_iter: the run's first iteration; only that of the first run is kept.
             device: a clock that measures the phases on the device as well, or None.
+            signal_of: returns the signal of an event, whose handlers are followed.
         """
         self.device = device
+        self.handlers = self.handlers or HandlerTrend(signal_of)
         self._run_began = perf_counter()
         if not self.iterations:
             self.first_iter = first_iter
@@ -190,16 +195,16 @@ class StepClock:
             self._marks = self._marks[1::2]
             self._stride *= 2
         self._next_mark = self.iterations + self._stride
+        if self.handlers is not None:
+            self.handlers.mark(self.iterations)
 
 
 def _phases(before: _Sums, after: _Sums) -> Phases:
-    """Return the phases of the iterations between two sums."""
+    """Return the phases of the iterations between two sums, to a nanosecond: a file has hundreds of them."""
     iterations, total = after[0] - before[0], after[-1] - before[-1]
     data, forward, backward, optimizer, hooks = (
         b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)
     )
     rest = total - (data + forward + backward + optimizer + hooks)
-    return Phases(
-        iterations=iterations, data=data, forward=forward, backward=backward, optimizer=optimizer,
-        hooks=hooks, unaccounted=rest,
-    )  # fmt: skip
+    seconds = (round(each, 9) for each in (data, forward, backward, optimizer, hooks, rest))
+    return Phases(iterations=iterations, **dict(zip(PHASES, seconds, strict=True)))

@@ -101,6 +101,15 @@ class Timing:
             self._sum_up()
             return self._clocked
 
+    def clocked_seconds(self) -> float | None:
+        """Return the seconds of all clocked calls, or None while another thread reads; it never waits."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._seconds + sum(self.recent)
+        finally:
+            self._lock.release()
+
     def estimate(self, calls: int) -> float:
         """Return the seconds of `calls` calls: exact if all were clocked, else estimated for the others.
 

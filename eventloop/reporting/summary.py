@@ -77,7 +77,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), histogram=clock.times.histogram(),
         num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(),
+        handlers=bus.handler_costs(phases.wall, clock.handlers), subscribers=bus.subscriber_costs(),
         reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
     )  # fmt: skip
 

@@ -471,7 +471,7 @@ class Trainer:
         self.failure, self.where_to_resume = None, ""
         self.position.go_on()
         self.facts.run = facts
-        self.clock.begin_run(self.iter, device)
+        self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
         self._thread, self.running = threading.current_thread(), True

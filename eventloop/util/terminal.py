@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TextIO
 
 from eventloop.util.printable import printable
@@ -53,6 +53,14 @@ def say(text: str) -> bool:
         OutputError: it cannot be written.
     """
     return _put(lambda: sys.stdout.write(_encodable(printable(f"{text}\n"))))
+
+
+def say_lines(lines: Iterable[tuple[str, bool]]) -> bool:
+    """Write lines as `say` does, and dim those with True on a terminal, unless `NO_COLOR` is set."""
+    colour = is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
+    shown = [(_encodable(printable(line)), dim and colour) for line, dim in lines]
+    text = "".join(f"\x1b[2m{line}\x1b[0m\n" if dim else f"{line}\n" for line, dim in shown)
+    return _put(lambda: sys.stdout.write(text))
 
 
 def put_file(data: bytes) -> bool:

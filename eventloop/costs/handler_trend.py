@@ -1,0 +1,68 @@
+"""Follow the seconds of each handler over the iterations of a run; reports compare runs by them.
+
+`StepClock` makes the marks, on the training thread. A mark takes some 15 us, and a run has a few hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Protocol
+
+from eventloop.costs.records import HANDLER_POINT, IN_ITERATION
+from eventloop.costs.timing import Timing
+
+POINTS = 128
+"""Points that a handler's trend holds at most. When there are more, every second point is dropped."""
+
+
+class Clocked(Protocol):
+    """A handler with its times."""
+
+    timing: Timing
+
+
+class Signal(Protocol):
+    """The handlers of one event."""
+
+    @property
+    def handlers(self) -> Iterable[Clocked]:
+        """The handlers that are subscribed now."""
+
+
+SignalOf = Callable[[str], Signal]
+
+
+class HandlerTrend:
+    """The seconds of all handlers at every `HANDLER_POINT`-th point of the run's trend.
+
+    Args:
+        signal_of: returns the signal of an event, such as `Bus.signal`.
+    """
+
+    def __init__(self, signal_of: SignalOf) -> None:
+        self._signals = [signal_of(event) for event in sorted(IN_ITERATION)]
+        self._marks: list[dict[Timing, float]] = []  # the seconds of each handler so far
+        self._stride = HANDLER_POINT
+
+    def mark(self, iterations: int) -> None:
+        """Note the seconds of each handler, if a point ends after this number of iterations."""
+        if iterations % self._stride:
+            return
+        timings = [handler.timing for signal in self._signals for handler in signal.handlers]
+        sums = {timing: timing.clocked_seconds() for timing in timings}
+        self._marks.append({timing: seconds for timing, seconds in sums.items() if seconds is not None})
+        if len(self._marks) >= POINTS:
+            self._marks = self._marks[1::2]
+            self._stride *= 2
+
+    def of(self, timing: Timing, seconds: float) -> list[float]:
+        """Return the seconds of one handler in each point, to a nanosecond.
+
+        Args:
+            seconds: those of the whole run so far; the last point has the part after the last mark.
+        """
+        sums = [0.0]
+        for mark in self._marks:
+            sums.append(mark.get(timing, sums[-1]))  # it is cancelled, or another thread read its times
+        return [round(max(0.0, after - before), 9) for before, after in pairwise([*sums, seconds])]

@@ -1,0 +1,201 @@
+"""Compare two runs row by row, and decide which differences are real and which fail a regression gate."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from eventloop.costs.records import FILE, RunCosts
+from eventloop.reporting.diff.bootstrap import Difference, Statistic, difference, rare
+from eventloop.reporting.diff.series import ITERATION, LEAST_ITERATIONS, Kind, Points, Series, series_of
+from eventloop.reporting.report import Report
+
+VERSION = 1
+LEAST = 0.01
+"""The part of an iteration below which every difference is noise: two processes of the same program differ
+by as much, because their memory lies elsewhere (`benchmarks.report_diff`).
+"""
+Verdict = Literal["slower", "faster", "noise", "unknown", "only in A", "only in B"]
+"""`unknown` without an interval: the calls were not all clocked, or there are too few points."""
+
+
+class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A phase or a handler in two runs. All times are seconds an iteration."""
+
+    name: str
+    kind: Kind
+    a: float | None
+    """In the first run; None if the handler was not called there."""
+    b: float | None
+    difference: float
+    """B less A; the whole time if one of them lacks it."""
+    ratio: float | None = None
+    """B to A."""
+    low: float | None = None
+    """Lower end of the 95 % interval of the difference."""
+    high: float | None = None
+    noise: float | None = None
+    """The difference below which the row counts as equal, whatever its interval is."""
+    compared: Statistic = "mean"
+    verdict: Verdict
+
+
+class DiffRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two runs."""
+
+    run: str
+    """The run's directory, as it was given."""
+    iterations: int
+    complete: bool
+    """Whether the run has ended; else it is under way or was killed."""
+
+
+class Diff(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of two runs, as `eventloop report A B --diff --json` prints it.
+
+    diff = compare(load_report(Path("runs/a")), load_report(Path("runs/b")))
+    [row.name for row in diff.rows if row.verdict == "slower"]
+    """
+
+    version: int = VERSION
+    a: DiffRun
+    b: DiffRun
+    iteration: float
+    """Seconds of an iteration of A, of which the limit is a part."""
+    rows: list[DiffRow]
+    """Handlers of one run first, then by the size of the difference. Handlers outside of the iterations are
+    here only if one run lacks them.
+    """
+    fail_above: float | None = None
+    """The limit in percent of an iteration of A."""
+    failed: list[str] = []
+    """Names of the rows that are above the limit."""
+
+
+def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
+    """Compare the costs of two runs.
+
+    A row is slower or faster if its interval does not contain 0 and the difference is more than noise: more
+    than `LEAST`, and more than the row differs between parts of one run (`STRETCHES`). What the load of the
+    machine changes within a run, it may change from one run to the next, and no interval of a run shows that.
+    Where the lower deciles are equal and work is rare, the means are compared.
+
+    Args:
+        fail_above: a limit in percent of A's iteration. Rows fail if they are slower and the lower end of
+            their interval is above it.
+
+    Raises:
+        ValueError: a run has no costs, or too few iterations.
+    """
+    costs = _checked(a), _checked(b)
+    with np.errstate(all="ignore"):  # of impossible times in a file
+        first, second = map(series_of, costs)
+        iteration = _iteration(a, b, difference(_points(first, a), _points(second, b)))
+        names = [name for name in {**first, **second} if not _outside_in_both(name, first, second)]
+        rows = [_row(name, first, second, iteration) for name in names]
+    rows.sort(key=lambda row: (not row.verdict.startswith("only"), -round(abs(row.difference), 12)))
+    limit = inf if fail_above is None else fail_above / 100 * iteration
+    return Diff(
+        a=_run(a, costs[0]), b=_run(b, costs[1]), iteration=iteration, rows=rows, fail_above=fail_above,
+        failed=[row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit],
+    )  # fmt: skip
+
+
+def _outside_in_both(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
+    return all(name in run and run[name].kind == "outside" for run in (first, second))
+
+
+def _checked(report: Report) -> RunCosts:
+    """Return the costs of a run that has iterations.
+
+    Raises:
+        ValueError: it has none.
+    """
+    costs = report.costs
+    if costs is None:
+        raise ValueError(
+            f"{report.run} has no costs to compare: expected {FILE}, which a run writes after some seconds, "
+            "got a run without it"
+        )
+    if not costs.phases.iterations:
+        raise ValueError(
+            f"{report.run} has no iterations to compare: expected a training, got a run without one"
+        )
+    return costs
+
+
+def _points(series: dict[str, Series], report: Report) -> Points:
+    """Return the points of the whole iteration.
+
+    Raises:
+        ValueError: they are too few.
+    """
+    points = series[ITERATION].points
+    if points is None:
+        assert report.costs is not None
+        raise ValueError(
+            f"{report.run} is too short to compare: expected at least {LEAST_ITERATIONS} iterations, got "
+            f"{report.costs.phases.iterations:,}, with {len(report.costs.trend):,} points in the trend"
+        )
+    return points
+
+
+def _iteration(a: Report, b: Report, whole: Difference) -> float:
+    """Return the seconds of an iteration of A.
+
+    Raises:
+        ValueError: those of one of the runs are not above 0.
+    """
+    for report, seconds in ((a, whole.a), (b, whole.b)):
+        if not 0 < seconds < inf:
+            raise ValueError(
+                f"{report.run} has no times to compare: expected iterations of more than 0 s, "
+                f"got {seconds:g} s"
+            )
+    return whole.a
+
+
+def _run(report: Report, costs: RunCosts) -> DiffRun:
+    return DiffRun(run=report.run, iterations=costs.phases.iterations, complete=costs.complete)
+
+
+def _row(name: str, first: dict[str, Series], second: dict[str, Series], iteration: float) -> DiffRow:
+    a, b = first.get(name), second.get(name)
+    if a is None or b is None:
+        only = a or b
+        assert only is not None
+        return DiffRow(
+            name=name, kind=only.kind, a=a and a.mean, b=b and b.mean,
+            difference=only.mean if a is None else -only.mean,
+            verdict="only in B" if a is None else "only in A",
+        )  # fmt: skip
+    if a.points is None or b.points is None:
+        return DiffRow(
+            name=name, kind=a.kind, a=a.mean, b=b.mean, difference=b.mean - a.mean,
+            ratio=_ratio(a.mean, b.mean), verdict="unknown",
+        )  # fmt: skip
+    found = difference(a.points, b.points)
+    if _verdict(found, iteration) == "noise" and (rare(a.points) or rare(b.points)):
+        found = difference(a.points, b.points, "mean")
+    return DiffRow(
+        name=name, kind=a.kind, a=found.a, b=found.b, difference=found.b - found.a,
+        ratio=_ratio(found.a, found.b), low=found.low, high=found.high,
+        noise=_noise(found, iteration), compared=found.statistic, verdict=_verdict(found, iteration),
+    )  # fmt: skip
+
+
+def _ratio(a: float, b: float) -> float | None:
+    return b / a if a > 0 else None
+
+
+def _noise(found: Difference, iteration: float) -> float:
+    return max(LEAST * iteration, found.drift)
+
+
+def _verdict(found: Difference, iteration: float) -> Verdict:
+    if abs(found.b - found.a) <= _noise(found, iteration) or found.low <= 0 <= found.high:
+        return "noise"
+    return "slower" if found.b > found.a else "faster"

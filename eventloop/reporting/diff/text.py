@@ -1,0 +1,109 @@
+"""Draw the comparison of two runs for a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from math import isfinite
+from textwrap import wrap
+from typing import NamedTuple
+
+from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, DiffRun
+from eventloop.reporting.diff.series import ITERATION, WARM_UP
+from eventloop.util.formatting import ABSENT, duration, on_a_line, table
+
+WIDTH = 80
+"""Characters of a line, but for the paths of the runs; long names are cut, and JSON has the whole names."""
+LEAST_NAME = 16
+HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
+QUIET = frozenset({"noise", "unknown"})
+"""Verdicts of rows that are dimmed."""
+
+
+class Line(NamedTuple):
+    """A line of the output."""
+
+    text: str
+    dim: bool = False
+
+
+def diff_lines(diff: Diff, encoding: str = "utf-8") -> list[Line]:
+    """Return the two runs, a row for each phase and handler, and what the figures are.
+
+    Args:
+        encoding: that of the output; characters that it lacks are replaced.
+    """
+    cells = [_cells(row, diff.iteration) for row in diff.rows]
+    others = sum(2 + max(map(len, column)) for column in list(zip(HEADER, *cells, strict=True))[1:])
+    for row in cells:
+        row[0] = on_a_line(row[0], max(LEAST_NAME, WIDTH - others))
+    head, rule, *rows = _in(encoding, table(HEADER, cells, right=(1, 2, 3, 4))).splitlines()
+    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, diff.rows, strict=True)]
+    return [
+        *map(Line, (_run("A", diff.a), _run("B", diff.b), "", head, rule)),
+        *drawn,
+        Line(""),
+        *map(Line, _notes(diff)),
+    ]
+
+
+def gate_line(diff: Diff) -> str:
+    """Return the result of the gate on one line, with the rows that are above the limit."""
+    limit = f"{diff.fail_above:g} % of an iteration"
+    if not diff.failed:
+        return f"--fail-above: no row is slower by more than {limit}, of which {_noise(diff)} are noise"
+    each = [
+        f"{row.name} by {_percent(row.difference, diff.iteration)} % ({_interval(row, diff.iteration)})"
+        for row in diff.rows
+        if row.name in diff.failed
+    ]
+    return f"--fail-above: slower by more than {limit}: {'; '.join(each)}"
+
+
+def _in(encoding: str, text: str) -> str:
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        plain = text.replace("µ", "u").replace("…", "~")
+        return plain.encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def _run(letter: str, run: DiffRun) -> str:
+    state = "" if run.complete else ", under way or killed"
+    return on_a_line(f"{letter}  {run.run}  {run.iterations:,} iterations{state}")
+
+
+def _cells(row: DiffRow, iteration: float) -> list[str]:
+    return [
+        row.name,
+        *(ABSENT if seconds is None else duration(seconds) for seconds in (row.a, row.b)),
+        _percent(row.difference, iteration),
+        _interval(row, iteration),
+        row.verdict,
+    ]
+
+
+def _interval(row: DiffRow, iteration: float) -> str:
+    if row.low is None or row.high is None:
+        return ABSENT
+    return f"{_percent(row.low, iteration)} to {_percent(row.high, iteration)}"
+
+
+def _percent(seconds: float, iteration: float) -> str:
+    percent = seconds / iteration * 100
+    return f"{percent:+.1f}" if abs(percent) < 1000 or not isfinite(percent) else f"{percent:+.3g}"
+
+
+def _notes(diff: Diff) -> list[str]:
+    text = (
+        f"Times of an iteration, without the first {WARM_UP:.0%} of a run: the lower decile of the trend's "
+        "points, or their mean where work is rare. B - A is in percent of an iteration of A. Noise: the "
+        f"interval contains 0, or the difference is below {LEAST:.0%} of an iteration, or below what the row "
+        f"differs within a run. Of an iteration {_noise(diff)} are noise."
+    )
+    return wrap(text, WIDTH)
+
+
+def _noise(diff: Diff) -> str:
+    """Return how much of an iteration is noise between the two runs."""
+    noise = next(row.noise for row in diff.rows if row.name == ITERATION) or 0.0
+    return f"up to {noise / diff.iteration * 100:.1f} %"
