@@ -1,0 +1,204 @@
+"""Find the rank that the other ranks of a training wait for, from the phases of all ranks.
+
+Ranks that exchange gradients have equally long iterations, so the slow rank is the one that waits least.
+The stops use this module while a run goes on, where all ranks compute the same; the report and `eventloop
+trace --ranks` use it afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from statistics import median_low
+
+import msgspec
+
+from eventloop.costs.records import PHASES, Phases, TrendPoint
+from eventloop.util.formatting import duration
+
+ORDER = ("data", "hooks", "optimizer", "forward", "backward", "unaccounted")
+"""The phases from the least to the most likely to contain a wait for other ranks.
+
+DistributedDataParallel waits in backward, FSDP, synchronized BatchNorm and hand-written loops in forward, and
+ranks without collectives of the model wait at the end of an iteration, which is unaccounted."""
+NAMED = ORDER[:-1]
+"""The phases that a rank can be slow in."""
+LEAST_SECONDS = 2e-3
+"""Seconds an iteration that a slow rank takes longer; a process that shares its core varies by less."""
+LEAST_SHARE = 0.1
+"""The part of an iteration that a slow rank takes longer."""
+WINDOW = 8
+"""Iterations that are judged together."""
+IN_A_ROW = 4
+"""Windows in a row in which one rank must be slow, because any rank is at times."""
+WORTH_SHARE = 0.02
+"""The part of all iterations that must be lost by a slow rank to be worth a line of a report."""
+Window = Sequence[Phases]
+"""The phases of the same iterations on each rank, rank 0 first."""
+
+
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of a usual iteration on one rank."""
+
+    rank: int
+    own: dict[str, float]
+    """Seconds of each phase, without those that the rank waited for others."""
+    waited: float
+    """Seconds that the rank waited for others."""
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that the others wait for, and why."""
+
+    rank: int
+    phase: str
+    """The phase that takes the most longer than on the other ranks."""
+    seconds: float
+    """Seconds of this phase an iteration."""
+    longer: float
+    """Seconds an iteration that the rank takes longer than the median rank, in all of its phases."""
+    step: float
+    """Seconds of an iteration."""
+    world_size: int
+
+    @property
+    def text(self) -> str:
+        """Return a sentence that names the rank, its phase and the times."""
+        two = self.world_size == 2
+        others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
+        phase, longer, step = map(duration, (self.seconds, self.longer, self.step))
+        return (
+            f"rank {self.rank} is slow in {self.phase}: {phase} of an iteration of {step}; it takes {longer} "
+            f"longer than {others}, {wait} for it"
+        )
+
+
+def rank_times(ranks: Window) -> list[RankTimes]:
+    """Return the times of each rank, with the waits for other ranks taken out of its phases.
+
+    What a rank takes longer in a phase than the fastest rank is a wait, as far as the rank was ahead of the
+    last rank in the phases before. They have the order of `ORDER`, so that waits come after their causes.
+    """
+    arrived = [0.0] * len(ranks)
+    own: list[dict[str, float]] = [{} for _ in ranks]
+    waited = [0.0] * len(ranks)
+    for phase in ORDER:
+        taken = [getattr(phases, phase) / max(1, phases.iterations) for phases in ranks]
+        least, last = min(taken), max(arrived)
+        waits = [min(seconds - least, last - at) for seconds, at in zip(taken, arrived, strict=True)]
+        for rank, seconds in enumerate(taken):
+            own[rank][phase] = seconds - waits[rank]
+            waited[rank] += waits[rank]
+            arrived[rank] += seconds
+    return [
+        RankTimes(rank=rank, own={phase: own[rank][phase] for phase in PHASES}, waited=waited[rank])
+        for rank in range(len(ranks))
+    ]
+
+
+def slow_rank(ranks: Window) -> Straggler | None:
+    """Return the slow rank of a window, if one takes clearly longer than the median rank."""
+    if len(ranks) < 2 or not all(phases.iterations for phases in ranks):
+        return None
+    times = rank_times(ranks)
+    totals = [sum(each.own[phase] for phase in NAMED) for each in times]
+    rank, longer = max(enumerate(_beyond_median(totals)), key=lambda pair: pair[1])
+    step = max(phases.wall / phases.iterations for phases in ranks)
+    if longer < max(LEAST_SECONDS, LEAST_SHARE * step):
+        return None
+    excess = {phase: _beyond_median([each.own[phase] for each in times])[rank] for phase in NAMED}
+    phase = max(excess, key=lambda name: excess[name])
+    return Straggler(
+        rank=rank,
+        phase=phase,
+        seconds=times[rank].own[phase],
+        longer=longer,
+        step=step,
+        world_size=len(ranks),
+    )
+
+
+def _beyond_median(seconds: Sequence[float]) -> list[float]:
+    usual = median_low(seconds)  # of two ranks the faster one
+    return [each - usual for each in seconds]
+
+
+def summed(windows: Sequence[Window]) -> list[Phases]:
+    """Return the phases of several windows as one window."""
+    return [_sum(own) for own in zip(*windows, strict=True)]
+
+
+def _sum(several: Iterable[Phases]) -> Phases:
+    parts = list(several)
+    sums = {phase: sum(getattr(each, phase) for each in parts) for phase in PHASES}
+    return Phases(iterations=sum(each.iterations for each in parts), **sums)
+
+
+class SlowRankWatch:
+    """Follow the windows of a run as they come, and report each slow rank once while it stays slow."""
+
+    def __init__(self) -> None:
+        self._latest: list[Window] = []
+        self._slow: list[int | None] = []  # the slow rank of each of the latest windows
+        self._reported: set[tuple[int, str]] = set()
+
+    def add(self, window: Window) -> Straggler | None:
+        """Add the next window, and return a slow rank that was not reported yet."""
+        found = slow_rank(window)
+        self._latest = [*self._latest, window][-IN_A_ROW:]
+        self._slow = [*self._slow, None if found is None else found.rank][-IN_A_ROW:]
+        if len(self._slow) < IN_A_ROW or len(set(self._slow)) > 1:
+            return None
+        if found is None:
+            self._reported.clear()  # the ranks are even again
+            return None
+        lasting = slow_rank(summed(self._latest))
+        if lasting is None or (lasting.rank, lasting.phase) in self._reported:
+            return None
+        self._reported.add((lasting.rank, lasting.phase))
+        return lasting
+
+
+def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
+    """Return the slow rank of a whole run: the one that cost the most in stretches of several windows.
+
+    None if no stretch is long enough, or if they cost next to nothing of the run.
+    """
+    slow: dict[int, list[Window]] = {}
+    judged = [(slow_rank(window), window) for window in windows]
+    for rank, group in groupby(judged, key=lambda pair: None if pair[0] is None else pair[0].rank):
+        stretch = [window for _, window in group]
+        if rank is not None and len(stretch) >= IN_A_ROW:
+            slow.setdefault(rank, []).extend(stretch)
+    found = [each for own in slow.values() if (each := slow_rank(summed(own))) is not None]
+    lost = {each.rank: each.longer * summed(slow[each.rank])[0].iterations for each in found}
+    whole = sum(max(phases.wall for phases in window) for window in windows)
+    worst = max(found, key=lambda each: lost[each.rank], default=None)
+    return worst if worst is not None and lost[worst.rank] >= WORTH_SHARE * whole else None
+
+
+def common_windows(trends: Sequence[Sequence[TrendPoint]]) -> list[Window]:
+    """Return windows of the iterations that the trends of all ranks have, which may differ in length."""
+    ends = [{*(point.first_iter for point in own), _end(own)} for own in trends if own]
+    if len(ends) < len(trends) or not ends:
+        return []
+    bounds: list[int] = []
+    for at in sorted(set.intersection(*ends)):
+        if not bounds or at - bounds[-1] >= WINDOW:
+            bounds.append(at)
+    return list(zip(*(_split(own, bounds) for own in trends), strict=True))
+
+
+def _end(trend: Sequence[TrendPoint]) -> int:
+    return trend[-1].first_iter + trend[-1].phases.iterations
+
+
+def _split(trend: Sequence[TrendPoint], bounds: Sequence[int]) -> list[Phases]:
+    """Return the phases between each bound and the next; every bound is the begin or the end of a point."""
+    parts: list[list[Phases]] = [[] for _ in bounds[1:]]
+    for point in trend:
+        place = bisect_right(bounds, point.first_iter) - 1
+        if 0 <= place < len(parts):
+            parts[place].append(point.phases)
+    return [_sum(part) for part in parts]
