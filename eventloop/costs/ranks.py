@@ -1,6 +1,6 @@
 """Find the rank that the other ranks of a training wait for, from the phases of all ranks.
 
-Ranks that exchange gradients have equally long iterations, so the slow rank is the one that waits least.
+Ranks that exchange gradients have equally long iterations, and the slow rank waits least.
 The stops use this module while a run goes on, where all ranks compute the same; the report and `eventloop
 trace --ranks` use it afterwards.
 """
@@ -161,7 +161,7 @@ class SlowRankWatch:
 
 
 def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
-    """Return the slow rank of a whole run: the one that cost the most in stretches of several windows.
+    """Return the rank that cost a whole run the most time in stretches of several windows.
 
     None if no stretch is long enough, or if they cost next to nothing of the run.
     """

@@ -32,6 +32,8 @@ class MeasuredTrainer(Protocol):
     metrics: EventStorage
     hooks: list[Any]
     loader: Any
+    rank: int
+    world_size: int
 
 
 def cost_table(costs: list[HandlerCost], phases: Phases, ours: Collection[str] = ()) -> str:
@@ -154,6 +156,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
         handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+        rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ class TimesExchange:
         return numbers
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Take the sums of all ranks. Few iterations, as beside an evaluation, wait for the next ones."""
+        """Take the sums of all ranks. Few iterations, as around an evaluation, wait for more."""
         self._gathered.append([self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)])
         window = summed(self._gathered)
         if min(phases.iterations for phases in window) >= LEAST_ITERATIONS:
