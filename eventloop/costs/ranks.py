@@ -8,8 +8,8 @@ trace --ranks` use it afterwards.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from statistics import median_low
 
 import msgspec
@@ -28,10 +28,10 @@ LEAST_SECONDS = 2e-3
 """Seconds an iteration that a slow rank takes longer; a process that shares its core varies by less."""
 LEAST_SHARE = 0.1
 """The part of an iteration that a slow rank takes longer."""
-WINDOW = 8
+WINDOW = 4
 """Iterations that are judged together."""
-IN_A_ROW = 4
-"""Windows in a row in which one rank must be slow, because any rank is at times."""
+LATEST, ENOUGH = 10, 8
+"""A rank is slow if it is in 8 of 10 windows, because any rank is now and then on a busy machine."""
 WORTH_SHARE = 0.02
 """The part of all iterations that must be lost by a slow rank to be worth a line of a report."""
 Window = Sequence[Phases]
@@ -139,43 +139,50 @@ class SlowRankWatch:
     """Follow the windows of a run as they come, and report each slow rank once while it stays slow."""
 
     def __init__(self) -> None:
-        self._latest: list[Window] = []
-        self._slow: list[int | None] = []  # the slow rank of each of the latest windows
+        self._latest: deque[Window] = deque(maxlen=LATEST)
+        self._slow: deque[int | None] = deque(maxlen=LATEST)  # the slow rank of each window
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, window: Window) -> Straggler | None:
         """Add the next window, and return a slow rank that was not reported yet."""
         found = slow_rank(window)
-        self._latest = [*self._latest, window][-IN_A_ROW:]
-        self._slow = [*self._slow, None if found is None else found.rank][-IN_A_ROW:]
-        if len(self._slow) < IN_A_ROW or len(set(self._slow)) > 1:
+        self._latest.append(window)
+        self._slow.append(None if found is None else found.rank)
+        self._reported = {each for each in self._reported if self._slow.count(each[0]) > LATEST - ENOUGH}
+        if (rank := _mostly(self._slow)) is None:
             return None
-        if found is None:
-            self._reported.clear()  # the ranks are even again
+        lasting = slow_rank(summed([*self._latest]))
+        if lasting is None or lasting.rank != rank or (rank, lasting.phase) in self._reported:
             return None
-        lasting = slow_rank(summed(self._latest))
-        if lasting is None or (lasting.rank, lasting.phase) in self._reported:
-            return None
-        self._reported.add((lasting.rank, lasting.phase))
+        self._reported.add((rank, lasting.phase))
         return lasting
 
 
-def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
-    """Return the rank that cost a whole run the most time in stretches of several windows.
+def _mostly(slow: Iterable[int | None]) -> int | None:
+    """Return the rank that is slow in enough of the latest windows."""
+    (rank, count), *_ = Counter(slow).most_common(1)
+    return rank if count >= ENOUGH else None
 
-    None if no stretch is long enough, or if they cost next to nothing of the run.
+
+def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
+    """Return the rank that cost a whole run the most time where it was slow in most windows.
+
+    None if it was so nowhere, or if that cost next to nothing of the run.
     """
-    slow: dict[int, list[Window]] = {}
-    judged = [(slow_rank(window), window) for window in windows]
-    for rank, group in groupby(judged, key=lambda pair: None if pair[0] is None else pair[0].rank):
-        stretch = [window for _, window in group]
-        if rank is not None and len(stretch) >= IN_A_ROW:
-            slow.setdefault(rank, []).extend(stretch)
-    found = [each for own in slow.values() if (each := slow_rank(summed(own))) is not None]
-    lost = {each.rank: each.longer * summed(slow[each.rank])[0].iterations for each in found}
+    each = [None if (found := slow_rank(window)) is None else found.rank for window in windows]
+    stretches: dict[int, set[int]] = {}  # indices of windows
+    for end in range(1, len(each) + 1):
+        begin = max(0, end - LATEST)
+        if (rank := _mostly(each[begin:end])) is not None:
+            stretches.setdefault(rank, set()).update(range(begin, end))
     whole = sum(max(phases.wall for phases in window) for window in windows)
-    worst = max(found, key=lambda each: lost[each.rank], default=None)
-    return worst if worst is not None and lost[worst.rank] >= WORTH_SHARE * whole else None
+    worst, most = None, WORTH_SHARE * whole
+    for stretch in stretches.values():
+        ranks = summed([windows[i] for i in sorted(stretch)])
+        found = slow_rank(ranks)
+        if found is not None and (lost := found.longer * ranks[0].iterations) >= most:
+            worst, most = found, lost
+    return worst
 
 
 def common_windows(trends: Sequence[Sequence[TrendPoint]]) -> list[Window]:

@@ -85,7 +85,7 @@ def rank_advice(slow: Straggler, records: Sequence[RunCosts]) -> str:
     """Return a line that names the slow rank, its phase, and what to do."""
     todo = REMEDIES[slow.phase]
     if slow.phase == "hooks" and (handler := _slow_handler(slow.rank, records)):
-        todo = f"{handler} takes the most longer there"
+        todo = f"most of it is in {handler}"
     return f"{slow.text}; {todo}"
 
 
