@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from statistics import median_low
 
 import msgspec
@@ -25,8 +26,8 @@ ranks without collectives of the model wait at the end of an iteration, which is
 NAMED = ORDER[:-1]
 """The phases that a rank can be slow in."""
 LEAST_SECONDS = 2e-3
-"""Seconds an iteration that a slow rank takes longer; a process that shares its core varies by less."""
-LEAST_SHARE = 0.1
+"""Seconds an iteration that a slow rank takes longer; processes that share cores vary by 1 to 2 ms."""
+LEAST_SHARE = 0.15
 """The part of an iteration that a slow rank takes longer."""
 WINDOW = 4
 """Iterations that are judged together."""
@@ -84,7 +85,8 @@ def rank_times(ranks: Window) -> list[RankTimes]:
     own: list[dict[str, float]] = [{} for _ in ranks]
     waited = [0.0] * len(ranks)
     for phase in ORDER:
-        taken = [getattr(phases, phase) / max(1, phases.iterations) for phases in ranks]
+        seconds_of = attrgetter(phase)
+        taken = [seconds_of(phases) / (phases.iterations or 1) for phases in ranks]
         least, last = min(taken), max(arrived)
         waits = [min(seconds - least, last - at) for seconds, at in zip(taken, arrived, strict=True)]
         for rank, seconds in enumerate(taken):
@@ -107,7 +109,7 @@ def slow_rank(ranks: Window) -> Straggler | None:
     step = max(phases.wall / phases.iterations for phases in ranks)
     if longer < max(LEAST_SECONDS, LEAST_SHARE * step):
         return None
-    excess = {phase: _beyond_median([each.own[phase] for each in times])[rank] for phase in NAMED}
+    excess = {name: _beyond_median([each.own[name] for each in times])[rank] for name in NAMED}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(
         rank=rank,

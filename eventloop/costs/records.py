@@ -144,6 +144,8 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Time of validations and tests."""
     outcome: str = ""
     """How the run ended: "completed", the reason of a stop, or an error; "" if it runs or was killed."""
+    rank: int = 0
+    world_size: int = 1
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
@@ -158,8 +160,6 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     subscribers: list[SubscriberCost] = []
     complete: bool = False
     """Whether the run has ended, after which this record is final; else it runs or was killed."""
-    rank: int = 0
-    world_size: int = 1
 
 
 def costs_path(directory: Path, rank: int = 0) -> Path:

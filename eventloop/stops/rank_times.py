@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from eventloop.costs.ranks import WINDOW, SlowRankWatch, Straggler, Window, summed
 from eventloop.costs.records import Phases
 from eventloop.costs.step_clock import NOTHING, StepClock, phases_between
 
+RANKS = 32
+"""Ranks that are compared every few iterations, for some 0.1 ms an iteration; more ranks less often."""
 LEAST_ITERATIONS = WINDOW // 2
 """Iterations that are judged together at least."""
 _WIDTH = len(NOTHING)
@@ -21,13 +24,12 @@ class TimesExchange:
     anyway. All ranks get the same numbers at the same boundary, so they find the same rank.
     """
 
-    every = WINDOW
-
     def __init__(self, clock: StepClock, rank: int, world_size: int) -> None:
         self._clock, self._rank, self._world_size = clock, rank, world_size
+        self.every = WINDOW * ceil(world_size / RANKS)
         self._before = clock.sums()
         self._watch = SlowRankWatch()
-        self._gathered: list[Window] = []
+        self._gathered: Window | None = None
         self.found: Straggler | None = None
         """A slow rank that was found and not announced yet."""
 
@@ -41,10 +43,13 @@ class TimesExchange:
 
     def take(self, numbers: Sequence[float]) -> None:
         """Take the sums of all ranks. Few iterations, as around an evaluation, wait for more."""
-        self._gathered.append([self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)])
-        window = summed(self._gathered)
-        if min(phases.iterations for phases in window) >= LEAST_ITERATIONS:
-            self._gathered = []
+        window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
+        if self._gathered is not None:
+            window = summed([self._gathered, window])
+        if min(phases.iterations for phases in window) < LEAST_ITERATIONS:
+            self._gathered = window
+        else:
+            self._gathered = None
             self.found = self._watch.add(window) or self.found
 
     def _phases(self, row: Sequence[float]) -> Phases:
