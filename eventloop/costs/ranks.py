@@ -27,7 +27,7 @@ NAMED = ORDER[:-1]
 """The phases that a rank can be slow in."""
 LEAST_SECONDS = 2e-3
 """Seconds an iteration that a slow rank takes longer; processes that share cores vary by 1 to 2 ms."""
-LEAST_SHARE = 0.15
+LEAST_SHARE = 0.12
 """The part of an iteration that a slow rank takes longer."""
 WINDOW = 4
 """Iterations that are judged together."""
