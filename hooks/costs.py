@@ -10,13 +10,14 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from eventloop.costs.records import RunCosts, read_costs, write_costs
+from eventloop.costs.records import RunCosts, costs_path, read_costs, write_costs
 from eventloop.costs.shares import SCALARS, shares_between
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
     AfterTrainIter,
     BeforeRun,
+    BeforeTrain,
     BeforeTrainIter,
     LoaderStall,
     ScalarsLogged,
@@ -40,6 +41,8 @@ _JOIN_SECONDS = 1.0
 
 class CostsHook(Hook):
     """Write `costs.json`: the costs of handlers and subscribers, and the phases of iterations.
+
+    Of several ranks, each writes its own file into the run's directory: rank 1 `costs.rank1.json`.
 
         default_hooks=dict(costs=dict(interval=300))
         default_hooks=dict(costs=dict(log_every=30))    # shares as curves
@@ -93,8 +96,13 @@ class CostsHook(Hook):
         self._due = monotonic() + self._wait
         self._outcome, self._stalled = "", False
         self._log_at, self._logged = -inf, None
-        if trainer.rank == 0:
-            trainer.during_run.callback(self._write_last, trainer)
+        trainer.during_run.callback(self._write_last, trainer)
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Remove the file that this rank has of an earlier training; rank 0 replaces its file."""
+        if trainer.rank:
+            with suppress(OSError):
+                costs_path(trainer.work_dir, trainer.rank).unlink(missing_ok=True)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Write the record when it is due."""
@@ -130,10 +138,10 @@ class CostsHook(Hook):
         """
         self._wait = min(2 * self._wait, self._interval)
         self._due = monotonic() + self._wait
-        if trainer.rank != 0 or (self._writing is not None and self._writing.is_alive()):
+        if self._writing is not None and self._writing.is_alive():
             return
         costs = run_costs(trainer)
-        if not self._stalled and (found := slow_loader(costs)) is not None:
+        if trainer.rank == 0 and not self._stalled and (found := slow_loader(costs)) is not None:
             self._stalled = True
             trainer.announce(LoaderStall, share=data_share(costs), advice=found.text)
         writing = threading.Thread(
@@ -158,15 +166,15 @@ def _check_seconds(name: str, value: object) -> None:
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
     try:
-        if costs.phases.iterations or not _has_iterations(trainer.work_dir):
+        if costs.phases.iterations or not _has_iterations(trainer.work_dir, costs.rank):
             write_costs(trainer.work_dir, costs)
     except OSError as error:
         logger.warning("the cost record of the run was not written: %s", error)
 
 
-def _has_iterations(directory: Path) -> bool:
-    """Return True when `directory` has the record of a training."""
+def _has_iterations(directory: Path, rank: int) -> bool:
+    """Return True when `directory` has the record of a training on a rank."""
     try:
-        return read_costs(directory).phases.iterations > 0
+        return read_costs(directory, rank).phases.iterations > 0
     except (FileNotFoundError, ValueError):
         return False

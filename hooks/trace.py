@@ -47,8 +47,9 @@ class TraceHook(Hook):
 
     Outside of a window nothing is recorded, and after the last one the hook has no subscription left. Before
     a window each iteration checks for its start. Within a window an event costs about 2 us more, and each
-    handler 1 us. Only rank 0 records, because it writes. On a GPU these are the times of the training thread,
-    which runs ahead of the device; `ProfilerHook` records kernels.
+    handler 1 us. Each rank records the same iterations in a file of its own; `eventloop trace RUN --ranks`
+    puts them on one timeline. On a GPU these are the times of the training thread, which runs ahead of the
+    device; `ProfilerHook` records kernels.
 
     Args:
         begin: iterations before the first window, counted from where this process begins to train, so that a
@@ -110,8 +111,6 @@ class TraceHook(Hook):
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Open the next window, or wait for it."""
-        if trainer.rank != 0:
-            return
         if self._first is None:
             self._begin_at(trainer.iter, trainer.max_iters)
         if self._next_window(trainer.iter) is not None:

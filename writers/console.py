@@ -29,6 +29,7 @@ from eventloop.events import (
     PreemptionRequested,
     ScalarsLogged,
     SlowHandler,
+    SlowRank,
     StopRequested,
     TextLogged,
 )
@@ -74,7 +75,7 @@ class ConsoleWriter(Writer):
     events = (
         BeforeRun, ScalarsLogged, TextLogged, BeforeVal, BeforeTest, AfterLoadCheckpoint, CheckpointSaved,
         CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler,
-        LoaderStall, AfterRun,
+        LoaderStall, SlowRank, AfterRun,
     )  # fmt: skip
 
     def __init__(

@@ -18,6 +18,7 @@ from eventloop.events import (
     PreemptionRequested,
     ScalarsLogged,
     SlowHandler,
+    SlowRank,
     StopRequested,
     TextLogged,
 )
@@ -152,7 +153,7 @@ def notice(event: Event) -> str:
             return f"{event.handler} dropped {event.count} events: its queue was full"
         case SlowHandler():
             return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
-        case LoaderStall():
+        case LoaderStall() | SlowRank():
             return event.advice
         case AfterRun():
             error = f": {one_line(event.error)}" if event.error else ""

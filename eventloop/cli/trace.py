@@ -36,6 +36,12 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="the number of the window to copy, from 1 (default: the last)",
     )
+    parser.add_argument(
+        "--ranks",
+        action="store_true",
+        help="put the window of all ranks into one file, each rank a process, on one clock (default FILE: "
+        "ranks_FIRST-LAST.json in the folder of the traces)",
+    )
     parser.add_argument("--merge", action="store_true", help="put all windows into the file")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
@@ -48,20 +54,42 @@ def run(options: argparse.Namespace) -> int:
         traces = find_traces(options.run)
         _check_options(options)
         chosen = traces if options.merge else [_choose(traces, options.window)]
+        if options.ranks:
+            return _write_ranks(options, chosen[0])
         data = _contents(chosen) if options.out is not None else b""
     except (OSError, ValueError) as error:
         return failed(options, error, 2)
     if options.out is None:
         say(_listing(traces))
         return 0
+    names = ", ".join(f"{trace.first}..{trace.last}" for trace in chosen)
+    return _write(options, options.out, data, f"iterations {names}")
+
+
+def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
+    """Write the window of all ranks, by default next to that of rank 0; return the exit code.
+
+    Raises:
+        OSError, ValueError: the window of a rank is missing or damaged.
+    """
+    from eventloop.tracing.files import encoded
+    from eventloop.tracing.ranks import merge_ranks
+
+    merged = merge_ranks(file)
+    out = options.out or str(file.path.with_name(f"ranks_{file.first}-{file.last}.json"))
+    slow = f"; {merged.slow.text}" if merged.slow is not None else "; no rank is slow"
+    what = f"iterations {file.first}..{file.last} of {merged.world_size} ranks"
+    return _write(options, out, encoded(merged.trace), what, slow)
+
+
+def _write(options: argparse.Namespace, out: str, data: bytes, what: str, more: str = "") -> int:
     try:
-        if not write_output("-o", options.out, data):
+        if not write_output("-o", out, data):
             return 0
     except OSError as error:
         return failed(options, error, 1)
-    names = ", ".join(f"{trace.first}..{trace.last}" for trace in chosen)
-    where = "" if options.out == STANDARD_OUTPUT else f" into {options.out}; {OPEN}"
-    tell(f"iterations {names}{where}")
+    where = "" if out == STANDARD_OUTPUT else f" into {out}; {OPEN}"
+    tell(f"{what}{where}{more}")
     return 0
 
 
@@ -107,7 +135,9 @@ def _check_options(options: argparse.Namespace) -> None:
 
     if options.merge and options.window is not None:
         raise ValueError("--merge takes all windows: leave out --merge or --window")
-    if options.out is None and (options.merge or options.window is not None):
+    if options.merge and options.ranks:
+        raise ValueError("--ranks takes one window: leave out --merge or --ranks")
+    if options.out is None and not options.ranks and (options.merge or options.window is not None):
         raise ValueError("--merge and --window are for writing a file: expected -o FILE, got none")
     if options.out is not None:
         check_output("-o", options.out, "a trace", is_trace)

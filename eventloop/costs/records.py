@@ -1,5 +1,7 @@
 """Define the record of a run's costs: the file `costs.json` in its directory, which reports read.
 
+Of several ranks, each has a record of its own: rank 0 `costs.json`, rank 1 `costs.rank1.json`, and so on.
+
 All times are in seconds. Counts are exact. Each call of a handler is clocked, except in a tight loop of
 events, where times are `estimated` (see `eventloop.costs.sampling`). Phases are measured in every iteration.
 """
@@ -184,6 +186,8 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Time of validations and tests."""
     outcome: str = ""
     """How the run ended: "completed", the reason of a stop, or an error; "" if it runs or was killed."""
+    rank: int = 0
+    world_size: int = 1
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
@@ -208,25 +212,30 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the run has ended, after which this record is final; else it runs or was killed."""
 
 
+def costs_path(directory: Path, rank: int = 0) -> Path:
+    """Return the path of a rank's record in a run directory."""
+    return directory / (f"costs.rank{rank}.json" if rank else FILE)
+
+
 def write_costs(directory: Path, costs: RunCosts) -> None:
-    """Replace the file in a run directory. A reader finds the old file or the new one.
+    """Replace the record of its rank in a run directory. A reader finds the old file or the new one.
 
     Raises:
         OSError: it cannot be written.
     """
-    path = directory / FILE
+    path = costs_path(directory, costs.rank)
     with replacing(path, durable=False) as file:
         file.write(msgspec.json.format(msgspec.json.encode(costs), indent=1) + b"\n")
 
 
-def read_costs(directory: Path) -> RunCosts:
-    """Read the file of a run directory.
+def read_costs(directory: Path, rank: int = 0) -> RunCosts:
+    """Read the record of a rank in a run directory.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is truncated, not a cost record, or of a later version.
     """
-    path = directory / FILE
+    path = costs_path(directory, rank)
     data = path.read_bytes()
     version = _decoded(path, data, _Version).version
     if version > VERSION:

@@ -17,9 +17,9 @@ POINTS = 512
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 """The marks that the loop and the optimizer hook set in each iteration."""
 
-_Sums = tuple[int, float, float, float, float, float, float]
+Sums = tuple[int, float, float, float, float, float, float]
 """The number of iterations, the seconds of their five phases, and their wall time."""
-_NOTHING: _Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING: Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class PhaseMarks(Protocol):
@@ -68,7 +68,7 @@ class StepClock:
         self._total_sum = 0.0
         self._last_end = self._asked = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
-        self._marks: list[_Sums] = []  # one every `_stride` iterations
+        self._marks: list[Sums] = []  # one every `_stride` iterations
         self._stride = self._next_mark = 1
 
     def begin_run(self, first_iter: int, device: PhaseMarks | None, signal_of: SignalOf) -> None:
@@ -156,16 +156,16 @@ class StepClock:
     @property
     def phases(self) -> Phases:
         """Sums so far."""
-        return _phases(_NOTHING, self._sums())
+        return phases_between(NOTHING, self.sums())
 
     @property
     def trend(self) -> list[TrendPoint]:
         """Phases of equal numbers of iterations; the last point may have fewer."""
-        marks, now = [_NOTHING, *self._marks], self._sums()
+        marks, now = [NOTHING, *self._marks], self.sums()
         if now[0] != marks[-1][0]:
             marks.append(now)
         return [
-            TrendPoint(first_iter=self.first_iter + before[0], phases=_phases(before, mark))
+            TrendPoint(first_iter=self.first_iter + before[0], phases=phases_between(before, mark))
             for before, mark in pairwise(marks)
         ]
 
@@ -182,7 +182,8 @@ class StepClock:
         if self.iterations == self._next_mark:
             self._mark()
 
-    def _sums(self) -> _Sums:
+    def sums(self) -> Sums:
+        """Return the sums so far as numbers, which cost less than a record of phases."""
         return (
             self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum,
             self._hooks_sum, self._total_sum,
@@ -190,7 +191,7 @@ class StepClock:
 
     def _mark(self) -> None:
         # Sums rather than a record of phases, which takes 5 us: each of the first iterations is marked.
-        self._marks.append(self._sums())
+        self._marks.append(self.sums())
         if len(self._marks) >= POINTS:
             self._marks = self._marks[1::2]
             self._stride *= 2
@@ -199,7 +200,7 @@ class StepClock:
             self.handlers.mark(self.iterations)
 
 
-def _phases(before: _Sums, after: _Sums) -> Phases:
+def phases_between(before: Sums, after: Sums) -> Phases:
     """Return the phases of the iterations between two sums, to a nanosecond: a file has hundreds of them."""
     iterations, total = after[0] - before[0], after[-1] - before[-1]
     data, forward, backward, optimizer, hooks = (

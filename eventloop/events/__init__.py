@@ -45,5 +45,6 @@ from eventloop.events.types import PreemptionRequested as PreemptionRequested
 from eventloop.events.types import RunInfo as RunInfo
 from eventloop.events.types import ScalarsLogged as ScalarsLogged
 from eventloop.events.types import SlowHandler as SlowHandler
+from eventloop.events.types import SlowRank as SlowRank
 from eventloop.events.types import StopRequested as StopRequested
 from eventloop.events.types import TextLogged as TextLogged

@@ -356,3 +356,17 @@ class SlowHandler(Event, kw_only=True):
     handler: str = ""
     count: int = 0
     cost: float = 0.0
+
+
+class SlowRank(_LoopEvent, kw_only=True):
+    """All ranks wait for one of them. Emitted on every rank, once while that rank stays slow in that phase.
+
+    `phase` takes `seconds` of an iteration on the slow rank, which takes `longer` than the median rank, both
+    in seconds without waits for other ranks. `advice` is a sentence with these facts.
+    """
+
+    rank: int = 0
+    phase: str = ""
+    seconds: float = 0.0
+    longer: float = 0.0
+    advice: str = ""

@@ -10,12 +10,14 @@ from pathlib import Path
 import msgspec
 
 from eventloop.checkpoint.commit import MANIFEST
+from eventloop.costs.ranks import RankTimes, Straggler
 from eventloop.costs.records import FILE as COSTS
 from eventloop.costs.records import RunCosts, read_costs
 from eventloop.eventlog.format import FILE_NAME as EVENTS
 from eventloop.eventlog.jsonl import FILE_NAME as METRICS
-from eventloop.reporting.advice import advice
+from eventloop.reporting.advice import MOST, advice
 from eventloop.reporting.curves import RunLog, read_curves
+from eventloop.reporting.ranks import rank_advice, read_ranks, slow_rank_of, times_of
 from eventloop.tracing.files import FOLDER as TRACES
 
 VERSION = 1
@@ -41,6 +43,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What is missing or incomplete, and why."""
     advice: list[str] = []
     """What takes the time of the run, and what to do about it: at most three lines."""
+    ranks: list[RankTimes] = []
+    """Mean times of an iteration on each rank, without waits for other ranks; [] for a run of one rank."""
+    slow_rank: Straggler | None = None
+    """The rank that the others wait for."""
 
 
 def load_report(run: Path) -> Report:
@@ -57,7 +63,13 @@ def load_report(run: Path) -> Report:
         raise ValueError(_nothing(run))
     name = str(run).encode(errors="replace").decode()  # a file name need not be UTF-8
     lines = advice(costs) if costs is not None else []
-    return Report(run=name, costs=costs, log=log, notes=[*_notes(run, costs, log)], advice=lines)
+    records, missing = read_ranks(run, costs)
+    if (slow := slow_rank_of(records)) is not None:
+        lines = [rank_advice(slow, records), *lines][:MOST]
+    return Report(
+        run=name, costs=costs, log=log, notes=[*_notes(run, costs, log), *missing], advice=lines,
+        ranks=times_of(records), slow_rank=slow,
+    )  # fmt: skip
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:

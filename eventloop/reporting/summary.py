@@ -33,6 +33,8 @@ class MeasuredTrainer(Protocol):
     clock: StepClock
     metrics: EventStorage
     loader: Any
+    rank: int
+    world_size: int
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
@@ -79,6 +81,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         num_workers=getattr(trainer.loader, "num_workers", None),
         handlers=bus.handler_costs(phases.wall, clock.handlers), subscribers=bus.subscriber_costs(),
         reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
+        rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 

@@ -7,6 +7,8 @@ and one function a column.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from statistics import median
 from typing import Any, NamedTuple
 
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost, Times
@@ -34,6 +36,14 @@ WAIT = (
     "Wait is from the emit of an event to the begin of its delivery: 0.1 to 0.2 s are normal, because events "
     "are collected in batches."
 )
+RANKS = "Step time of all ranks"
+OTHERS = "waiting for other ranks"
+DISCOUNTED = (
+    "Means over all iterations. What a rank takes longer in a phase is a wait as far as it was ahead of "
+    "the last one; the phases are without it."
+)
+ALL_RANKS = 8
+"""Ranks up to which each has a column."""
 IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
 """Scalars of IterTimerHook, which are in seconds."""
 
@@ -89,7 +99,8 @@ def run_tables(report: Report) -> list[Table]:
     costs, log = report.costs, report.log
     found = []
     if costs is not None:
-        found += [phases_table(costs), handlers_table(costs), outside_table(costs), subscribers_table(costs)]
+        found += [phases_table(costs), ranks_table(report)]
+        found += [handlers_table(costs), outside_table(costs), subscribers_table(costs)]
     if log is not None:
         found.append(curves_table(log.curves))
     return [table for table in found if table.rows]
@@ -128,6 +139,30 @@ def phases_table(costs: RunCosts) -> Table:
         filter(None, ["ms of an iteration; device: its own mean time." if device.iterations else "", note])
     )
     return Table("Step time", *cells(rows, columns), lines=[trend(costs, phase) for phase in rows], note=note)
+
+
+def ranks_table(report: Report) -> Table:
+    """Return the table of the phases on all ranks; without several ranks it has no rows."""
+    ranks, slow = report.ranks, report.slow_rank
+    columns: list[Column] = [
+        ("phase, ms/iteration", lambda row: row[0]),
+        ("min", lambda row: three_digits(min(row[1]) * 1e3)),
+        ("median", lambda row: three_digits(median(row[1]) * 1e3)),
+        ("max", lambda row: three_digits(max(row[1]) * 1e3)),
+        ("min on", lambda row: f"rank {ranks[row[1].index(min(row[1]))].rank}"),
+        ("max on", lambda row: f"rank {ranks[row[1].index(max(row[1]))].rank}"),
+    ]
+    for number, each in enumerate(ranks if len(ranks) <= ALL_RANKS else []):
+        columns.append((f"rank {each.rank}", partial(_number_of, number)))
+    rows = [(phase, [each.own[phase] for each in ranks]) for phase in PHASES if ranks]
+    rows += [(OTHERS, [each.waited for each in ranks])] if ranks else []
+    bad = frozenset(i for i, row in enumerate(rows) if slow is not None and row[0] == slow.phase)
+    why = f"rank {slow.rank} is slow in this phase" if slow is not None else ""
+    return Table(RANKS, *cells(rows, columns), bad=bad, why=why, note=DISCOUNTED if rows else "")
+
+
+def _number_of(rank: int, row: tuple[str, list[float]]) -> str:
+    return three_digits(row[1][rank] * 1e3)
 
 
 def handlers_table(

@@ -7,9 +7,12 @@ import signal
 from typing import Any, Protocol
 
 from eventloop.bus import Bus
-from eventloop.events import Event, PreemptionRequested, StopRequested
+from eventloop.costs.ranks import Straggler
+from eventloop.costs.step_clock import StepClock
+from eventloop.events import Event, PreemptionRequested, SlowRank, StopRequested
 from eventloop.metrics import EventStorage
 from eventloop.stops.rank_stop import Agreement, Request
+from eventloop.stops.rank_times import TimesExchange
 
 logger = logging.getLogger("eventloop")
 
@@ -26,7 +29,9 @@ class StoppableTrainer(Protocol):
 
     bus: Bus
     metrics: EventStorage
+    clock: StepClock
     rank: int
+    world_size: int
     running: bool
     asked_to_stop: bool
     stop_reason: str | None
@@ -47,6 +52,7 @@ class Stopping:
         self._trainer = trainer
         self._request: Request | None = None
         self._agreement: Agreement | None = None
+        self._times: TimesExchange | None = None
         self._told: set[tuple[int, int]] = set()  # lengths of ranks
         self.together = False
         """True while other ranks take part in the run."""
@@ -58,6 +64,9 @@ class Stopping:
             self._agreement = Agreement()
         self.together = together
         trainer = self._trainer
+        if together and self._agreement is not None:
+            self._times = TimesExchange(trainer.clock, trainer.rank, trainer.world_size)
+            self._agreement.carry(self._times)
         trainer.stop_reason = trainer.stop_signal = None
         trainer.asked_to_stop = self._request is not None
         trainer.bus.overtime = self._request is None or self._request.signum is None
@@ -138,7 +147,20 @@ class Stopping:
         asks = self._request is not None
         if agreement.edge(asks=asks) if edge else agreement.boundary(asks=asks):
             self._stop(self._of_all(agreement.requests(self._request)))
+        if self._times is not None and self._times.found is not None:
+            found, self._times.found = self._times.found, None
+            self._announce_slow_rank(found)
         return self._trainer.stop_reason is not None
+
+    def _announce_slow_rank(self, found: Straggler) -> None:
+        """Emit `slow_rank` on all ranks; rank 0, which has the log, and the slow rank log it."""
+        trainer = self._trainer
+        if trainer.rank in (0, found.rank):
+            logger.warning("%s", found.text)
+        trainer.announce(
+            SlowRank, rank=found.rank, phase=found.phase, seconds=found.seconds, longer=found.longer,
+            advice=found.text,
+        )  # fmt: skip
 
     def _of_all(self, requests: list[Request | None]) -> Request:
         asking = {rank: request for rank, request in enumerate(requests) if request is not None}

@@ -82,6 +82,8 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
         "made_by": MADE_BY,
         "run": facts.run,
         "iterations": str(facts),
+        "rank": facts.rank,
+        "world_size": facts.world_size,
         "began": facts.began_unix + origin - facts.began,
         "times": "of the host; on a GPU the training thread runs ahead of the device",
         "not recorded": f"{recorder.lost} spans and depths beyond the limit" if recorder.lost else "nothing",

@@ -1,6 +1,7 @@
 """Write, list and merge the trace files of a run.
 
-Each window is one file in the folder `traces` of the run's directory, named after its iterations. It is
+Each window is one file in the folder `traces` of the run's directory, named after its iterations; of several
+ranks each writes its own. It is
 written once, when all of the window is recorded, and a kill leaves the whole file or none.
 """
 
@@ -32,7 +33,12 @@ class TraceFile(NamedTuple):
 def trace_path(run: Path, facts: WindowFacts) -> Path:
     """Return the path of a window's file in the directory of its run."""
     last = facts.first_iter + max(0, facts.iterations - 1)
-    return run / FOLDER / f"iterations_{facts.first_iter}-{last}.json"
+    return of_rank(run / FOLDER / f"iterations_{facts.first_iter}-{last}.json", facts.rank)
+
+
+def of_rank(path: Path, rank: int) -> Path:
+    """Return the path of the same window on another rank than 0, whose file is `path`."""
+    return path.with_name(f"{path.stem}.rank{rank}.json") if rank else path
 
 
 def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
@@ -63,7 +69,7 @@ def is_trace(path: Path) -> bool:
 
 
 def find_traces(run: Path) -> list[TraceFile]:
-    """Return the trace files of a run in the order of their iterations, at least one.
+    """Return the trace files of a run's rank 0 in the order of their iterations, at least one.
 
     Raises:
         FileNotFoundError: the directory does not exist.
@@ -94,7 +100,7 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
         OSError: a file cannot be read.
         ValueError: a file is damaged.
     """
-    traces = [_read(file.path) for file in files]
+    traces = [read_trace(file.path) for file in files]
     origin = min(trace["otherData"]["began"] for trace in traces)
     events = []
     for number, (file, trace) in enumerate(zip(files, traces, strict=True), start=1):
@@ -111,7 +117,13 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
     return {**traces[0], "otherData": {**about, "began": origin}, "traceEvents": events}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_trace(path: Path) -> dict[str, Any]:
+    """Read the file of a window.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or not a trace of eventloop.
+    """
     try:
         if not is_trace(path):
             raise ValueError("it does not begin like one")

@@ -54,7 +54,7 @@ def test_catalogue_holds_every_family() -> None:
     expected |= {"optimizer_step_skipped", "before_save_checkpoint", "checkpoint_saved", "checkpoint_failed"}
     expected |= {"after_load_checkpoint", "scalars_logged", "image_logged", "histogram_logged", "text_logged"}
     expected |= {"run_info", "stop_requested", "preemption_requested"}
-    expected |= {"handler_failed", "events_dropped", "slow_handler", "loader_stall"}
+    expected |= {"handler_failed", "events_dropped", "slow_handler", "loader_stall", "slow_rank"}
 
     own = {event_name(e) for e in declared_events() if e.__module__ == "eventloop.events.types"}
 

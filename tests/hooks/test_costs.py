@@ -172,14 +172,22 @@ def test_a_directory_that_is_gone_costs_a_warning(
     assert trainer.iter == 4
 
 
-def test_other_ranks_write_nothing(make_trainer: Make) -> None:
-    """One record a run."""
+def test_each_rank_has_a_record(make_trainer: Make) -> None:
+    """Rank 0's is `costs.json`; another rank's has its number in the name, and is of its latest training."""
     trainer = make_trainer()
-    trainer.rank = 1
+    trainer.rank, trainer.world_size = 1, 2
+    (trainer.work_dir / "costs.rank1.json").write_text("of an earlier training")
+    left: list[bool] = []
+    trainer.bus.subscribe(
+        lambda event: left.append((trainer.work_dir / "costs.rank1.json").exists()), "before_train_iter"
+    )
 
     trainer.train()
 
     assert not (trainer.work_dir / FILE).exists()
+    assert not left[0]
+    costs = read_costs(trainer.work_dir, rank=1)
+    assert (costs.rank, costs.world_size, costs.phases.iterations) == (1, 2, 4)
 
 
 @pytest.mark.parametrize(("seconds", "stalls"), [(0.01, 1), (0.0, 0)])

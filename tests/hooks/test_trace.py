@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -208,14 +209,17 @@ def test_a_second_call_does_not_begin_anew(make_trainer: Make) -> None:
     assert extents(trainer) == [(2, 1), (4, 1)]
 
 
-def test_only_rank_0_records(make_trainer: Make) -> None:
-    """Rank 0 alone writes files."""
-    trainer = make_trainer()
-    trainer.rank = 1
+def test_each_rank_records_a_file_of_its_own(make_trainer: Make) -> None:
+    """The file of another rank than 0 has the rank in its name, and in it."""
+    trainer = make_trainer(batches=6, hooks=[TraceHook(2, 2)])
+    trainer.rank, trainer.world_size = 1, 2
 
     trainer.train()
 
-    assert not (trainer.work_dir / "traces").exists()
+    (file,) = (trainer.work_dir / "traces").iterdir()
+    assert file.name == "iterations_2-3.rank1.json"
+    about = json.loads(file.read_bytes())["otherData"]
+    assert (about["rank"], about["world_size"]) == (1, 2)
 
 
 @pytest.mark.parametrize(("how", "last"), [("stop", 5), ("error", 4)])

@@ -113,11 +113,11 @@ def test_one_work_dir_for_all(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_only_rank_0_writes(ranks: list[dict[str, Any]], folder: Path) -> None:
-    """There is one log and one set of checkpoints, which have the names of the model inside DistributedDataParallel."""
+    """But for costs and traces there is one log and one set of checkpoints, which have the names of the model inside DistributedDataParallel."""
     work_dir = folder / ranks[0]["work_dir"][0]
 
     assert sorted(path.name for path in work_dir.iterdir()) == [
-        "costs.json", "epoch_1", "epoch_2", "metrics.jsonl", "traces",
+        "costs.json", "costs.rank1.json", "epoch_1", "epoch_2", "metrics.jsonl", "traces",
     ]  # fmt: skip
     assert (work_dir / "metrics.jsonl").read_text().count('"before_run"') == 2
     assert set(load_checkpoint(work_dir / "epoch_2")["state_dict"]) == {"weight", "bias"}

@@ -116,7 +116,8 @@ def test_metrics_that_only_one_rank_has(ranks: Ranks) -> None:
 
 
 def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
-    """One log, one event file of TensorBoard, one set of checkpoints, though the ranks share a directory."""
+    """One log, one event file of TensorBoard, one set of checkpoints, though the ranks share a directory, in which each
+    has its costs and its trace."""
     names = sorted(
         "tfevents" if "tfevents" in path.name else path.name
         for path in (folder / "run").rglob("*")
@@ -125,7 +126,9 @@ def test_only_rank_0_writes(ranks: Ranks, folder: Path) -> None:
 
     records = [
         "costs.json",
+        "costs.rank1.json",
         "iterations_0-3.json",
+        "iterations_0-3.rank1.json",
         *["manifest.json"] * 2,
         "metrics.jsonl",
         *["state.pth"] * 2,

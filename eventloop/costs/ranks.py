@@ -1,0 +1,213 @@
+"""Find the rank that the other ranks of a training wait for, from the phases of all ranks.
+
+Ranks that exchange gradients have equally long iterations, and the slow rank waits least.
+The stops use this module while a run goes on, where all ranks compute the same; the report and `eventloop
+trace --ranks` use it afterwards.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+from statistics import median_low
+
+import msgspec
+
+from eventloop.costs.records import PHASES, Phases, TrendPoint
+from eventloop.util.formatting import duration
+
+ORDER = ("data", "hooks", "optimizer", "forward", "backward", "unaccounted")
+"""The phases from the least to the most likely to contain a wait for other ranks.
+
+DistributedDataParallel waits in backward, FSDP, synchronized BatchNorm and hand-written loops in forward, and
+ranks without collectives of the model wait at the end of an iteration, which is unaccounted."""
+NAMED = ORDER[:-1]
+"""The phases that a rank can be slow in."""
+LEAST_SECONDS = 2e-3
+"""Seconds an iteration that a slow rank takes longer; processes that share cores vary by 1 to 2 ms."""
+LEAST_SHARE = 0.12
+"""The part of an iteration that a slow rank takes longer."""
+WINDOW = 4
+"""Iterations that are judged together."""
+LATEST, ENOUGH = 10, 8
+"""A rank is slow if it is in 8 of 10 windows, because any rank is now and then on a busy machine."""
+WORTH_SHARE = 0.02
+"""The part of all iterations that must be lost by a slow rank to be worth a line of a report."""
+Window = Sequence[Phases]
+"""The phases of the same iterations on each rank, rank 0 first."""
+
+
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds of a usual iteration on one rank."""
+
+    rank: int
+    own: dict[str, float]
+    """Seconds of each phase, without those that the rank waited for others."""
+    waited: float
+    """Seconds that the rank waited for others."""
+
+
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
+    """The rank that the others wait for, and why."""
+
+    rank: int
+    phase: str
+    """The phase that takes the most longer than on the other ranks."""
+    seconds: float
+    """Seconds of this phase an iteration."""
+    longer: float
+    """Seconds an iteration that the rank takes longer than the median rank, in all of its phases."""
+    step: float
+    """Seconds of an iteration."""
+    world_size: int
+
+    @property
+    def text(self) -> str:
+        """Return a sentence that names the rank, its phase and the times."""
+        two = self.world_size == 2
+        others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
+        phase, longer, step = map(duration, (self.seconds, self.longer, self.step))
+        return (
+            f"rank {self.rank} is slow in {self.phase}: {phase} of an iteration of {step}; it takes {longer} "
+            f"longer than {others}, {wait} for it"
+        )
+
+
+def rank_times(ranks: Window) -> list[RankTimes]:
+    """Return the times of each rank, with the waits for other ranks taken out of its phases.
+
+    What a rank takes longer in a phase than the fastest rank is a wait, as far as the rank was ahead of the
+    last rank in the phases before. They have the order of `ORDER`, so that waits come after their causes.
+    """
+    arrived = [0.0] * len(ranks)
+    own: list[dict[str, float]] = [{} for _ in ranks]
+    waited = [0.0] * len(ranks)
+    for phase in ORDER:
+        seconds_of = attrgetter(phase)
+        taken = [seconds_of(phases) / (phases.iterations or 1) for phases in ranks]
+        least, last = min(taken), max(arrived)
+        waits = [min(seconds - least, last - at) for seconds, at in zip(taken, arrived, strict=True)]
+        for rank, seconds in enumerate(taken):
+            own[rank][phase] = seconds - waits[rank]
+            waited[rank] += waits[rank]
+            arrived[rank] += seconds
+    return [
+        RankTimes(rank=rank, own={phase: own[rank][phase] for phase in PHASES}, waited=waited[rank])
+        for rank in range(len(ranks))
+    ]
+
+
+def slow_rank(ranks: Window) -> Straggler | None:
+    """Return the slow rank of a window, if one takes clearly longer than the median rank."""
+    if len(ranks) < 2 or not all(phases.iterations for phases in ranks):
+        return None
+    times = rank_times(ranks)
+    totals = [sum(each.own[phase] for phase in NAMED) for each in times]
+    rank, longer = max(enumerate(_beyond_median(totals)), key=lambda pair: pair[1])
+    step = max(phases.wall / phases.iterations for phases in ranks)
+    if longer < max(LEAST_SECONDS, LEAST_SHARE * step):
+        return None
+    excess = {name: _beyond_median([each.own[name] for each in times])[rank] for name in NAMED}
+    phase = max(excess, key=lambda name: excess[name])
+    return Straggler(
+        rank=rank,
+        phase=phase,
+        seconds=times[rank].own[phase],
+        longer=longer,
+        step=step,
+        world_size=len(ranks),
+    )
+
+
+def _beyond_median(seconds: Sequence[float]) -> list[float]:
+    usual = median_low(seconds)  # of two ranks the faster one
+    return [each - usual for each in seconds]
+
+
+def summed(windows: Sequence[Window]) -> list[Phases]:
+    """Return the phases of several windows as one window."""
+    return [_sum(own) for own in zip(*windows, strict=True)]
+
+
+def _sum(several: Iterable[Phases]) -> Phases:
+    parts = list(several)
+    sums = {phase: sum(getattr(each, phase) for each in parts) for phase in PHASES}
+    return Phases(iterations=sum(each.iterations for each in parts), **sums)
+
+
+class SlowRankWatch:
+    """Follow the windows of a run as they come, and report each slow rank once while it stays slow."""
+
+    def __init__(self) -> None:
+        self._latest: deque[Window] = deque(maxlen=LATEST)
+        self._slow: deque[int | None] = deque(maxlen=LATEST)  # the slow rank of each window
+        self._reported: set[tuple[int, str]] = set()
+
+    def add(self, window: Window) -> Straggler | None:
+        """Add the next window, and return a slow rank that was not reported yet."""
+        found = slow_rank(window)
+        self._latest.append(window)
+        self._slow.append(None if found is None else found.rank)
+        self._reported = {each for each in self._reported if self._slow.count(each[0]) > LATEST - ENOUGH}
+        if (rank := _mostly(self._slow)) is None:
+            return None
+        lasting = slow_rank(summed([*self._latest]))
+        if lasting is None or lasting.rank != rank or (rank, lasting.phase) in self._reported:
+            return None
+        self._reported.add((rank, lasting.phase))
+        return lasting
+
+
+def _mostly(slow: Iterable[int | None]) -> int | None:
+    """Return the rank that is slow in enough of the latest windows."""
+    (rank, count), *_ = Counter(slow).most_common(1)
+    return rank if count >= ENOUGH else None
+
+
+def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
+    """Return the rank that cost a whole run the most time where it was slow in most windows.
+
+    None if it was so nowhere, or if that cost next to nothing of the run.
+    """
+    each = [None if (found := slow_rank(window)) is None else found.rank for window in windows]
+    stretches: dict[int, set[int]] = {}  # indices of windows
+    for end in range(1, len(each) + 1):
+        begin = max(0, end - LATEST)
+        if (rank := _mostly(each[begin:end])) is not None:
+            stretches.setdefault(rank, set()).update(range(begin, end))
+    whole = sum(max(phases.wall for phases in window) for window in windows)
+    worst, most = None, WORTH_SHARE * whole
+    for stretch in stretches.values():
+        ranks = summed([windows[i] for i in sorted(stretch)])
+        found = slow_rank(ranks)
+        if found is not None and (lost := found.longer * ranks[0].iterations) >= most:
+            worst, most = found, lost
+    return worst
+
+
+def common_windows(trends: Sequence[Sequence[TrendPoint]]) -> list[Window]:
+    """Return windows of the iterations that the trends of all ranks have, which may differ in length."""
+    ends = [{*(point.first_iter for point in own), _end(own)} for own in trends if own]
+    if len(ends) < len(trends) or not ends:
+        return []
+    bounds: list[int] = []
+    for at in sorted(set.intersection(*ends)):
+        if not bounds or at - bounds[-1] >= WINDOW:
+            bounds.append(at)
+    return list(zip(*(_split(own, bounds) for own in trends), strict=True))
+
+
+def _end(trend: Sequence[TrendPoint]) -> int:
+    return trend[-1].first_iter + trend[-1].phases.iterations
+
+
+def _split(trend: Sequence[TrendPoint], bounds: Sequence[int]) -> list[Phases]:
+    """Return the phases between each bound and the next; every bound is the begin or the end of a point."""
+    parts: list[list[Phases]] = [[] for _ in bounds[1:]]
+    for point in trend:
+        place = bisect_right(bounds, point.first_iter) - 1
+        if 0 <= place < len(parts):
+            parts[place].append(point.phases)
+    return [_sum(part) for part in parts]

@@ -1,0 +1,110 @@
+"""Read the records of all ranks of a run, and advise on the rank that the others wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median_low
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from eventloop.costs.ranks import RankTimes, Straggler, common_windows, lasting_slow_rank, rank_times
+from eventloop.costs.records import RunCosts, costs_path, read_costs
+
+REMEDIES = {
+    "data": "look at its loader: the disk, the worker processes, the cores that they share",
+    "forward": "look at its device, at the cores that it shares, and at the size of its batches",
+    "backward": "look at its device and at the cores that it shares",
+    "optimizer": "look at its device and at the cores that it shares",
+    "hooks": "look at what its handlers do that those of other ranks do not",
+}
+"""What to do about a rank that is slow in a phase."""
+NAMES = 5
+"""Ranks that a note names."""
+
+
+class RankRecords(NamedTuple):
+    """The records of the ranks of a run, in the order of the ranks."""
+
+    found: list[RunCosts]
+    notes: list[str]
+    """Which records are missing."""
+
+
+def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
+    """Read the records of the other ranks of a run whose rank 0 has the record `first`.
+
+    Raises:
+        OSError, ValueError: a record is torn, of another format, or of a later version.
+    """
+    if first is None or first.world_size < 2:
+        return RankRecords([], [])
+    found, missing = [first], []
+    for rank in range(1, first.world_size):
+        costs = read_costs(run, rank) if costs_path(run, rank).is_file() else None
+        if costs is None or costs.world_size != first.world_size:  # that of an earlier run
+            missing.append(rank)
+        else:
+            found.append(costs)
+    return RankRecords(found, [_missing_note(missing, first.world_size)] if missing else [])
+
+
+def _missing_note(missing: Sequence[int], world_size: int) -> str:
+    names = ", ".join(str(rank) for rank in missing[:NAMES])
+    more = f" and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
+    file = costs_path(Path(), missing[0])
+    what = (
+        f"rank {names} of {world_size} is"
+        if len(missing) == 1
+        else f"ranks {names}{more} of {world_size} are"
+    )
+    return (
+        f"The record of {what} missing, such as {file}: the rank was killed early, or wrote on another "
+        "machine. No rank is called slow."
+    )
+
+
+def times_of(records: Sequence[RunCosts]) -> list[RankTimes]:
+    """Return the mean times of an iteration on each rank that has a record; [] unless there are several."""
+    trained = [costs for costs in records if costs.phases.iterations]
+    if len(trained) < 2:
+        return []
+    times = rank_times([costs.phases for costs in trained])
+    return [replace(each, rank=costs.rank) for each, costs in zip(times, trained, strict=True)]
+
+
+def slow_rank_of(records: Sequence[RunCosts]) -> Straggler | None:
+    """Return the slow rank of a run, if all ranks have a record."""
+    if not records or len(records) < records[0].world_size:
+        return None
+    return lasting_slow_rank(common_windows([costs.trend for costs in records]))
+
+
+def rank_advice(slow: Straggler, records: Sequence[RunCosts]) -> str:
+    """Return a line that names the slow rank, its phase, and what to do."""
+    todo = REMEDIES[slow.phase]
+    if slow.phase == "hooks" and (handler := _slow_handler(slow.rank, records)):
+        todo = f"most of it is in {handler}"
+    return f"{slow.text}; {todo}"
+
+
+def _slow_handler(rank: int, records: Sequence[RunCosts]) -> str:
+    """Return the handler of iterations that takes the most longer on `rank` than usual; "" if none does."""
+    each = [_handler_seconds(costs) for costs in records]
+    longer = {
+        name: seconds - median_low(own.get(name, 0.0) for own in each) for name, seconds in each[rank].items()
+    }
+    worst = max(longer, key=lambda name: longer[name], default="")
+    return worst if worst and longer[worst] > 0 else ""
+
+
+def _handler_seconds(costs: RunCosts) -> dict[str, float]:
+    """Map the names of the handlers to their seconds an iteration, without those of phases that they run."""
+    found: dict[str, float] = {}
+    for handler in costs.handlers:
+        if handler.in_iteration and not handler.includes:
+            found[handler.name] = found.get(handler.name, 0.0) + handler.seconds / max(
+                1, costs.phases.iterations
+            )
+    return found
