@@ -25,6 +25,7 @@ from eventloop.reporting.tables import (
     handlers_table,
     outside_table,
     phases_table,
+    ranks_table,
     subscribers_table,
 )
 from eventloop.util.formatting import (
@@ -133,7 +134,8 @@ def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS)
 
     def blocks_of(rows: int) -> list[list[str]]:
         return [
-            head, phase_lines(costs, width, blocks), handler_lines(costs, width, rows),
+            head, rank_lines(report, width) or phase_lines(costs, width, blocks),
+            handler_lines(costs, width, rows),
             [*subscriber_lines(costs, width), *last],
         ]  # fmt: skip
 
@@ -149,6 +151,12 @@ def phase_lines(costs: RunCosts, width: int, blocks: str = BLOCKS) -> list[str]:
     kept = [i for i, name in enumerate(PHASES) if getattr(phases, name) >= MATTERS * phases.wall]
     lines = [(whole.lines or [])[i] for i in kept]
     return fitted(whole._replace(rows=[whole.rows[i] for i in kept], lines=lines), width, blocks).split("\n")
+
+
+def rank_lines(report: Report, width: int) -> list[str]:
+    """Draw the phases on all ranks, and the waits for other ranks; empty for a run of one rank."""
+    table = ranks_table(report)
+    return fitted(table, width).split("\n") if table.rows else []
 
 
 def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS) -> list[str]:

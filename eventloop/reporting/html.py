@@ -26,7 +26,15 @@ from eventloop.reporting.comparison import (
 from eventloop.reporting.facts import facts, labels, missed
 from eventloop.reporting.glance import fold
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import OUTSIDE, Table, handlers_table, outside_table, reordered, run_tables
+from eventloop.reporting.tables import (
+    OUTSIDE,
+    RANKS,
+    Table,
+    handlers_table,
+    outside_table,
+    reordered,
+    run_tables,
+)
 from eventloop.util.formatting import on_a_line, share
 
 if TYPE_CHECKING:  # charts import plotly, which only a page needs
@@ -222,6 +230,9 @@ def _run_tables(report: Report) -> list[tuple[str, str]]:
             few = (handlers_table if inside else outside_table)(costs, fold(costs, inside=inside).shown)
             title = f"<h3>{table.title}</h3>" if not inside else ""
             found.append((table.title, title + (_table(reordered(few)) if few.rows else "")))
+        if table.title == RANKS:
+            found.append((table.title, f"<h3>{RANKS}</h3>{_table(table)}" if table.rows else ""))
+            continue
         found.append((table.title, _folded(f"All {len(table.rows)} rows as a table", _table(table))))
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from eventloop.cli import main
 from eventloop.costs.records import RunCosts, TrendPoint, costs_path, write_costs
 from eventloop.reporting.html import as_page
 from eventloop.reporting.report import load_report
@@ -58,8 +59,21 @@ def test_a_table_has_min_median_and_max_of_each_phase(
     assert rows["backward"][:3] == rows["backward"][5:] == ["2.00", "2.00", "2.00"]
     assert rows["waiting for other ranks"][:5] == ["0.000", "20.0", "20.0", "rank 1", "rank 0"]
     assert [table.rows[i][0] for i in table.bad] == ["hooks"]
-    assert report(run) == 0
+    assert report(run, "--all") == 0
     assert "!  rank 1 is slow in this phase" in capsys.readouterr().out
+
+
+def test_the_short_report_has_the_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Within 25 lines it names the slow rank and has the waits of the ranks."""
+    run = write_ranks(tmp_path / "run", *SLOW)
+
+    assert main(["report", str(run)]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 80
+    assert "rank 1 is slow" in lines[1]
+    assert any(line.startswith("  waiting for other ranks") for line in lines)
 
 
 def test_the_first_line_names_the_slow_rank_its_phase_and_the_handler(tmp_path: Path) -> None:
