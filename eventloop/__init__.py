@@ -26,7 +26,7 @@ from eventloop.registry import register as register
 if TYPE_CHECKING:
     from eventloop.metrics import EventStorage as EventStorage
     from eventloop.metrics import get_event_storage as get_event_storage
-    from eventloop.training.loops import SkipIteration as SkipIteration
+    from eventloop.training.loop_steps import SkipIteration as SkipIteration
     from eventloop.training.trainer import Trainer as Trainer
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
-    "SkipIteration": "eventloop.training.loops",
+    "SkipIteration": "eventloop.training.loop_steps",
     "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",
 }

@@ -43,6 +43,7 @@ from eventloop.resume.state import TrainerState
 from eventloop.stops.stopping import Stopping
 from eventloop.training.device_clock import device_clock
 from eventloop.training.evaluation_loop import check_loader, evaluate
+from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
 from eventloop.training.steps import LossFn, forward, predict, train_outputs, val_outputs
@@ -55,7 +56,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 @knowing_attributes
-class Trainer:
+class Trainer(LoopSteps):
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -182,6 +183,8 @@ class Trainer:
         self._loops: list[ref[Generator[Any]]] = []  # of a hand-written loop, outermost first
         self._thread = threading.current_thread()  # of the run
         self.stops = Stopping(self)
+        self.passing = None
+        self._open = []
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
@@ -252,7 +255,7 @@ class Trainer:
         return loop
 
     def _epochs(self) -> Generator[int]:
-        self._refuse_within("epochs")
+        self.refuse_within("epochs")
         with RunScope(self), TrainScope(self):
             try:
                 yield from TrainLoop(self, self._schedule).epochs()
@@ -307,7 +310,7 @@ class Trainer:
         self.stops.ask(reason, signum)
 
     def _train(self, schedule: Schedule) -> None:
-        self._refuse_within("train")
+        self.refuse_within("train")
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
@@ -317,14 +320,6 @@ class Trainer:
                 with EpochScope(self, "train"):
                     for batch in loop.iterations(loader):
                         self.outputs = self.train_step(batch)
-
-    def _refuse_within(self, what: str) -> None:
-        if self.running:
-            raise RuntimeError(
-                f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
-                "val() and test(). A hand-written loop is in its run as long as its generator is held, as "
-                "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
-            )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Run the forward pass of one batch and return its outputs, `loss` among them.
@@ -458,8 +453,17 @@ class Trainer:
         """True when the run is measured in epochs."""
         return self.max_epochs is not None
 
-    def begin_run(self) -> None:
-        """Begin a run. Steps that may raise come first, so that a failure does not begin one."""
+    def refuse_within(self, what: str) -> None:
+        """Raise a RuntimeError within a run; `what` is the method that would begin another one."""
+        if self.running:
+            raise RuntimeError(
+                f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
+                "val() and test(). A hand-written loop is in its run as long as its generator is held, as "
+                "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
+            )
+
+    def open_run(self) -> None:
+        """Prepare a run. Steps that may raise come first, so that a failure does not begin one."""
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)
@@ -476,8 +480,8 @@ class Trainer:
         self.during_run.enter_context(self.metrics)  # for get_event_storage
         self._thread, self.running = threading.current_thread(), True
 
-    def begin_epoch(self) -> None:
-        """Begin a training epoch."""
+    def open_epoch(self) -> None:
+        """Prepare the trainer for a training epoch."""
         if not self.position.resuming:
             self.batch_idx = 0
         self.metrics.epoch = self.epoch
