@@ -84,6 +84,11 @@ class Hook(Points):
     runs_phases: ClassVar[tuple[str, ...]] = ()
     """Phases of the iteration that the hook's `after_train_iter` runs, and adds to `trainer.clock`."""
 
+    owns: ClassVar[str] = ""
+    """The part of the loop that the hook does itself, such as "the optimizer's step". A trainer that another
+    engine drives refuses such a hook, because that engine does this part.
+    """
+
     _points: ClassVar[dict[str, list[str]]] = {}
     """Method name -> names of the events it serves, for all methods that this class overrides."""
 
@@ -103,8 +108,10 @@ class Hook(Points):
         """
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
-        for method_name, events in self._points.items():
-            method = getattr(self, method_name)
+        for method_name, served in self._points.items():
+            method, events = getattr(self, method_name), served
+            if method_name in GENERIC:
+                events = [event for event in served if not bus.excludes(event)]
             options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us

@@ -108,6 +108,8 @@ class Trainer(LoopSteps):
     """Directory of the run's files. A later change of the current directory does not affect it."""
     checkpoint_dir = AnchoredPath()
     """Directory in which the checkpoint hook saves; of several hooks the first."""
+    host = ""
+    """Name of the engine that drives this trainer; "" if it has its own loop."""
 
     @knowing_others
     def __init__(
