@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from eventloop.bus import Bus
+from eventloop.events import ScalarsLogged
+from eventloop.metrics import EventStorage
 from eventloop.optim.optimizers import Optimizers
 from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
@@ -87,3 +89,25 @@ class DrivenTrainer(Trainer):
         """Prepare a training epoch. The mode of the model is the host's."""
         self.batch_idx = 0
         self.metrics.epoch = self.epoch
+
+    def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
+        """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
+
+        Args:
+            scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
+            step: completed iterations; by default those of this trainer.
+
+        Raises:
+            TypeError: a value is no number.
+        """
+        step = self.iter + (self.within == "iter") if step is None else step
+        numbers = {
+            name: float(value) for name, value in scalars.items() if not isinstance(value, torch.Tensor)
+        }
+        if numbers:
+            self.announce(ScalarsLogged, mode=mode, step=step, scalars=numbers)
+        if tensors := {name: value for name, value in scalars.items() if name not in numbers}:
+            logged = EventStorage(start_iter=step)
+            logged.mode = mode
+            logged.put_scalars(tensors)
+            self.bus.post(logged.collect(self.place), ScalarsLogged)

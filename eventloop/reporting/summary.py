@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
@@ -31,6 +32,7 @@ class MeasuredTrainer(Protocol):
     clock: StepClock
     metrics: EventStorage
     hooks: list[Any]
+    foreign_calls: ForeignCalls
     loader: Any
 
 
@@ -153,7 +155,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall), subscribers=bus.subscriber_costs(), complete=complete,
+        handlers=[*bus.handler_costs(phases.wall), *trainer.foreign_calls.costs(phases.wall)],
+        subscribers=bus.subscriber_costs(), complete=complete,
     )  # fmt: skip
 
 

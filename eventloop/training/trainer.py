@@ -25,6 +25,7 @@ from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.position import LoaderPosition, Within
@@ -191,6 +192,7 @@ class Trainer(LoopSteps):
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
         self.clock = StepClock()
+        self.foreign_calls = ForeignCalls(self.clock.charge)
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)
         self.copying = Copying(self)

@@ -179,6 +179,25 @@ def test_bad_limits(make_driven: MakeDriven, limit: dict[str, int]) -> None:
         make_driven(**limit)
 
 
+def test_numbers_and_tensors_of_the_host_are_logged(make_driven: MakeDriven, tmp_path: Path) -> None:
+    """Numbers and tensors that the host logs reach the writers with their mode and step."""
+    driven = make_driven(writers=[JSONLWriter()])
+    driven.begin_run()
+
+    driven.log({"acc": 0.5, "norm": torch.tensor(2.0)}, mode="val", step=7)
+    driven.end_run()
+    driven.close()
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    found = {
+        name: (line["mode"], line["step"], line[name])
+        for line in lines
+        for name in ("acc", "norm")
+        if name in line
+    }
+    assert found == {"acc": ("val", 7, 0.5), "norm": ("val", 7, 2.0)}
+
+
 def test_preemption_is_the_hosts(make_driven: MakeDriven) -> None:
     """No default hook of a driven trainer owns a part of the loop."""
     hooks = make_driven().hooks
