@@ -109,9 +109,12 @@ class Hook(Points):
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
         for method_name, served in self._points.items():
-            method, events = getattr(self, method_name), served
-            if method_name in GENERIC:
-                events = [event for event in served if not bus.excludes(event)]
+            method, events = getattr(self, method_name), [*served]
+            # a hook of eventloop serves each trainer with the events that it has; one of the user is checked
+            if method_name in GENERIC or _is_from_eventloop(_defining_class(type(self), method_name)):
+                events = [event for event in served if bus.possible([event])]
+            if not events:
+                continue
             options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us

@@ -222,9 +222,9 @@ class Bus:
         """
         self._subscribers.exclude({find_event(event): reason for event in events})
 
-    def excludes(self, event: str | type[Event]) -> bool:
-        """Return whether subscriptions to an event are refused."""
-        return find_event(event) in self._subscribers.excluded
+    def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
+        """Return those of some events that are not excluded; "*" stays as it is."""
+        return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
         self,

@@ -167,9 +167,9 @@ class LoopSteps(LoopTrainer):
             mode: "val", or "test" for the events of a test.
 
         Raises:
-            RuntimeError: it is called outside a run, or within an iteration or an evaluation.
+            RuntimeError: it is called outside a run, or within an evaluation.
         """
-        if not self.running or self.metrics.in_iteration or self.mode != "train":
+        if not self.running or self.mode != "train":
             raise RuntimeError(_order("begin_val", "after begin_run(), end_iter() or end_epoch()"))
         self._evaluated = EvalScope(self, mode), EpochScope(self, mode)
         self._enter("evaluation", self.clock.excluding(), *self._evaluated)

@@ -151,10 +151,9 @@ def end_before_begin(trainer: Trainer) -> None:
     trainer.end_iter(None)
 
 
-def val_in_iter(trainer: Trainer) -> None:
+def val_in_val(trainer: Trainer) -> None:
     trainer.begin_run()
-    trainer.begin_epoch()
-    trainer.begin_iter(None)
+    trainer.begin_val()
     trainer.begin_val()
 
 
@@ -174,7 +173,7 @@ def epoch_ends_in_val(trainer: Trainer) -> None:
         (iter_outside, r"begin_iter\(\) belongs after begin_epoch\(\)"),
         (end_before_begin, r"end_iter\(\) belongs after begin_iter\(\)"),
         (lambda trainer: trainer.begin_val(), r"begin_val\(\) belongs after begin_run\(\)"),
-        (val_in_iter, r"begin_val\(\) belongs after begin_run\(\), end_iter\(\)"),
+        (val_in_val, r"begin_val\(\) belongs after begin_run\(\), end_iter\(\)"),
         (lambda trainer: trainer.end_val({}), "got that of the evaluation: no run was begun"),
         (lambda trainer: trainer.end_epoch(), "got that of the epoch: no run was begun"),
         (epoch_ends_in_val, "got that of the epoch: the evaluation was begun last"),
