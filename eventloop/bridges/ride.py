@@ -12,8 +12,11 @@ from eventloop.assembly.argument_checks import check_bus, check_lists
 from eventloop.assembly.attach import check_owner
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bus import Bus
+from eventloop.data.plain_values import plain
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, build
+from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
+from eventloop.state.rollback import Rollback
 from eventloop.util.checks import check_bools, check_path
 
 
@@ -54,6 +57,7 @@ class Ride:
             check_owner(hook, host)
         self._writers, self._work_dir = writers, work_dir
         self.trainer: DrivenTrainer | None = None
+        self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
 
     def begin_run(
         self,
@@ -67,6 +71,7 @@ class Ride:
         work_dir: str | Path | None = None,
         iter: int = 0,
         epoch: int = 0,
+        training: bool = True,
     ) -> DrivenTrainer:
         """Begin a run of the host, and return the trainer, which is built at the first run.
 
@@ -74,6 +79,7 @@ class Ride:
             native: the host's own trainer.
             work_dir: the host's directory, used if the bridge was given none.
             iter, epoch: completed iterations and epochs, not 0 if the host has resumed.
+            training: False for a run that only evaluates.
 
         Raises:
             ValueError: the model is another one than in the first run.
@@ -94,8 +100,30 @@ class Ride:
         trainer.max_epochs, trainer.max_iters = max_epochs, max_iters
         trainer.iter = trainer.metrics.iter = iter
         trainer.epoch = trainer.metrics.epoch = epoch
-        trainer.begin_run()
+        self._load_states(trainer)
+        trainer.begin_run(training=training)
         return trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the hooks that ride along, for the host's checkpoint, as plain values."""
+        hooks = self.trainer.hooks if self.trainer is not None else []
+        return {"hooks": plain({hook.name: hook.state_dict() for hook in hooks if hook.stateful}, "hooks")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load states that `state_dict` returned: now, or when the trainer is built."""
+        self._loaded = state.get("hooks", {})
+        if self.trainer is not None:
+            self._load_states(self.trainer)
+
+    def _load_states(self, trainer: DrivenTrainer) -> None:
+        states, self._loaded = self._loaded, {}
+        if states:
+            source = f"the checkpoint of {self.host}"
+            with Rollback(source) as rollback:
+                steps = prepare_hooks(trainer.hooks, states, source)
+                load_hooks(trainer.hooks, states, rollback)
+                rollback.commit(steps)
+            log_mismatches(trainer.hooks, states, source)
 
     def end_run(self, error: BaseException | None = None) -> None:
         """End the host's run: closing events, costs and writers are complete, and no thread is left."""

@@ -61,14 +61,17 @@ class LoopSteps(LoopTrainer):
     _evaluated: tuple[EvalScope, EpochScope]
     """The scopes of the evaluation that `begin_val` has begun."""
 
-    def begin_run(self) -> None:
+    def begin_run(self, *, training: bool = True) -> None:
         """Begin a run and its training: emit `before_run` and `before_train`.
+
+        Args:
+            training: False for a run that only evaluates, which has no `before_train`.
 
         Raises:
             RuntimeError: the trainer is in a run already.
         """
         self.refuse_within("begin_run")
-        self._enter("run", RunScope(self), TrainScope(self))
+        self._enter("run", RunScope(self), *([TrainScope(self)] if training else []))
 
     def begin_epoch(self, length: int | None = None) -> None:
         """Begin an epoch: emit `before_train_epoch`.
