@@ -14,7 +14,7 @@ from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import Ride
 from eventloop.bus import Bus
-from eventloop.events import AfterBackward, BeforeSaveCheckpoint
+from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
 
 require("mmengine", "mmengine", "0.10", extra="mmengine")
@@ -211,23 +211,12 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
     # --- checkpoints, costs --------------------------------------------------------------------------------
 
     def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
-        """Add the states of the hooks to the runner's checkpoint, which handlers may change, too."""
+        """Add the states of the hooks to the runner's checkpoint."""
         checkpoint[_STATE] = self._ride.state_dict()
-        if self._ride.trainer is not None and self._ride.trainer.running:
-            with self._checkpoint(checkpoint):
-                self.trainer.announce(BeforeSaveCheckpoint, path="")
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
         """Load the states of the hooks from the runner's checkpoint."""
         self._ride.load_state_dict(checkpoint.get(_STATE, {}))
-
-    @contextmanager
-    def _checkpoint(self, checkpoint: dict[str, Any]) -> Iterator[None]:
-        self.trainer.checkpoint = checkpoint
-        try:
-            yield
-        finally:
-            self.trainer.checkpoint = None
 
     def _measure(self, hook: Any) -> None:
         """Measure the methods of one of the runner's hooks until the run ends."""

@@ -12,7 +12,10 @@ from eventloop.assembly.argument_checks import check_bus, check_lists
 from eventloop.assembly.attach import check_owner
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bus import Bus
+from eventloop.checkpoint.weights import unwrap
 from eventloop.data.plain_values import plain
+from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
+from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, build
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
@@ -105,25 +108,47 @@ class Ride:
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the hooks that ride along, for the host's checkpoint, as plain values."""
-        hooks = self.trainer.hooks if self.trainer is not None else []
-        return {"hooks": plain({hook.name: hook.state_dict() for hook in hooks if hook.stateful}, "hooks")}
+        """Return the states of the hooks that ride along, for the host's checkpoint, as plain values.
+
+        An average of the weights is in it, and the weights themselves are not: the host saves them.
+        """
+        if self.trainer is None:
+            return {}
+        hooks = {hook.name: hook.state_dict() for hook in self.trainer.hooks if hook.stateful}
+        weights = unwrap(self.trainer.model).state_dict()
+        checkpoint = {"meta": {}, "state_dict": weights, "hooks": hooks}
+        self._announce(self.trainer, BeforeSaveCheckpoint, checkpoint)
+        averaged = {"state_dict": checkpoint["state_dict"]} if average_checkpoint.KEY in checkpoint else {}
+        return {key: plain(value, key) for key, value in ({"hooks": checkpoint["hooks"]} | averaged).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load states that `state_dict` returned: now, or when the trainer is built."""
-        self._loaded = state.get("hooks", {})
+        self._loaded = dict(state)
         if self.trainer is not None:
             self._load_states(self.trainer)
 
     def _load_states(self, trainer: DrivenTrainer) -> None:
-        states, self._loaded = self._loaded, {}
-        if states:
-            source = f"the checkpoint of {self.host}"
-            with Rollback(source) as rollback:
-                steps = prepare_hooks(trainer.hooks, states, source)
-                load_hooks(trainer.hooks, states, rollback)
-                rollback.commit(steps)
-            log_mismatches(trainer.hooks, states, source)
+        state, self._loaded = self._loaded, {}
+        if not state:
+            return
+        source, weights = f"the checkpoint of {self.host}", unwrap(trainer.model).state_dict()
+        checkpoint = {"meta": {}, "state_dict": weights, **state}
+        if "state_dict" in state:
+            checkpoint[average_checkpoint.KEY] = average_checkpoint.own_state(weights)
+        self._announce(trainer, AfterLoadCheckpoint, checkpoint)
+        with Rollback(source) as rollback:
+            steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], source)
+            load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+            rollback.commit(steps)
+        log_mismatches(trainer.hooks, checkpoint["hooks"], source)
+
+    def _announce(self, trainer: DrivenTrainer, event_type: type[Event], checkpoint: dict[str, Any]) -> None:
+        """Emit an event whose handlers may change the checkpoint."""
+        trainer.checkpoint = checkpoint
+        try:
+            trainer.announce(event_type, path=f"the checkpoint of {self.host}")
+        finally:
+            trainer.checkpoint = None
 
     def end_run(self, error: BaseException | None = None) -> None:
         """End the host's run: closing events, costs and writers are complete, and no thread is left."""
