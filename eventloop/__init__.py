@@ -24,6 +24,7 @@ from eventloop.registry import WRITERS as WRITERS
 from eventloop.registry import register as register
 
 if TYPE_CHECKING:
+    from eventloop.data.seeding import seed_everything as seed_everything
     from eventloop.metrics import EventStorage as EventStorage
     from eventloop.metrics import get_event_storage as get_event_storage
     from eventloop.training.loop_steps import SkipIteration as SkipIteration
@@ -42,6 +43,7 @@ __all__ = [
     "read_events",
     "register",
     "replay",
+    "seed_everything",
 ]
 
 _NEED_TORCH = {
@@ -49,6 +51,7 @@ _NEED_TORCH = {
     "SkipIteration": "eventloop.training.loop_steps",
     "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",
+    "seed_everything": "eventloop.data.seeding",
 }
 
 

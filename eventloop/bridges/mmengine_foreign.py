@@ -35,7 +35,9 @@ def check(callback: Any) -> None:
         ValueError: it steers a runner's loop.
     """
     if not isinstance(callback, mmengine.hooks.Hook):
-        raise TypeError(f"Foreign takes a hook of MMEngine, got {type(callback).__name__}, which has another base class")
+        raise TypeError(
+            f"Foreign takes a hook of MMEngine, got {type(callback).__name__}, which has another base class"
+        )
     for base in type(callback).__mro__:
         if base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
             raise ValueError(f"{type(callback).__name__} can have no effect here: {REFUSED[base.__name__]}")

@@ -29,6 +29,7 @@ from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.position import LoaderPosition, Within
+from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.evaluation.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
@@ -98,6 +99,7 @@ class Trainer(LoopSteps):
         work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
             relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved; by default both stay where they are.
+            "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
         bus: an existing bus to emit events on.
 
     Raises:
@@ -149,7 +151,7 @@ class Trainer(LoopSteps):
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
         schedule = ValSchedule(interval, val_begin, dynamic_intervals)
         self._schedule: Schedule = schedule if val_loader is not None else Never()
-        self.device = None if device is None else torch.device(device)
+        self.device = choose_device(device)
         self.model = model if self.device is None else model.to(self.device)
         steps = (default_hooks or {}).get("optimizer", "by default") is not None
         check_parameters(self.model, optimizer, loss_fn, refuses=steps)
