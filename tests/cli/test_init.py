@@ -28,7 +28,7 @@ def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert (run / "epoch_3").is_dir()
     assert list(run.glob("best_accuracy_*"))
-    assert list(run.glob("events.out.tfevents.*"))
+    assert list(run.glob("tensorboard/events.out.tfevents.*"))
     assert "f1" in (run / "metrics.jsonl").read_text()
     assert "python start.py --resume" in (tmp_path / "start.py").read_text()
 
