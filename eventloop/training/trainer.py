@@ -38,17 +38,17 @@ from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
 from eventloop.metrics.rows import Place
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
+from eventloop.model.device_clock import device_clock
+from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
 from eventloop.stops.stopping import Stopping
-from eventloop.training.device_clock import device_clock
 from eventloop.training.evaluation_loop import check_loader, evaluate
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
-from eventloop.training.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import length_of
 
