@@ -24,9 +24,10 @@ from eventloop.registry import WRITERS as WRITERS
 from eventloop.registry import register as register
 
 if TYPE_CHECKING:
+    from eventloop.data.seeding import seed_everything as seed_everything
     from eventloop.metrics import EventStorage as EventStorage
     from eventloop.metrics import get_event_storage as get_event_storage
-    from eventloop.training.loops import SkipIteration as SkipIteration
+    from eventloop.training.loop_steps import SkipIteration as SkipIteration
     from eventloop.training.trainer import Trainer as Trainer
 
 __all__ = [
@@ -42,13 +43,15 @@ __all__ = [
     "read_events",
     "register",
     "replay",
+    "seed_everything",
 ]
 
 _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
-    "SkipIteration": "eventloop.training.loops",
+    "SkipIteration": "eventloop.training.loop_steps",
     "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",
+    "seed_everything": "eventloop.data.seeding",
 }
 
 

@@ -84,6 +84,11 @@ class Hook(Points):
     runs_phases: ClassVar[tuple[str, ...]] = ()
     """Phases of the iteration that the hook's `after_train_iter` runs, and adds to `trainer.clock`."""
 
+    owns: ClassVar[str] = ""
+    """The part of the loop that the hook does itself, such as "the optimizer's step". A trainer that another
+    engine drives refuses such a hook, because that engine does this part.
+    """
+
     _points: ClassVar[dict[str, list[str]]] = {}
     """Method name -> names of the events it serves, for all methods that this class overrides."""
 
@@ -103,8 +108,13 @@ class Hook(Points):
         """
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
-        for method_name, events in self._points.items():
-            method = getattr(self, method_name)
+        for method_name, served in self._points.items():
+            method, events = getattr(self, method_name), [*served]
+            # a hook of eventloop serves each trainer with the events that it has; one of the user is checked
+            if method_name in GENERIC or _is_from_eventloop(_defining_class(type(self), method_name)):
+                events = [event for event in served if bus.possible([event])]
+            if not events:
+                continue
             options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us

@@ -269,6 +269,7 @@ class LrUpdaterHook(ParamUpdaterHook):
     """
 
     priority = Priority.VERY_HIGH
+    owns = "the learning rate or momentum of each iteration"
 
     def __init__(
         self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,

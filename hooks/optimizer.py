@@ -59,6 +59,7 @@ class OptimizerHook(Hook):
     """
 
     priority = Priority.HIGH
+    owns = "backward and the optimizer's step"
     runs_phases = ("backward", "optimizer")
 
     @knowing_others

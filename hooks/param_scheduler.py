@@ -66,6 +66,7 @@ class ParamSchedulerHook(Hook):
     """
 
     priority = Priority.LOW
+    owns = "the steps of the schedulers"
 
     def __init__(self, by_epoch: bool = False, monitor: str = "loss") -> None:
         check_bools(by_epoch=by_epoch)

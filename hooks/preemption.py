@@ -68,6 +68,7 @@ class PreemptionHook(Hook):
     """
 
     priority = Priority.HIGHEST
+    owns = "the handlers of signals"
 
     def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1", "SIGINT")) -> None:
         if isinstance(signals, str) or not isinstance(signals, Sequence):

@@ -26,6 +26,7 @@ class DistSamplerSeedHook(Hook):
     """
 
     priority = Priority.NORMAL
+    owns = "the seeds of the samplers"
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Set the epoch of the loader's sampler."""

@@ -103,7 +103,7 @@ class Writer:
         check_attributes(self, self._called)
         check_writes(self, Writer)
         subscription = bus.subscribe(
-            self._deliver, *several(self.events), name=self._called, offload=self._runs_on(),
+            self._deliver, *bus.possible(several(self.events)), name=self._called, offload=self._runs_on(),
             queue=self.queue, overflow=self.overflow, batch=self.batch,
             budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
             stall_timeout=self.stall_timeout, on_error=self.on_error,

@@ -38,6 +38,7 @@ class AssembledTrainer(Protocol):
     max_epochs: int | None
     rank: int
     world_size: int
+    host: str
 
     @property
     def by_epoch(self) -> bool:
@@ -161,6 +162,7 @@ def attach_all(
     _name_hooks(named)
     trainer.hooks = [hook for _, hook in named]
     for _, hook in named:
+        check_owner(hook, trainer.host)
         hook.check(trainer)
     take_bus(trainer.bus)
     for _, hook in named:
@@ -173,6 +175,19 @@ def attach_all(
         if trainer.rank == 0:
             writer.attach(trainer.bus, trainer.facts)
     return [hook for _, hook in named], built
+
+
+def check_owner(hook: Any, host: str) -> None:
+    """Refuse a hook that does a part of the loop which the host of a driven trainer does.
+
+    Raises:
+        ValueError: it does.
+    """
+    if host and (owns := getattr(hook, "owns", "")):
+        raise ValueError(
+            f"{type(hook).__name__} does {owns} itself, which {host} does here: leave the hook out, and set "
+            f"this up in {host}"
+        )
 
 
 def _check_attachable(candidate: Any, what: str) -> None:

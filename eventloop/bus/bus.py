@@ -16,7 +16,7 @@ no torch.
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -211,6 +211,21 @@ class Bus:
             raise ValueError(f"{handler_name(fn)} is not subscribed to this bus")
         for subscription in found:
             subscription.cancel()
+
+    def exclude(self, events: Iterable[str | type[Event]], reason: str) -> None:
+        """Refuse subscriptions to events that nothing will emit on this bus.
+
+        Args:
+            reason: the end of the error: "Transformers' loop has no such moment: use after_train_iter".
+
+        Raises:
+            ValueError: one of the events has a subscription already.
+        """
+        self._subscribers.exclude({find_event(event): reason for event in events})
+
+    def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
+        """Return those of some events that are not excluded; "*" stays as it is."""
+        return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
         self,

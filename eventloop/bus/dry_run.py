@@ -1,6 +1,6 @@
 """Write the plan of a dry run where its training would begin, and end the program there.
 
-`Trainer.begin_run` calls `stop_at_run`. A bus without a trainer stops the program at the first event that has
+`Trainer.open_run` calls `stop_at_run`. A bus without a trainer stops the program at the first event that has
 a subscriber. If the program ends before, it writes the plans of the buses it made.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
@@ -49,6 +49,8 @@ class Subscribers:
         self.dispatch: dict[type[Event], Dispatch] = {}
         self.wanted: dict[type[Event], bool] = {}
         self.signals: dict[type[Event], EventSignal] = {}
+        self.excluded: dict[type[Event], str] = {}
+        """Events that nothing will emit on this bus, and why."""
         self._owner = owner
         self._background = background
         self._subscriptions: list[Subscription] = []
@@ -112,10 +114,28 @@ class Subscribers:
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
         wildcard, types = _types(name or handler_name(fn), events, background=background)
+        self._check_excluded(name or handler_name(fn), types)
         if options.offload == "process":
             pack(fn, options.lane.on_flush, options.lane.on_close)
         self._unique(name, handler_name(fn))
         return takes, wildcard, types
+
+    def exclude(self, excluded: Mapping[type[Event], str]) -> None:
+        """Refuse subscriptions to some events.
+
+        Raises:
+            ValueError: one of the events has a subscription already.
+        """
+        self.excluded.update(excluded)
+        for each in self._subscriptions:
+            self._check_excluded(each.name, each.events)
+
+    def _check_excluded(self, name: str, types: Iterable[type[Event]]) -> None:
+        for event_type in types:
+            if (reason := self.excluded.get(event_type)) is not None:
+                raise ValueError(
+                    f"{name} subscribes to {event_name(event_type)}, which this bus never has: {reason}"
+                )
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription from the bus. `Subscription.cancel` calls this."""

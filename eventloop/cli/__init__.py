@@ -1,4 +1,4 @@
-"""The command line: `eventloop demo`, `checkpoints`, `plan`, `replay`, `report` and `trace`.
+"""The command line: `eventloop demo`, `init`, `checkpoints`, `plan`, `replay`, `report` and `trace`.
 
 Start with `main`. Each command is a module with `add_parser` and `run`; `demo` is a complete example of a
 training, the `plan_*` modules serve `plan`, and `listing_text` formats checkpoints. May import every package.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from eventloop._version import __version__
 from eventloop.cli import checkpoints as checkpoints_command
+from eventloop.cli import init as init_command
 from eventloop.cli import plan as plan_command
 from eventloop.cli import replay as replay_command
 from eventloop.cli import report as report_command
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         "as iter_50",
     )  # fmt: skip
     demo.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input")
+    init_command.add_parser(commands)
     checkpoints_command.add_parser(commands)
     plan_command.add_parser(commands)
     replay_command.add_parser(commands)
@@ -128,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _COMMANDS = {
     "demo": _demo,
+    "init": init_command.run,
     "checkpoints": checkpoints_command.run,
     "plan": plan_command.run,
     "replay": replay_command.run,

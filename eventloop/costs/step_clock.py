@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from time import perf_counter
-from typing import Protocol
+from typing import Literal, Protocol
 
 from eventloop.costs.handler_trend import HandlerTrend, SignalOf
 from eventloop.costs.records import PHASES, Phases, TrendPoint
@@ -68,6 +68,9 @@ class StepClock:
         self._total_sum = 0.0
         self._last_end = self._asked = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
+        self._in_step = False
+        # seconds of the step's body that count in other phases, and those of backward and optimizer alone
+        self._charged = self._charged_steps = 0.0
         self._marks: list[Sums] = []  # one every `_stride` iterations
         self._stride = self._next_mark = 1
 
@@ -117,8 +120,13 @@ class StepClock:
     def begin(self) -> None:
         """Begin an iteration with the wait for its batch."""
         self.data = self.backward = self.optimizer = self.hooks = 0.0
+        self._charged = self._charged_steps = 0.0
         self.began = perf_counter()
         self._asked = self.began - self.excluded
+
+    def begin_data(self) -> None:
+        """Begin the wait for the batch anew, where a host does other work first, which the loop takes."""
+        self._asked, self.data = self.now(), 0.0
 
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
@@ -134,6 +142,7 @@ class StepClock:
         """Begin the forward pass, after the handlers of `before_train_iter`."""
         if self.device is not None:
             self.device.begin(self.iterations)
+        self._in_step = True
         self._forward_began = self.now()
 
     def end_forward(self) -> None:
@@ -141,7 +150,20 @@ class StepClock:
         self._forward_ended = self.now()
         if self.device is not None:
             self.device.mark(FORWARD_ENDS)
-        self.forward = self._forward_ended - self._forward_began
+        self._in_step = False
+        self.forward = self._forward_ended - self._forward_began - self._charged
+
+    def charge(self, phase: Literal["backward", "optimizer", "hooks"], seconds: float) -> None:
+        """Count seconds of a part of another engine's iteration in its own phase.
+
+        Otherwise `forward` would contain the part, or `data` if it runs between two steps.
+        """
+        if self._in_step:
+            self._charged += seconds
+            self._charged_steps += 0.0 if phase == "hooks" else seconds
+        else:
+            self.data -= seconds
+        setattr(self, phase, getattr(self, phase) + seconds)
 
     def end(self) -> None:
         """End the iteration, after its handlers, and add it to the sums."""
@@ -149,7 +171,7 @@ class StepClock:
             self.device.end()
         ended = self.now()
         handlers = (self._forward_began - self._loaded) + (ended - self._forward_ended)
-        self.hooks += handlers - self.backward - self.optimizer
+        self.hooks += handlers - (self.backward + self.optimizer - self._charged_steps)
         self._add(ended - self._last_end)
         self._last_end = ended
 

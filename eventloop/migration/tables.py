@@ -41,7 +41,7 @@ ARGUMENTS = {
         ("resume ckpt_path", 'trainer.resume("auto") or trainer.resume(path), before trainer.train()'),
         ("load_from", "trainer.load_checkpoint(path)"),
         ("launcher model_wrapper_cfg devices num_nodes strategy", _TORCHRUN),
-        ("randomness seed", "torch.manual_seed(seed) in the script, before the model is built"),
+        ("randomness seed", "eventloop.seed_everything(seed) in the script, before the model is built"),
         ("log_config log_every_n_steps logging_steps", "default_hooks=dict(logger=dict(interval=...))"),
         ("log_processor", "default_hooks=dict(logger=dict(interval=..., custom_cfg=[...]))"),
         ("checkpoint_config enable_checkpointing save_steps", "hooks=[CheckpointHook(interval=...)]"),

@@ -1,5 +1,5 @@
-"""Act on a module as a whole: averages of its weights, BatchNorm statistics, unused parameters.
+"""Act on a module as a whole: its forward pass, averages of its weights, BatchNorm statistics.
 
-Start with `averages`. EMAHook, PreciseBNHook and OptimizerHook use this package. It may import `checkpoint`,
-`data`, `state` and the packages below them, and neither hooks nor the trainer.
+Start with `forward` or `averages`. The trainer, EMAHook, PreciseBN and OptimizerHook use this package. It may
+import `checkpoint`, `data`, `state` and the packages below them, and neither hooks nor the trainer.
 """

@@ -38,10 +38,12 @@ def store(checkpoint: dict[str, Any], average: BaseAveragedModel, model: nn.Modu
     checkpoint["state_dict"] = {
         name: averaged[name] if name in tensors else value for name, value in raw.items()
     }
-    checkpoint[KEY] = {
-        "steps": torch.tensor(average.steps),
-        **{f"{_PREFIX}{name}": value for name, value in raw.items()},
-    }
+    checkpoint[KEY] = own_state(raw, average.steps)
+
+
+def own_state(weights: Mapping[str, Any], steps: int = 0) -> dict[str, Any]:
+    """Return a model's own weights as a checkpoint stores them under `KEY`."""
+    return {"steps": torch.tensor(steps), **{f"{_PREFIX}{name}": value for name, value in weights.items()}}
 
 
 def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:

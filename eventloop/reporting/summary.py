@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import PHASES, RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
@@ -32,6 +33,7 @@ class MeasuredTrainer(Protocol):
     bus: Bus
     clock: StepClock
     metrics: EventStorage
+    foreign_calls: ForeignCalls
     loader: Any
     rank: int
     world_size: int
@@ -79,9 +81,11 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), histogram=clock.times.histogram(),
         num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=bus.handler_costs(phases.wall, clock.handlers), subscribers=bus.subscriber_costs(),
-        reads=trainer.metrics.device_reads.records(), memory=peak_memory(), complete=complete,
-        rank=trainer.rank, world_size=trainer.world_size,
+        handlers=[
+            *bus.handler_costs(phases.wall, clock.handlers), *trainer.foreign_calls.costs(phases.wall)
+        ],
+        subscribers=bus.subscriber_costs(), reads=trainer.metrics.device_reads.records(),
+        memory=peak_memory(), complete=complete, rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class TraceWindow:
         self._saves: dict[str, float] = {}
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
-        self._subscription = bus.subscribe(self._note, *_NOTED, priority=Priority.HIGHEST)
+        self._subscription = bus.subscribe(self._note, *bus.possible(_NOTED), priority=Priority.HIGHEST)
         self._marks = TracedPhases(trainer, self.recorder, self._iteration_ended)
         trainer.clock.device = self._marks
         self._began, self._began_unix = perf_counter(), time.time()

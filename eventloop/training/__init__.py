@@ -1,5 +1,5 @@
-"""Run trainings: the trainer, its loops, evaluation and stops.
+"""Run trainings: the trainer, its loops and its evaluations.
 
-Start with `trainer`, then `loops`, which has the iteration.
-May import every package except `hooks`, `writers` and `cli`.
+Start with `trainer`, then `loops`, and `loop_steps`, which has the iteration.
+May import every package except `hooks`, `writers`, `bridges` and `cli`.
 """

@@ -11,16 +11,11 @@ from eventloop.data.loader_info import persists, to_device
 from eventloop.data.loader_state import random_state, set_random_state
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
 from eventloop.evaluation.schedule import Evaluate
-from eventloop.events import AfterTestIter, AfterValIter, BeforeTestIter, BeforeValIter
 from eventloop.stops.stopping import Pass
+from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, keep_until_end
 from eventloop.util.checks import length_of
-
-_ITERATION_EVENTS: dict[str, tuple[type[Any], type[Any]]] = {
-    "val": (BeforeValIter, AfterValIter),
-    "test": (BeforeTestIter, AfterTestIter),
-}
 
 
 def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
@@ -74,7 +69,7 @@ def _evaluate(
 
 
 def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
-    before, after = _ITERATION_EVENTS[mode]
+    before, after = EVAL_ITERATIONS[mode]
     bus = trainer.bus
     passing, batches = Pass(trainer.stops, length_of(loader)), 0
     reading = _opened(trainer, loader)

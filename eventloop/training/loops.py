@@ -8,7 +8,6 @@ from typing import Any
 
 from eventloop.data.loader_info import to_device
 from eventloop.evaluation.schedule import Evaluate, Schedule
-from eventloop.events import AfterTrainIter, BeforeTrainIter
 from eventloop.stops.stopping import Pass
 from eventloop.training.evaluation_loop import evaluate
 from eventloop.training.protocols import LoopTrainer
@@ -16,10 +15,6 @@ from eventloop.training.scopes import keep_until_end
 from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
-
-
-class SkipIteration(Exception):
-    """Raise this in a handler of `before_train_iter` to skip the batch. No iteration is counted."""
 
 
 class TrainLoop:
@@ -62,41 +57,24 @@ class TrainLoop:
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
         """
-        trainer, clock = self._trainer, self._trainer.clock
+        trainer = self._trainer
         length = length_of(loader) if trainer.by_epoch else None
-        self._pass = Pass(trainer.stops, length, endless=length is None, trains=True)
+        trainer.passing = passing = Pass(trainer.stops, length, endless=length is None, trains=True)
         reading = self._batches(loader)
-        clock.begin_pass()
+        trainer.clock.begin_pass()
         for batch in reading:
             if trainer.stopping and trainer.position.at_end:
                 return  # the loader has more batches than its length
-            trainer.batch = to_device(batch, trainer.device)
-            trainer.outputs = None
-            clock.end_data()
-            if self._is_skipped():
-                ends = self._skip()
-            else:
-                clock.begin_forward()
+            if trainer.begin_iter(to_device(batch, trainer.device)):
                 yield from self._body(trainer.batch)
-                clock.end_forward()
-                self._end_iteration()
-                clock.end()
+                trainer.end_iter(trainer.outputs)
                 ends = self._iteration_boundary()
-                clock.begin()
+            else:
+                ends = self._cut_short()
             if ends:
                 keep_until_end(trainer, reading)
                 return
-        self._pass.end(trainer.batch_idx)
-
-    def _is_skipped(self) -> bool:
-        """Emit `before_train_iter` and return whether a handler skips the batch."""
-        trainer = self._trainer
-        trainer.metrics.in_iteration = True
-        try:
-            trainer.announce(BeforeTrainIter, batch_idx=trainer.batch_idx)
-        except SkipIteration:
-            return True
-        return False
+        passing.end(trainer.batch_idx)
 
     def _body(self, batch: Any) -> Iterator[Any]:
         """Yield the batch to the caller's body. Warn if the body is left: its outputs are not trained on.
@@ -118,36 +96,13 @@ class TrainLoop:
                 )
             raise
 
-    def _end_iteration(self) -> None:
-        """Emit `after_train_iter`, in which the optimizer hook makes its step, and count the iteration."""
-        trainer = self._trainer
-        if not trainer.steps_in_hook:
-            trainer.within = "iter"
-        try:
-            trainer.announce(AfterTrainIter, batch_idx=trainer.batch_idx)
-        except BaseException:
-            if trainer.within:  # the step was made: a run that goes on must not repeat it
-                trainer.completed_iteration()
-            raise
-        trainer.completed_iteration()
-        trainer.bus.poll(trainer)
-
-    def _skip(self) -> bool:
-        """Count the batch that a handler skipped. Return whether the epoch ends here."""
-        trainer = self._trainer
-        trainer.clock.skip()
-        trainer.batch_idx += 1
-        trainer.metrics.in_iteration = False
-        if trainer.by_epoch:
-            self._pass.stops(trainer.batch_idx)
-        return self._cut_short()
-
     def _iteration_boundary(self) -> bool:
         """Evaluate, in a run measured in iterations. Return whether the epoch ends here."""
         trainer = self._trainer
-        if self._pass.stops(trainer.batch_idx) or trainer.by_epoch or trainer.stopping:
+        if trainer.by_epoch or trainer.stopping:
             return self._cut_short()
         self._evaluate()
+        trainer.clock.begin()
         return trainer.stopping or self._finished()
 
     def _cut_short(self) -> bool:

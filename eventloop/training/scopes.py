@@ -119,7 +119,7 @@ class RunScope(Scope):
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
-            self.trainer.begin_run()
+            self.trainer.open_run()
         return super().__enter__()
 
     def begin(self) -> None:
@@ -253,7 +253,7 @@ class EpochScope(Scope):
 
     def begin(self) -> None:
         if self._mode == "train":
-            self.trainer.begin_epoch()
+            self.trainer.open_epoch()
         self.trainer.announce(self._EVENTS[self._mode][0])
 
     def end(self, reason: str, error: BaseException | None) -> None:
@@ -263,6 +263,7 @@ class EpochScope(Scope):
             return
         if reason not in (ERROR, LEFT) and trainer.position.at_end:
             reason = COMPLETED  # a request to stop in its last iteration
+        trainer.passing = None
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)

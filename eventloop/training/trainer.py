@@ -25,9 +25,11 @@ from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.position import LoaderPosition, Within
+from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.evaluation.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
@@ -36,16 +38,17 @@ from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
 from eventloop.metrics.rows import Place
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
+from eventloop.model.device_clock import device_clock
+from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
 from eventloop.stops.stopping import Stopping
-from eventloop.training.device_clock import device_clock
 from eventloop.training.evaluation_loop import check_loader, evaluate
+from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
-from eventloop.training.steps import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import length_of
 
@@ -55,7 +58,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 @knowing_attributes
-class Trainer:
+class Trainer(LoopSteps):
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -96,6 +99,7 @@ class Trainer:
         work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
             relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved; by default both stay where they are.
+            "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
         bus: an existing bus to emit events on.
 
     Raises:
@@ -107,6 +111,8 @@ class Trainer:
     """Directory of the run's files. A later change of the current directory does not affect it."""
     checkpoint_dir = AnchoredPath()
     """Directory in which the checkpoint hook saves; of several hooks the first."""
+    host = ""
+    """Name of the engine that drives this trainer; "" if it has its own loop."""
 
     @knowing_others
     def __init__(
@@ -145,7 +151,7 @@ class Trainer:
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
         schedule = ValSchedule(interval, val_begin, dynamic_intervals)
         self._schedule: Schedule = schedule if val_loader is not None else Never()
-        self.device = None if device is None else torch.device(device)
+        self.device = choose_device(device)
         self.model = model if self.device is None else model.to(self.device)
         steps = (default_hooks or {}).get("optimizer", "by default") is not None
         check_parameters(self.model, optimizer, loss_fn, refuses=steps)
@@ -156,7 +162,7 @@ class Trainer:
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
-        own_val_step = val_step is not None or type(self).val_step is not Trainer.val_step
+        own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := length_of(train_loader)) is not None:
@@ -182,10 +188,13 @@ class Trainer:
         self._loops: list[ref[Generator[Any]]] = []  # of a hand-written loop, outermost first
         self._thread = threading.current_thread()  # of the run
         self.stops = Stopping(self)
+        self.passing = None
+        self._open = []
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
         self.clock = StepClock()
+        self.foreign_calls = ForeignCalls(self.clock.charge)
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)
         self.copying = Copying(self)
@@ -253,7 +262,7 @@ class Trainer:
         return loop
 
     def _epochs(self) -> Generator[int]:
-        self._refuse_within("epochs")
+        self.refuse_within("epochs")
         with RunScope(self), TrainScope(self):
             try:
                 yield from TrainLoop(self, self._schedule).epochs()
@@ -307,7 +316,7 @@ class Trainer:
         self.stops.ask(reason, signum)
 
     def _train(self, schedule: Schedule) -> None:
-        self._refuse_within("train")
+        self.refuse_within("train")
         loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
@@ -317,14 +326,6 @@ class Trainer:
                 with EpochScope(self, "train"):
                     for batch in loop.iterations(loader):
                         self.outputs = self.train_step(batch)
-
-    def _refuse_within(self, what: str) -> None:
-        if self.running:
-            raise RuntimeError(
-                f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
-                "val() and test(). A hand-written loop is in its run as long as its generator is held, as "
-                "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
-            )
 
     def train_step(self, batch: Any) -> dict[str, Any]:
         """Run the forward pass of one batch and return its outputs, `loss` among them.
@@ -458,8 +459,17 @@ class Trainer:
         """True when the run is measured in epochs."""
         return self.max_epochs is not None
 
-    def begin_run(self) -> None:
-        """Begin a run. Steps that may raise come first, so that a failure does not begin one."""
+    def refuse_within(self, what: str) -> None:
+        """Raise a RuntimeError within a run; `what` is the method that would begin another one."""
+        if self.running:
+            raise RuntimeError(
+                f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
+                "val() and test(). A hand-written loop is in its run as long as its generator is held, as "
+                "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
+            )
+
+    def open_run(self) -> None:
+        """Prepare a run. Steps that may raise come first, so that a failure does not begin one."""
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)
@@ -476,8 +486,8 @@ class Trainer:
         self.during_run.enter_context(self.metrics)  # for get_event_storage
         self._thread, self.running = threading.current_thread(), True
 
-    def begin_epoch(self) -> None:
-        """Begin a training epoch."""
+    def open_epoch(self) -> None:
+        """Prepare the trainer for a training epoch."""
         if not self.position.resuming:
             self.batch_idx = 0
         self.metrics.epoch = self.epoch

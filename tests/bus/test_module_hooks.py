@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from eventloop.bus import Bus
-from eventloop.training.loops import SkipIteration
+from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer, batches
 

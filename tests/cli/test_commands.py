@@ -115,7 +115,7 @@ def test_traceback_shows_where(
         cli.main([*command.split(), "--traceback"])
 
 
-@pytest.mark.parametrize("command", ["demo", "checkpoints", "plan", "replay", "report", "trace"])
+@pytest.mark.parametrize("command", ["demo", "init", "checkpoints", "plan", "replay", "report", "trace"])
 def test_help_says_what_the_exit_codes_mean(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """All of them, and how a run is resumed."""
     with pytest.raises(SystemExit, match="0"):

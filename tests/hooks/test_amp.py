@@ -13,7 +13,7 @@ from eventloop.hooks.amp import AmpOptimizerHook as Amp
 from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
 from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
 from eventloop.hooks.hook import Hook
-from eventloop.training.loops import SkipIteration
+from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 from tests.hooks.amp_recipe import GROWING, assert_same, by_hand
 

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import StepLR
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
 from eventloop.hooks.hook import Hook
-from eventloop.training.loops import SkipIteration
+from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CallbackHook
-from eventloop.training.loops import SkipIteration
+from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Clock, Make, SlowLoader
 

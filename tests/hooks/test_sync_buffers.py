@@ -14,7 +14,7 @@ from eventloop.events import BeforeTrainIter
 from eventloop.hooks import CheckpointHook, EMAHook, Hook
 from eventloop.hooks import sync_buffers as module
 from eventloop.hooks.sync_buffers import SyncBuffersHook
-from eventloop.training.loops import SkipIteration
+from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]

@@ -23,7 +23,7 @@ from eventloop import SkipIteration
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
-from eventloop.training.device_clock import DeviceClock
+from eventloop.model.device_clock import DeviceClock
 from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import no_threads

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.training.device_clock import MEASURED_FIRST, PERIOD, DeviceClock, device_clock
+from eventloop.model.device_clock import MEASURED_FIRST, PERIOD, DeviceClock, device_clock
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import DEADLINE, MakeTrainer, batches
 

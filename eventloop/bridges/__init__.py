@@ -1,0 +1,9 @@
+"""Bring the bus into the loop of another engine, and the hooks of other engines into this one.
+
+Start with `driven`, the trainer that such an engine drives; each other module is for one engine, which it
+imports. May import everything but `cli`.
+"""
+
+from eventloop.bridges.driven import DrivenTrainer
+
+__all__ = ["DrivenTrainer"]

@@ -1,0 +1,118 @@
+"""Define the trainer that another engine's loop drives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.events import ScalarsLogged
+from eventloop.metrics import EventStorage
+from eventloop.optim.optimizers import Optimizers
+from eventloop.training.trainer import Trainer
+from eventloop.util.checks import at_least
+
+OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_collection", "checkpoint")
+"""Default hooks that a driven trainer leaves out, unless it is given another hook of that name."""
+
+
+class DrivenTrainer(Trainer):
+    """Emit the events of a training that another engine, or a loop of yours, runs.
+
+        driven = DrivenTrainer(model, optimizer=optimizer, hooks=[EMAHook()], writers=[JSONLWriter()])
+        driven.begin_run()
+        for epoch in range(3):
+            driven.begin_epoch(len(loader))
+            for inputs, target in loader:
+                if driven.begin_iter((inputs, target)):
+                    loss = train_on(inputs, target)    # forward, backward and the optimizer's step
+                    if driven.end_iter({"loss": loss}):
+                        break
+            driven.end_epoch()
+        driven.end_run()
+
+    The engine, the host, owns the model, its step and its data: this trainer moves nothing to a device, sets
+    no mode and steps no optimizer. `begin_run` explains the steps. Handlers are given this trainer, with
+    `model`, `optimizer`, `iter`, `epoch`, `batch`, `outputs`, `metrics`, `work_dir`, `stop` and `native`.
+
+    Args:
+        model: the module that the host trains.
+        optimizer: the host's, one or several by name; its learning rates are logged.
+        max_epochs, max_iters: where the run ends, as far as the host knows.
+        by_epoch: whether intervals of hooks count epochs by default.
+        hooks, writers, default_hooks, work_dir, bus: as for `Trainer`. Of the default hooks there are those
+            that measure and log. There is no checkpoint hook unless one is given.
+        native: the host's own object, for handlers that need more.
+        host: its name, for errors.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does.
+        OSError: `work_dir` cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        optimizer: Optimizers | None = None,
+        max_epochs: int | None = None,
+        max_iters: int | None = None,
+        by_epoch: bool = True,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] | None = (),
+        default_hooks: Mapping[str, Any] | None = None,
+        work_dir: str | Path | None = None,
+        bus: Bus | None = None,
+        native: Any = None,
+        host: str = "the loop that drives this trainer",
+    ) -> None:
+        for name, limit in (("max_epochs", max_epochs), ("max_iters", max_iters)):
+            if limit is not None:
+                at_least(name, limit, 1)
+        self.host, self.native, self._counts_epochs = host, native, by_epoch
+        super().__init__(
+            model, optimizer=optimizer, hooks=hooks, writers=writers, work_dir=work_dir, bus=bus,
+            default_hooks=dict.fromkeys(OWNED) | dict(default_hooks or {}),
+            max_epochs=1 if by_epoch else None, max_iters=None if by_epoch else 1,
+        )  # fmt: skip
+        self.max_epochs, self.max_iters = max_epochs, max_iters
+
+    @property
+    def by_epoch(self) -> bool:
+        """True when intervals count epochs, whether or not the host knows how many there are."""
+        return self._counts_epochs
+
+    def open_epoch(self) -> None:
+        """Prepare a training epoch. The mode of the model is the host's."""
+        self.batch_idx = 0
+        self.metrics.epoch = self.epoch
+
+    def drop_iter(self) -> None:
+        """Drop the iteration that the host has begun and does not end. It is not counted."""
+        self._skip_batch()
+
+    def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
+        """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
+
+        Args:
+            scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
+            step: completed iterations; by default those of this trainer.
+
+        Raises:
+            TypeError: a value is no number.
+        """
+        step = self.iter + (self.within == "iter") if step is None else step
+        numbers = {
+            name: float(value) for name, value in scalars.items() if not isinstance(value, torch.Tensor)
+        }
+        if numbers:
+            self.announce(ScalarsLogged, mode=mode, step=step, scalars=numbers)
+        if tensors := {name: value for name, value in scalars.items() if name not in numbers}:
+            logged = EventStorage(start_iter=step)
+            logged.epoch, logged.mode = self.epoch, mode
+            logged.in_iteration = False  # the step is that of completed iterations
+            logged.put_scalars(tensors)
+            self.bus.post(logged.collect(self.place), ScalarsLogged)

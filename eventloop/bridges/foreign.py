@@ -1,0 +1,194 @@
+"""Run a callback of another engine in this engine's `Trainer`.
+
+    Trainer(..., hooks=[Foreign(EarlyStopping("val/loss")), Foreign(mmengine_hook, priority="LOW")])
+
+The module of each system, its adapter, is imported only for an object of that system. `Adapter` says what
+such a module has; `ADAPTERS` finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, NamedTuple, Protocol, cast
+
+from eventloop.bus import Bus
+from eventloop.events.priority import Priority, get_priority
+from eventloop.hooks.hook import Hook
+
+ADAPTERS = {
+    "lightning": "eventloop.bridges.lightning_foreign",
+    "pytorch_lightning": "eventloop.bridges.lightning_foreign",
+    "transformers": "eventloop.bridges.transformers_foreign",
+    "ignite": "eventloop.bridges.ignite_foreign",
+    "mmengine": "eventloop.bridges.mmengine_foreign",
+}
+"""The adapter for objects with a base class in a package, by the package's name."""
+
+
+class ForeignCall(NamedTuple):
+    """One subscription on behalf of a foreign object."""
+
+    method: str
+    """The object's method, such as "on_validation_end"."""
+    events: tuple[str, ...]
+    fn: Callable[[Any, Any], object]
+    """The handler `(trainer, event)`."""
+    priority: Priority | int | str | None = None
+    """The priority that the object has in its own system, if it has one."""
+
+
+class ForeignTrainer(Protocol):
+    """A system's own trainer object. It is never run; the adapter moves its counters.
+
+    There is one for each of our trainers, for all the callbacks of that system.
+    """
+
+    def calls(self, callback: Any) -> Iterable[ForeignCall]:
+        """Return the subscriptions of one of its callbacks, only for methods that the callback defines."""
+
+    def own_calls(self) -> Iterable[ForeignCall]:
+        """Return the subscriptions that move the counters, each with a priority."""
+
+    def state_dict(self, callback: Any) -> dict[str, Any]:
+        """Return the state of one of its callbacks, as plain values and tensors."""
+
+    def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
+        """Load such a state."""
+
+
+class Adapter(Protocol):
+    """The module of a system, such as `lightning_foreign`: what it must define."""
+
+    SYSTEM: str
+    """The name of the system in reports, such as "lightning"."""
+
+    def check(self, callback: Any) -> None:
+        """Refuse an object that is no callback of the system, or can have no effect here.
+
+        Raises:
+            TypeError: it is no callback.
+            ValueError: it steers the loop of its own system.
+        """
+
+    def stateful(self, callback: Any) -> bool:
+        """Return whether the callback has a state to save."""
+
+    def build(self, trainer: Any, callbacks: Sequence[Any]) -> ForeignTrainer:
+        """Return the system's own trainer object for our trainer, with all its callbacks.
+
+        Raises:
+            ValueError: a callback cannot serve this trainer.
+        """
+
+
+class Foreign(Hook):
+    """Run a callback of Lightning, transformers, ignite or MMEngine in this trainer.
+
+        Trainer(..., hooks=[Foreign(EarlyStopping("loss", patience=3)), Foreign(LearningRateMonitor())])
+
+    Each method of the callback is one subscription in `print(trainer.bus)` and in the costs, with a name such
+    as `EarlyStopping.on_validation_end (lightning)`. Checkpoints of this trainer have the callback's state.
+    The page "Use their callbacks" lists the classes that work.
+
+    Args:
+        callback: an object of a class of the system, or of a subclass.
+        priority: of all its methods; by default that of its own system, else NORMAL.
+        name: of its state in checkpoints; by default its class and system. Two callbacks of one class need
+            different names.
+
+    Raises:
+        TypeError: it is a class, or no callback of the four systems.
+        ValueError: it steers the loop of its own system, and can have no effect here; or the priority is
+            invalid.
+        ImportError: the version of the system is too old.
+    """
+
+    def __init__(
+        self, callback: Any, *, priority: Priority | int | str | None = None, name: str | None = None
+    ) -> None:
+        if priority is not None:
+            get_priority(priority)
+        self._adapter = adapter_of(callback)
+        self._adapter.check(callback)
+        self.callback, self._priority = callback, priority
+        self.system = self._adapter.SYSTEM
+        self._label = getattr(callback, "__qualname__", type(callback).__qualname__).rsplit("<locals>.", 1)[
+            -1
+        ]
+        self.name = name or f"{self._label} ({self.system})"
+        self._host: ForeignTrainer | None = None
+        self._first = True
+
+    def check(self, trainer: Any) -> None:
+        """Build the system's own trainer object, or take that of an earlier callback of the system."""
+        siblings = [
+            each for each in trainer.hooks if isinstance(each, Foreign) and each.system == self.system
+        ]
+        self._first = siblings[0] is self
+        if self._first:
+            self._host = self._adapter.build(trainer, [each.callback for each in siblings])
+        else:
+            self._host = siblings[0]._host
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe each method of the callback, under its own name."""
+        if self._host is None:
+            raise RuntimeError(f"{self.name} belongs in hooks=[...] of a Trainer, which attaches it")
+        if self._first:
+            for call in self._host.own_calls():
+                self._subscribe(bus, call, f"{call.method} ({self.system})", call.priority)
+        for call in self._host.calls(self.callback):
+            priority = self._priority if self._priority is not None else call.priority
+            self._subscribe(bus, call, f"{self._label}.{call.method} ({self.system})", priority)
+
+    def _subscribe(
+        self, bus: Bus, call: ForeignCall, name: str, priority: Priority | int | str | None
+    ) -> None:
+        fn = call.fn
+
+        def handler(trainer: Any, event: Any) -> None:
+            fn(trainer, event)
+
+        handler.__qualname__ = handler.__name__ = name  # the bus numbers names that occur twice
+        bus.subscribe(handler, *call.events, priority=Priority.NORMAL if priority is None else priority)
+
+    @property
+    def stateful(self) -> bool:
+        """True when the callback has a state to save."""
+        return self._adapter.stateful(self.callback)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the callback's state."""
+        return {} if self._host is None else self._host.state_dict(self.callback)
+
+    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
+        """Return a function that loads the callback's state."""
+        host = self._host
+        return lambda: None if host is None else host.load_state_dict(self.callback, state)
+
+
+def adapter_of(callback: object) -> Adapter:
+    """Return the adapter of the system that an object's class comes from.
+
+    Raises:
+        TypeError: it is a class, or of none of the systems.
+    """
+    if isinstance(callback, type):
+        raise TypeError(
+            f"Foreign takes a callback object, got the class {callback.__name__}: write "
+            f"Foreign({callback.__name__}(...))"
+        )
+    if isinstance(callback, Hook):
+        raise TypeError(
+            f"Foreign takes a callback of another engine, got {type(callback).__name__}, which is a hook of "
+            "this one: put it in hooks=[...] itself"
+        )
+    for base in type(callback).__mro__:
+        module = ADAPTERS.get(base.__module__.partition(".")[0])
+        if module is not None:
+            return cast(Adapter, import_module(module))
+    raise TypeError(
+        "Foreign takes a callback of lightning, pytorch_lightning, transformers, ignite or mmengine, got "
+        f"{callback!r}, whose class has no base class there"
+    )

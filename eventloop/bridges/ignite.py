@@ -1,0 +1,267 @@
+"""Attach a bus to an engine of pytorch-ignite: `ignite.attach(engine, model=model, optimizer=optimizer)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.host import require
+from eventloop.bridges.optimizer_steps import announced_steps
+from eventloop.bridges.ride import Ride
+from eventloop.bus import Bus
+from eventloop.evaluation.schedule import Evaluate
+from eventloop.optim.optimizers import Optimizers
+from eventloop.util.functions import handler_name
+
+require("ignite", "pytorch-ignite", "0.5", extra="ignite")
+
+from ignite.engine import Engine, Events  # after the check, which names the extra
+
+NEVER = {
+    "after_backward": "backward belongs to the process function of an ignite engine",
+    "optimizer_step_skipped": "ignite does not say that a step was skipped",
+    "before_save_checkpoint": "ignite's Checkpoint handler saves by itself: attach a handler to it",
+    "after_load_checkpoint": "ignite's Checkpoint.load_objects loads by itself",
+}
+"""Events that no ignite engine can emit."""
+IN_ITERATION = ("GET_BATCH_STARTED", "GET_BATCH_COMPLETED", "ITERATION_STARTED", "ITERATION_COMPLETED")
+MODES = ("val", "test")
+_ATTACHED = "_eventloop_bridge"
+
+
+def attach(
+    engine: Engine,
+    bus: Bus | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Optimizers | None = None,
+    evaluators: Mapping[str, Engine] | None = None,
+    hooks: Sequence[Any] = (),
+    writers: Sequence[Any] = (),
+    work_dir: str | Path | None = None,
+    measure: bool = True,
+) -> Bus:
+    """Emit the events of an ignite engine's runs on a bus, and return the bus.
+
+        bus = attach(trainer, model=model, optimizer=optimizer, evaluators={"val": evaluator},
+                     writers=[JSONLWriter()])
+
+        @bus.on("after_train_iter", priority=70)
+        def show(trainer, event):
+            print(event.iter, trainer.outputs)
+
+        trainer.run(loader, max_epochs=3)
+
+    An iteration is one of the engine. `trainer.outputs` is the engine's output if it is a mapping, and
+    `{"loss": output}` if it is a number or a tensor of one element. Numbers in `engine.state.metrics` are
+    logged at the end of each epoch, those of an evaluator at the end of its run.
+
+    Args:
+        model: the module that hooks work on, such as `EMAHook`; handlers find it as `trainer.model`.
+        optimizer: the engine's, one or several by name. Its learning rates are logged, and its steps emit
+            `before_optimizer_step` and `after_optimizer_step`.
+        evaluators: engines by mode. Runs of "val" and "test" emit the events of validations and tests; the
+            metrics of other names are logged under that name.
+        hooks, writers, work_dir: as for `Trainer`.
+        measure: give each handler of the engines a row in the costs.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, the engine has a bridge already, or a hook does a part
+            of the loop that the engine does.
+    """
+    for name, each in {"engine": engine, **(evaluators or {})}.items():
+        if not isinstance(each, Engine):
+            raise TypeError(f"{name} must be an ignite.engine.Engine, got {each!r}")
+    if hasattr(engine, _ATTACHED):
+        raise ValueError("the engine has a bridge to a bus already: attach one bus to an engine")
+    never = NEVER if optimizer is not None else NEVER | dict.fromkeys(
+        ("before_optimizer_step", "after_optimizer_step"), "give attach(engine, optimizer=...) the optimizer"
+    )  # fmt: skip
+    if not evaluators:
+        never |= dict.fromkeys(_EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator')
+    ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
+    bridge = _Bridge(engine, ride, model or torch.nn.Module(), optimizer)
+    setattr(engine, _ATTACHED, bridge)
+    for mode, evaluator in (evaluators or {}).items():
+        bridge.add_evaluator(mode, evaluator)
+    return ride.bus
+
+
+_EVALUATIONS = tuple(
+    f"{when}_{mode}{part}"
+    for mode in MODES
+    for when in ("before", "after")
+    for part in ("", "_epoch", "_iter")
+)
+
+
+class _Bridge:
+    """The handlers of one engine."""
+
+    def __init__(
+        self, engine: Engine, ride: Ride, model: torch.nn.Module, optimizer: Optimizers | None
+    ) -> None:
+        self._engine, self._ride, self._model, self._optimizer = engine, ride, model, optimizer
+        self._evaluators: list[Engine] = []
+        engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
+        engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
+        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
+        engine.run = self._riding(engine.run)  # no event has every end of a run
+
+    @property
+    def _trainer(self) -> DrivenTrainer:
+        return cast(DrivenTrainer, self._ride.trainer)
+
+    def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `engine.run` with the run's beginning and end, however it ends."""
+
+        @wraps(run)
+        def riding(*args: Any, **kwargs: Any) -> Any:
+            engine = self._engine
+            started = engine.add_event_handler(Events.STARTED, self._begin_run)
+            with ExitStack() as self._during:
+                self._during.callback(started.remove)
+                try:
+                    state = run(*args, **kwargs)
+                except BaseException as error:
+                    self._ride.end_run(error)
+                    raise
+                if self._ride.trainer is not None and engine.should_terminate:
+                    self._trainer.stop_reason = self._trainer.stop_reason or "engine.terminate()"
+                self._ride.end_run()
+            return state
+
+        return riding
+
+    def _begin_run(self, engine: Engine) -> None:
+        state = engine.state
+        trainer = self._ride.begin_run(
+            self._model, native=engine, optimizer=self._optimizer,
+            max_epochs=state.max_epochs, max_iters=_total(state), iter=state.iteration, epoch=state.epoch,
+        )  # fmt: skip
+        if self._optimizer is not None:
+            self._during.enter_context(announced_steps(trainer))
+        if self._ride.measure:
+            self._during.enter_context(self._measuring(engine, in_training=True))
+            for evaluator in self._evaluators:
+                self._during.enter_context(self._measuring(evaluator, in_training=False))
+
+    def _begin_epoch(self, engine: Engine) -> None:
+        self._trainer.begin_epoch(engine.state.epoch_length)
+
+    def _begin_iter(self, engine: Engine) -> None:
+        self._trainer.begin_iter(engine.state.batch)
+
+    def _end_iter(self, engine: Engine) -> None:
+        if self._trainer.end_iter(_outputs(engine.state.output)):
+            engine.terminate()
+
+    def _end_epoch(self, engine: Engine) -> None:
+        trainer = self._trainer
+        trainer.log(_numbers(engine.state.metrics))
+        trainer.end_epoch()
+
+    def add_evaluator(self, mode: str, evaluator: Engine) -> None:
+        """Emit the events of an evaluator's runs, or log its metrics, under a mode."""
+        self._evaluators.append(evaluator)
+        if mode not in MODES:
+            evaluator.add_event_handler(Events.COMPLETED, partial(self._log, mode))
+            return
+        evaluator.add_event_handler(Events.STARTED, partial(self._begin_val, cast(Evaluate, mode)))
+        evaluator.add_event_handler(Events.ITERATION_STARTED, self._begin_val_iter)
+        evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._end_val_iter)
+        evaluator.add_event_handler(Events.COMPLETED, self._end_val)
+
+    def _rides(self) -> bool:
+        """Return whether the engine is in a run; an evaluator may also run before it, or after it."""
+        return self._ride.trainer is not None and self._ride.trainer.running
+
+    def _log(self, mode: str, evaluator: Engine) -> None:
+        if self._rides():
+            self._trainer.log(_numbers(evaluator.state.metrics), mode=mode)
+
+    def _begin_val(self, mode: Evaluate, _: Engine) -> None:
+        if self._rides():
+            self._trainer.begin_val(mode)
+
+    def _begin_val_iter(self, evaluator: Engine) -> None:
+        if self._rides():
+            self._trainer.begin_val_iter(evaluator.state.batch, _batch_idx(evaluator))
+
+    def _end_val_iter(self, evaluator: Engine) -> None:
+        if self._rides():
+            self._trainer.end_val_iter(_outputs(evaluator.state.output), _batch_idx(evaluator))
+
+    def _end_val(self, evaluator: Engine) -> None:
+        if self._rides():
+            self._trainer.end_val(
+                {name: float(value) for name, value in _numbers(evaluator.state.metrics).items()}
+            )
+
+    @contextmanager
+    def _measuring(self, engine: Engine, *, in_training: bool) -> Iterator[None]:
+        """Measure each handler that the engine has now, until the block ends.
+
+        ignite keeps handlers in a table without a public way to wrap one in its place.
+        """
+        kept = {event: list(handlers) for event, handlers in engine._event_handlers.items()}
+        measured = {}
+        for event, handlers in kept.items():
+            inside = in_training and getattr(event, "name", "") in IN_ITERATION
+            measured[event] = [(self._measured(fn, event, inside), *rest) for fn, *rest in handlers]
+        engine._event_handlers.update(measured)
+        try:
+            yield
+        finally:
+            for event, handlers in measured.items():  # handlers that were removed meanwhile stay removed
+                before = dict(zip(map(id, (h[0] for h in handlers)), kept[event], strict=True))
+                engine._event_handlers[event] = [
+                    before.get(id(h[0]), h) for h in engine._event_handlers[event]
+                ]
+
+    def _measured(self, fn: Callable[..., Any], event: Any, inside: bool) -> Callable[..., Any]:
+        parent = fn._parent() if hasattr(fn, "_parent") else fn
+        owner = parent.func if isinstance(parent, partial) else parent
+        if getattr(owner, "__self__", None) is self:
+            return fn
+        name = handler_name(parent)
+        call = self._trainer.foreign_calls.measured(fn, name, str(event.value), in_iteration=inside)
+        call._parent = lambda: parent  # type: ignore[attr-defined]  # by which ignite finds a handler to remove
+        return call
+
+
+def _total(state: Any) -> int | None:
+    """Return the number of iterations of the run, None if it is not known."""
+    if getattr(state, "max_iters", None) is not None:
+        return int(state.max_iters)
+    if state.max_epochs is None or state.epoch_length is None:
+        return None
+    return int(state.max_epochs * state.epoch_length)
+
+
+def _batch_idx(evaluator: Engine) -> int:
+    state = evaluator.state
+    return int((state.iteration - 1) % state.epoch_length) if state.epoch_length else int(state.iteration - 1)
+
+
+def _outputs(output: Any) -> Any:
+    if isinstance(output, Mapping):
+        return output
+    one = isinstance(output, int | float) or (isinstance(output, torch.Tensor) and output.numel() == 1)
+    return {"loss": output} if one else None
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics that are numbers, or tensors of one element."""
+    return {
+        name: value
+        for name, value in metrics.items()
+        if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }

@@ -1,0 +1,263 @@
+"""Bring the bus into a runner of MMEngine: `Runner(..., custom_hooks=[EventLoopHook(writers=[...])])`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.host import require
+from eventloop.bridges.optimizer_steps import announced_steps
+from eventloop.bridges.ride import Ride
+from eventloop.bus import Bus
+from eventloop.events import AfterBackward
+from eventloop.optim.optimizers import named_optimizers
+
+require("mmengine", "mmengine", "0.10", extra="mmengine")
+
+import mmengine.hooks
+from mmengine.optim import OptimWrapperDict
+from mmengine.registry import HOOKS
+from mmengine.runner import EpochBasedTrainLoop, Runner
+
+NEVER = {"optimizer_step_skipped": "MMEngine's optim wrappers do not say that a step was skipped"}
+"""Events that no runner of MMEngine can emit."""
+IN_ITERATION = ("before_train_iter", "after_train_iter")
+_STATE = "eventloop"
+"""Key of the hooks' states in the runner's checkpoints."""
+
+
+@HOOKS.register_module(force=True)
+class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
+    """Emit the events of a runner's trainings, validations and tests on a bus.
+
+        ride = EventLoopHook(writers=[JSONLWriter()])
+
+        @ride.bus.on("after_train_iter", priority=70)
+        def show(trainer, event):
+            print(event.iter, trainer.outputs["loss"])
+
+        Runner(..., custom_hooks=[ride]).train()
+
+    It runs after the runner's other hooks, except those of lowest priority. Numbers that hooks of the runner
+    put into its message hub are logged, too. The runner's checkpoints have the states of `hooks`.
+
+    Args:
+        bus: an existing bus; by default a new one, the attribute `bus`.
+        hooks, writers: as for `Trainer`.
+        work_dir: directory of the files; by default the runner's.
+        measure: give each hook of the runner a row in the costs.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the runner does.
+    """
+
+    priority = "VERY_LOW"
+
+    def __init__(
+        self,
+        bus: Bus | None = None,
+        *,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] = (),
+        work_dir: str | Path | None = None,
+        measure: bool = True,
+    ) -> None:
+        self._ride = Ride(
+            "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
+        )
+        self.bus = self._ride.bus
+        self._during = ExitStack()
+
+    @property
+    def trainer(self) -> DrivenTrainer:
+        """The trainer that handlers are given; it exists from the first run on."""
+        return cast(DrivenTrainer, self._ride.trainer)
+
+    # --- the run -------------------------------------------------------------------------------------------
+
+    def before_run(self, runner: Runner) -> None:
+        """Let the runner's loops end the run however they end: no event of MMEngine reports an error.
+
+        Raises:
+            ValueError: the runner has another `EventLoopHook`.
+        """
+        if sum(isinstance(hook, EventLoopHook) for hook in runner.hooks) > 1:
+            raise ValueError("the runner has two EventLoopHooks: give it one, with all hooks and writers")
+        self._during.close()
+        for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
+            if callable(
+                getattr(loop, "run", None)
+            ):  # else it is a config, of a loop that this run does not need
+                self._during.enter_context(_replaced(loop, "run", self._ending))
+
+    def _ending(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def ending(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return run(*args, **kwargs)
+            except BaseException as error:
+                self._end_run(error)
+                raise
+
+        return ending
+
+    def _end_run(self, error: BaseException | None = None) -> None:
+        self._during.close()
+        self._ride.end_run(error)
+
+    def _begin_run(self, runner: Runner, *, training: bool) -> None:
+        by_epoch = not training or isinstance(runner.train_loop, EpochBasedTrainLoop)
+        wrappers = runner.optim_wrapper if training else None
+        trainer = self._ride.begin_run(
+            runner.model, native=runner, optimizer=_optimizers(wrappers), by_epoch=by_epoch,
+            max_epochs=runner.max_epochs if training and by_epoch else None,
+            max_iters=runner.max_iters if training else None,
+            work_dir=runner.work_dir, iter=runner.iter, epoch=runner.epoch, training=training,
+        )  # fmt: skip
+        self._during.enter_context(announced_steps(trainer))
+        for wrapper in named_optimizers(wrappers).values():
+            self._during.enter_context(_replaced(wrapper, "backward", self._backward))
+        if self._ride.measure:
+            for hook in runner.hooks:
+                self._measure(hook)
+
+    def after_run(self, runner: Runner) -> None:
+        """End the run."""
+        self._end_run()
+
+    def before_train(self, runner: Runner) -> None:
+        """Begin the run, with its training."""
+        self._begin_run(runner, training=True)
+
+    # --- the training --------------------------------------------------------------------------------------
+
+    def before_train_epoch(self, runner: Runner) -> None:
+        """Begin an epoch; a run measured in iterations is one epoch."""
+        self.trainer.begin_epoch(len(runner.train_dataloader) if self.trainer.by_epoch else None)
+
+    def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Begin an iteration."""
+        self.trainer.begin_iter(data_batch)
+
+    def after_train_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict[str, Any] | None = None
+    ) -> None:
+        """End an iteration, and stop the runner if a handler asked for it."""
+        trainer = self.trainer
+        outputs = outputs or {}
+        for name, buffer in runner.message_hub.log_scalars.items():
+            mode, _, short = name.partition("/")
+            if mode == "train" and short not in outputs and short not in _OWN and buffer.data[1].size:
+                trainer.metrics.put_scalar(short, float(buffer.current()))
+        if trainer.end_iter(outputs):
+            runner.train_loop.stop_training = True
+
+    def after_train_epoch(self, runner: Runner) -> None:
+        """End the epoch."""
+        self.trainer.end_epoch()
+
+    def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(backward)
+        def measured(*args: Any, **kwargs: Any) -> Any:
+            began = perf_counter()
+            result = backward(*args, **kwargs)
+            self.trainer.clock.charge("backward", perf_counter() - began)
+            self.trainer.announce(AfterBackward)
+            return result
+
+        return measured
+
+    # --- validations and tests -----------------------------------------------------------------------------
+
+    def before_val(self, runner: Runner) -> None:
+        """Begin a validation, and the run if it has no training."""
+        self._begin_evaluation(runner, "val")
+
+    def before_test(self, runner: Runner) -> None:
+        """Begin a test, and the run if it has no training."""
+        self._begin_evaluation(runner, "test")
+
+    def _begin_evaluation(self, runner: Runner, mode: Any) -> None:
+        if self._ride.trainer is None or not self._ride.trainer.running:
+            self._begin_run(runner, training=False)
+        self.trainer.begin_val(mode)
+
+    def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
+        """Begin an iteration of the validation."""
+        self.trainer.begin_val_iter(data_batch, batch_idx)
+
+    def after_val_iter(
+        self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """End an iteration of the validation."""
+        self.trainer.end_val_iter(outputs, batch_idx)
+
+    before_test_iter = before_val_iter
+    after_test_iter = after_val_iter
+
+    def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
+        """End the validation, with its metrics."""
+        self.trainer.end_val(
+            {name: float(value) for name, value in (metrics or {}).items() if _is_number(value)}
+        )
+
+    after_test_epoch = after_val_epoch
+
+    # --- checkpoints, costs --------------------------------------------------------------------------------
+
+    def before_save_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Add the states of the hooks to the runner's checkpoint."""
+        checkpoint[_STATE] = self._ride.state_dict()
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: dict[str, Any]) -> None:
+        """Load the states of the hooks from the runner's checkpoint."""
+        self._ride.load_state_dict(checkpoint.get(_STATE, {}))
+
+    def _measure(self, hook: Any) -> None:
+        """Measure the methods of one of the runner's hooks until the run ends."""
+        if hook is self:
+            return
+        for stage in hook.get_triggered_stages():
+            self._during.enter_context(_replaced(hook, stage, partial(self._measured, hook, stage)))
+
+    def _measured(self, hook: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        name, inside = f"{type(hook).__name__}.{stage}", stage in IN_ITERATION
+        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
+
+
+_OWN = ("lr", "momentum", "time", "data_time", "memory")
+"""Numbers of the message hub that this side measures by itself, or that repeat the iteration's outputs."""
+
+
+@contextmanager
+def _replaced(
+    owner: Any, method: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Replace a bound method of one object until the block ends; its class stays as it is."""
+    had = method in vars(owner)
+    former = getattr(owner, method)
+    setattr(owner, method, by(former))
+    try:
+        yield
+    finally:
+        if had:
+            setattr(owner, method, former)
+        else:
+            delattr(owner, method)
+
+
+def _optimizers(wrappers: Any) -> Any:
+    if wrappers is None:
+        return None
+    if isinstance(wrappers, OptimWrapperDict):
+        return {name: wrapper.optimizer for name, wrapper in wrappers.items()}
+    return wrappers.optimizer
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) or getattr(value, "size", None) == 1

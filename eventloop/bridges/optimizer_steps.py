@@ -1,0 +1,38 @@
+"""Announce the steps of a host's optimizers, and measure them, by PyTorch's own hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import Any
+
+from eventloop.events import AfterOptimizerStep, BeforeOptimizerStep
+from eventloop.optim.optimizers import each_optimizer
+from eventloop.training.trainer import Trainer
+
+
+@contextmanager
+def announced_steps(trainer: Trainer) -> Iterator[None]:
+    """Emit `before_optimizer_step` and `after_optimizer_step` around each step within the block.
+
+    The seconds of a step count in the optimizer phase.
+    """
+    began = [0.0]
+
+    def before(*_: Any) -> None:
+        trainer.announce(BeforeOptimizerStep)
+        began[0] = perf_counter()
+
+    def after(*_: Any) -> None:
+        trainer.clock.charge("optimizer", perf_counter() - began[0])
+        trainer.announce(AfterOptimizerStep)
+
+    handles = []
+    for optimizer in each_optimizer(trainer.optimizer):
+        handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,159 @@
+"""Hold the bus, and the trainer that a host drives, for the bridge of one engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventloop.assembly.argument_checks import check_bus, check_lists
+from eventloop.assembly.attach import check_owner
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bus import Bus
+from eventloop.checkpoint.weights import unwrap
+from eventloop.data.plain_values import plain
+from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
+from eventloop.model import average_checkpoint
+from eventloop.optim.optimizers import Optimizers
+from eventloop.registry import HOOKS, build
+from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
+from eventloop.state.rollback import Rollback
+from eventloop.util.checks import check_bools, check_path
+
+
+class Ride:
+    """A bridge's bus, from the line that makes the bridge, and its trainer, from the host's first run.
+
+    Args:
+        host: the engine's name, for errors.
+        never: events that this host cannot emit, and why.
+        bus, hooks, writers, work_dir, measure: arguments of the bridge.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        never: Mapping[str, str],
+        bus: Bus | None,
+        *,
+        hooks: Sequence[Any],
+        writers: Sequence[Any],
+        work_dir: str | Path | None,
+        measure: bool,
+    ) -> None:
+        check_bus(bus)
+        check_lists(hooks=hooks, writers=writers)
+        check_bools(measure=measure)
+        if work_dir is not None:
+            check_path("work_dir", work_dir)
+        self.host, self.measure = host, measure
+        self.bus = bus if bus is not None else Bus()
+        for event, reason in never.items():
+            self.bus.exclude([event], reason)
+        self._hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]
+        for hook in self._hooks:
+            check_owner(hook, host)
+        self._writers, self._work_dir = writers, work_dir
+        self.trainer: DrivenTrainer | None = None
+        self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
+
+    def begin_run(
+        self,
+        model: torch.nn.Module,
+        *,
+        native: Any,
+        optimizer: Optimizers | None = None,
+        max_epochs: int | None = None,
+        max_iters: int | None = None,
+        by_epoch: bool = True,
+        work_dir: str | Path | None = None,
+        iter: int = 0,
+        epoch: int = 0,
+        training: bool = True,
+    ) -> DrivenTrainer:
+        """Begin a run of the host, and return the trainer, which is built at the first run.
+
+        Args:
+            native: the host's own trainer.
+            work_dir: the host's directory, used if the bridge was given none.
+            iter, epoch: completed iterations and epochs, not 0 if the host has resumed.
+            training: False for a run that only evaluates.
+
+        Raises:
+            ValueError: the model is another one than in the first run, and the bridge has hooks.
+        """
+        trainer = self.trainer
+        if trainer is None:
+            trainer = self.trainer = DrivenTrainer(
+                model, optimizer=optimizer, max_epochs=max_epochs, max_iters=max_iters, by_epoch=by_epoch,
+                hooks=self._hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
+                work_dir=self._work_dir if self._work_dir is not None else work_dir,
+            )  # fmt: skip
+        elif trainer.model is not model and self._hooks:
+            raise ValueError(
+                f"this bridge to {self.host} serves the model of its first run, and its hooks hold that "
+                f"model's state; got another {type(model).__name__}: make a bridge for each model"
+            )
+        trainer.model, trainer.native, trainer.optimizer = model, native, optimizer
+        trainer.max_epochs, trainer.max_iters = max_epochs, max_iters
+        trainer.iter = trainer.metrics.iter = iter
+        trainer.epoch = trainer.metrics.epoch = epoch
+        self._load_states(trainer)
+        trainer.begin_run(training=training)
+        return trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the hooks that ride along, for the host's checkpoint, as plain values.
+
+        An average of the weights is in it, and the weights themselves are not: the host saves them.
+        """
+        if self.trainer is None:
+            return {}
+        hooks = {hook.name: hook.state_dict() for hook in self.trainer.hooks if hook.stateful}
+        weights = unwrap(self.trainer.model).state_dict()
+        checkpoint = {"meta": {}, "state_dict": weights, "hooks": hooks}
+        self._announce(self.trainer, BeforeSaveCheckpoint, checkpoint)
+        averaged = {"state_dict": checkpoint["state_dict"]} if average_checkpoint.KEY in checkpoint else {}
+        return {key: plain(value, key) for key, value in ({"hooks": checkpoint["hooks"]} | averaged).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load states that `state_dict` returned: now, or when the trainer is built."""
+        self._loaded = dict(state)
+        if self.trainer is not None:
+            self._load_states(self.trainer)
+
+    def _load_states(self, trainer: DrivenTrainer) -> None:
+        state, self._loaded = self._loaded, {}
+        if not state:
+            return
+        source, weights = f"the checkpoint of {self.host}", unwrap(trainer.model).state_dict()
+        checkpoint = {"meta": {}, "state_dict": weights, **state}
+        if "state_dict" in state:
+            checkpoint[average_checkpoint.KEY] = average_checkpoint.own_state(weights)
+        self._announce(trainer, AfterLoadCheckpoint, checkpoint)
+        with Rollback(source) as rollback:
+            steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], source)
+            load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+            rollback.commit(steps)
+        log_mismatches(trainer.hooks, checkpoint["hooks"], source)
+
+    def _announce(self, trainer: DrivenTrainer, event_type: type[Event], checkpoint: dict[str, Any]) -> None:
+        """Emit an event whose handlers may change the checkpoint."""
+        trainer.checkpoint = checkpoint
+        try:
+            trainer.announce(event_type, path=f"the checkpoint of {self.host}")
+        finally:
+            trainer.checkpoint = None
+
+    def end_run(self, error: BaseException | None = None) -> None:
+        """End the host's run: closing events, costs and writers are complete, and no thread is left."""
+        if self.trainer is not None and self.trainer.running:
+            try:
+                self.trainer.end_run(error)
+            finally:
+                self.bus.close()

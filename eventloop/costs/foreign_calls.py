@@ -1,0 +1,91 @@
+"""Measure calls of functions that are no handlers of the bus, such as the callbacks of another engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+from eventloop.costs.records import HandlerCost
+from eventloop.costs.timing import Timing
+
+Charge = Callable[[Literal["hooks"], float], None]
+
+
+class _Call(NamedTuple):
+    timing: Timing
+    in_iteration: bool
+
+
+class ForeignCalls:
+    """The calls of another engine's callbacks, by name and by the engine's name of the moment.
+
+        calls = ForeignCalls(clock.charge)
+        callback.on_train_batch_end = calls.measured(
+            callback.on_train_batch_end, "Timer.on_train_batch_end", "on_train_batch_end", in_iteration=True
+        )
+
+    Each call is clocked. All calls come from the training thread.
+
+    Args:
+        charge: counts the seconds of a call within an iteration in the hooks phase.
+    """
+
+    def __init__(self, charge: Charge) -> None:
+        self._charge = charge
+        self._calls: dict[tuple[str, str], _Call] = {}
+        self._within = 0  # calls under way, one within the other
+
+    def measured(
+        self, fn: Callable[..., Any], name: str, event: str, *, in_iteration: bool
+    ) -> Callable[..., Any]:
+        """Return a function that calls `fn` and measures the call.
+
+        Args:
+            name: of the row in the costs.
+            event: the engine's name of the moment at which it is called.
+            in_iteration: whether that moment belongs to a training iteration.
+        """
+
+        @wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._within += 1
+            began = perf_counter()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                self._within -= 1
+                self.add(name, event, perf_counter() - began, in_iteration=in_iteration)
+
+        return call
+
+    def add(self, name: str, event: str, seconds: float, *, in_iteration: bool) -> None:
+        """Add a call that has been clocked; the other arguments are those of `measured`."""
+        call = self._calls.get((name, event))
+        if call is None:
+            call = self._calls[name, event] = _Call(Timing(), in_iteration)
+        call.timing.add(seconds)
+        if in_iteration and not self._within:  # the call around it has this call's seconds
+            self._charge("hooks", seconds)
+
+    def add_row(self, name: str, event: str, timing: Timing, *, in_iteration: bool) -> None:
+        """Add a row of calls that a bridge clocks and charges by itself, in its own `timing`."""
+        self._calls[name, event] = _Call(timing, in_iteration)
+
+    def costs(self, wall: float) -> list[HandlerCost]:
+        """Return one record for each name and moment with a call.
+
+        Args:
+            wall: seconds of all iterations, of which `share` is a part.
+        """
+        return [_cost(*key, *call, wall) for key, call in self._calls.items() if call.timing.clocked]
+
+
+def _cost(name: str, event: str, timing: Timing, in_iteration: bool, wall: float) -> HandlerCost:
+    calls = timing.clocked
+    seconds = timing.estimate(calls)
+    return HandlerCost(
+        name=name, event=event, priority=50, calls=calls, seconds=seconds, in_iteration=in_iteration,
+        share=seconds / wall if wall and in_iteration else 0.0, times=timing.times(),
+    )  # fmt: skip

@@ -1,0 +1,64 @@
+"""Seed a program, and choose its device, in one line each."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import torch
+
+LARGEST_SEED = 2**32 - 1
+"""The largest seed that NumPy takes."""
+
+
+def seed_everything(seed: int, *, deterministic: bool = False) -> int:
+    """Seed the random generators of Python, NumPy and torch, on all devices, and return the seed.
+
+        seed_everything(42 + rank)
+
+    Call it before the model and the loaders are made. Loader workers get their seeds from torch's generator.
+    A checkpoint holds the states of all of these generators, so a resumed run needs no seed.
+
+    Args:
+        seed: 0 to 2**32 - 1, NumPy's range. Give each rank another one where ranks draw, as for dropout.
+        deterministic: also let torch use deterministic algorithms only, and raise where an operation has
+            none. It costs speed; see `torch.use_deterministic_algorithms`.
+
+    Raises:
+        TypeError, ValueError: `seed` is not an int in that range.
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise TypeError(f"seed must be an int, got {seed!r}")
+    if not 0 <= seed <= LARGEST_SEED:
+        raise ValueError(f"seed must be 0 to 2**32 - 1, NumPy's range, got {seed}")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is not deterministic
+        torch.backends.cudnn.benchmark = False
+        torch.use_deterministic_algorithms(True)
+    return seed
+
+
+def choose_device(device: str | torch.device | None) -> torch.device | None:
+    """Return a device; for "auto" the fastest kind that there is.
+
+    That is `cuda:LOCAL_RANK`, as torchrun numbers the processes of a machine, else mps, else the CPU.
+
+    Raises:
+        RuntimeError: torch knows no such device.
+        ValueError: `LOCAL_RANK` is beyond the machine's devices.
+    """
+    if device != "auto":
+        return None if device is None else torch.device(device)
+    if torch.cuda.is_available():
+        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        if rank >= count:
+            raise ValueError(
+                f'device="auto" means cuda:{rank} in this process, by LOCAL_RANK, but there are {count} CUDA '
+                "devices: start as many processes as there are devices, or pass device=..."
+            )
+        return torch.device("cuda", rank)
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

@@ -1,0 +1,233 @@
+"""Drive a run step by step, from any loop: `Trainer` inherits these methods, and its own loops call them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+from eventloop.data.position import Within
+from eventloop.evaluation.schedule import Evaluate
+from eventloop.events import (
+    AfterTestIter,
+    AfterTrainIter,
+    AfterValIter,
+    BeforeTestIter,
+    BeforeTrainIter,
+    BeforeValIter,
+)
+from eventloop.stops.stopping import Pass
+from eventloop.training.protocols import LoopTrainer
+from eventloop.training.scopes import EpochScope, EvalScope, RunScope, TrainScope
+
+EVAL_ITERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
+    "val": (BeforeValIter, AfterValIter),
+    "test": (BeforeTestIter, AfterTestIter),
+}
+"""The events around an iteration of an evaluation, by mode."""
+
+
+class SkipIteration(Exception):
+    """Raise this in a handler of `before_train_iter` to skip the batch. No iteration is counted."""
+
+
+class LoopSteps(LoopTrainer):
+    """The loop as steps, for a loop that fetches the batches itself.
+
+        trainer.begin_run()
+        try:
+            for epoch in range(3):
+                trainer.begin_epoch()
+                for batch in loader:
+                    if trainer.begin_iter(batch):
+                        stop = trainer.end_iter({"loss": loss_of(batch)})
+                        ...
+                trainer.end_epoch()
+                trainer.begin_val()
+                trainer.end_val({"accuracy": evaluate()})
+        except BaseException as error:
+            trainer.end_run(error)
+            raise
+        trainer.end_run()
+
+    Each step emits its events, in the order in which `train()` emits them. Moving data to the device,
+    `model.train()` and `model.eval()` are left to the loop. Call all steps on one thread.
+    """
+
+    passing: Pass | None
+    within: Within
+    _open: list[tuple[str, ExitStack]]
+    """The parts of the run that steps have begun, each with its scopes."""
+    _evaluated: tuple[EvalScope, EpochScope]
+    """The scopes of the evaluation that `begin_val` has begun."""
+
+    def begin_run(self, *, training: bool = True) -> None:
+        """Begin a run and its training: emit `before_run` and `before_train`.
+
+        Args:
+            training: False for a run that only evaluates, which has no `before_train`.
+
+        Raises:
+            RuntimeError: the trainer is in a run already.
+        """
+        self.refuse_within("begin_run")
+        self._enter("run", RunScope(self), *([TrainScope(self)] if training else []))
+
+    def begin_epoch(self, length: int | None = None) -> None:
+        """Begin an epoch: emit `before_train_epoch`.
+
+        Args:
+            length: the number of batches of the epoch; None if it is unknown.
+
+        Raises:
+            RuntimeError: it is called outside a run, or within an epoch.
+        """
+        if not self.running or self.passing is not None:
+            raise RuntimeError(_order("begin_epoch", "after begin_run() or end_epoch()"))
+        self._enter("epoch", EpochScope(self, "train"))
+        self.position.length = length
+        self.passing = Pass(self.stops, length, endless=length is None, trains=True)
+        self.clock.begin_pass()
+
+    def begin_iter(self, batch: Any) -> bool:
+        """Begin an iteration with its batch: emit `before_train_iter`.
+
+        Returns:
+            False if a handler skips the batch by `SkipIteration`. Then fetch the next batch, without
+            `end_iter`.
+
+        Raises:
+            RuntimeError: it is called outside an epoch.
+        """
+        if self.passing is None:
+            raise RuntimeError(_order("begin_iter", "after begin_epoch() or end_iter()"))
+        self.batch, self.outputs = batch, None
+        self.clock.end_data()
+        self.metrics.in_iteration = True
+        try:
+            self.announce(BeforeTrainIter, batch_idx=self.batch_idx)
+        except SkipIteration:
+            self._skip_batch()
+            return False
+        self.clock.begin_forward()
+        return True
+
+    def _skip_batch(self) -> None:
+        self.clock.skip()
+        self.batch_idx += 1
+        self.metrics.in_iteration = False
+        if self.by_epoch and self.passing is not None:
+            self.passing.stops(self.batch_idx)
+
+    def end_iter(self, outputs: Any) -> bool:
+        """End an iteration: emit `after_train_iter`, in which an optimizer hook makes its step, and count it.
+
+        Args:
+            outputs: of the forward pass, a mapping with `loss`; None where the loop has none.
+
+        Returns:
+            True if the loop must end here, because a handler, a signal or another rank asked for a stop.
+
+        Raises:
+            RuntimeError: `begin_iter` has not begun an iteration.
+        """
+        if self.passing is None or not self.metrics.in_iteration:
+            raise RuntimeError(_order("end_iter", "after begin_iter()"))
+        self.outputs = outputs
+        self.clock.end_forward()
+        if not self.steps_in_hook:
+            self.within = "iter"
+        try:
+            self.announce(AfterTrainIter, batch_idx=self.batch_idx)
+        except BaseException:
+            if self.within:  # the step was made: a run that goes on must not repeat it
+                self.completed_iteration()
+            raise
+        self.completed_iteration()
+        self.bus.poll(self)
+        self.clock.end()
+        self.passing.stops(self.batch_idx)
+        self.clock.begin()
+        return self.stopping
+
+    def end_epoch(self) -> None:
+        """End the epoch: emit `after_train_epoch`, and count it unless a stop has cut it short.
+
+        Raises:
+            RuntimeError: no epoch was begun, or an evaluation within it was not ended.
+        """
+        scopes = self._begun("epoch")
+        if self.passing is not None:
+            self.passing.end(self.batch_idx)
+        scopes.close()
+
+    def begin_val(self, mode: Evaluate = "val") -> None:
+        """Begin an evaluation, between two iterations or epochs: emit `before_val` and `before_val_epoch`.
+
+        Its time belongs to no iteration.
+
+        Args:
+            mode: "val", or "test" for the events of a test.
+
+        Raises:
+            RuntimeError: it is called outside a run, or within an evaluation.
+        """
+        if not self.running or self.mode != "train":
+            raise RuntimeError(_order("begin_val", "after begin_run(), end_iter() or end_epoch()"))
+        self._evaluated = EvalScope(self, mode), EpochScope(self, mode)
+        self._enter("evaluation", self.clock.excluding(), *self._evaluated)
+
+    def begin_val_iter(self, batch: Any, batch_idx: int) -> None:
+        """Begin an iteration of an evaluation: emit `before_val_iter`, or `before_test_iter`."""
+        self.batch = batch
+        self.announce(EVAL_ITERATIONS[self.mode][0], batch_idx=batch_idx)
+
+    def end_val_iter(self, outputs: Any, batch_idx: int) -> None:
+        """End an iteration of an evaluation: emit `after_val_iter`, or `after_test_iter`."""
+        self.outputs = outputs
+        self.announce(EVAL_ITERATIONS[self.mode][1], batch_idx=batch_idx)
+        self.bus.poll(self)
+
+    def end_val(self, metrics: Mapping[str, float]) -> None:
+        """End the evaluation: emit `after_val_epoch` and `after_val` with its metrics.
+
+        Raises:
+            RuntimeError: no evaluation was begun.
+        """
+        scopes = self._begun("evaluation")
+        for scope in self._evaluated:
+            scope.metrics, scope.complete = dict(metrics), True
+        scopes.close()
+
+    def end_run(self, error: BaseException | None = None) -> None:
+        """End the run, and whatever is open in it: emit the closing events, and deliver all of them.
+
+        Args:
+            error: the error that ended the loop. It is not raised here.
+        """
+        whole = ExitStack()
+        for _, scopes in self._open:
+            whole.push(scopes)
+        self._open.clear()
+        if error is None:
+            whole.close()
+        else:
+            whole.__exit__(type(error), error, error.__traceback__)
+
+    def _enter(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
+        """Enter the scopes of a part of the run. If one cannot be entered, leave those before it."""
+        with ExitStack() as entered:
+            for scope in scopes:
+                entered.enter_context(scope)
+            self._open.append((part, entered.pop_all()))
+
+    def _begun(self, part: str) -> ExitStack:
+        """Take the scopes of the part of the run that was begun last."""
+        if not self._open or self._open[-1][0] != part:
+            last = f"the {self._open[-1][0]} was begun last" if self._open else "no run was begun"
+            raise RuntimeError(f"expected the end of a part that was begun, got that of the {part}: {last}")
+        return self._open.pop()[1]
+
+
+def _order(step: str, place: str) -> str:
+    return f"{step}() belongs {place}: see the order of steps in the documentation of Trainer.begin_run"

@@ -1,0 +1,281 @@
+"""The bus in a runner of MMEngine."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+pytest.importorskip("mmengine", reason="mmengine is not installed: pip install 'torch-eventloop[mmengine]'")
+
+with warnings.catch_warnings():  # of torch.jit, when torch.distributed.optim is imported
+    warnings.simplefilter("ignore")
+    import mmengine.runner
+
+import mmengine.hooks
+from mmengine.evaluator import BaseMetric
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from torch.utils.data import DataLoader, default_collate
+
+from eventloop import Bus
+from eventloop.bridges.mmengine import EventLoopHook
+from eventloop.costs.records import read_costs
+from eventloop.hooks import EMAHook, OptimizerHook
+from eventloop.writers import JSONLWriter
+from tests.support.trainers import samples, tiny_model
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
+
+
+class Model(BaseModel):  # type: ignore[misc]
+    """The tiny model with MMEngine's interface."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tiny_model()
+
+    def forward(self, inputs: Any, target: Any, mode: str = "tensor") -> Any:
+        out = self.net(inputs)
+        if mode == "loss":
+            return {"loss": F.cross_entropy(out, target)}
+        return [{"right": float((out.argmax(1) == target).float().mean())}]
+
+
+class Accuracy(BaseMetric):  # type: ignore[misc]
+    """The mean of what the model says."""
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.results += [sample["right"] for sample in data_samples]
+
+    def compute_metrics(self, results: list[float]) -> dict[str, float]:
+        return {"accuracy": sum(results) / len(results)}
+
+
+def loader(count: int) -> DataLoader[Any]:
+    return DataLoader(samples(count * 4), batch_size=4, collate_fn=default_collate)
+
+
+def runner(work_dir: Path, *hooks: Any, epochs: int = 2, **changes: Any) -> Runner:
+    """A small training as MMEngine's documentation writes it."""
+    torch.manual_seed(3)
+    options: dict[str, Any] = {
+        "model": Model(),
+        "work_dir": str(work_dir / "mm"),
+        "train_dataloader": loader(4),
+        "train_cfg": {"by_epoch": True, "max_epochs": epochs, "val_interval": 1},
+        "val_dataloader": loader(1), "val_cfg": {}, "val_evaluator": [Accuracy()],
+        "optim_wrapper": {"type": "OptimWrapper", "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}},
+        "custom_hooks": list(hooks), "default_hooks": {"logger": {"type": "LoggerHook", "interval": 2}},
+        "default_scope": "mmengine", "log_level": "ERROR", "experiment_name": f"r{id(work_dir)}{perf_counter()}",
+        "randomness": {"seed": 3},
+        **changes,
+    }  # fmt: skip
+    return Runner(**options)
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [{"type": "OptimWrapper"}, {"type": "OptimWrapper", "accumulative_counts": 2}, {"type": "AmpOptimWrapper", "dtype": "bfloat16", "loss_scale": 1.0}],
+    ids=["plain", "accumulated", "amp"],
+)  # fmt: skip
+def test_weights_are_those_without_the_bridge(tmp_path: Path, wrapper: dict[str, Any]) -> None:
+    """The weights of a training with the bridge are bitwise those without it."""
+    if wrapper["type"] == "AmpOptimWrapper" and not torch.cuda.is_available():
+        pytest.skip("MMEngine's AmpOptimWrapper needs a device")
+    wrapper = {**wrapper, "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}}
+    ride = EventLoopHook(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
+
+    alone = runner(tmp_path, optim_wrapper=dict(wrapper)).train()
+    ours = runner(tmp_path, ride, optim_wrapper=dict(wrapper)).train()
+
+    assert all(torch.equal(a, b) for a, b in zip(alone.parameters(), ours.parameters(), strict=True))
+
+
+def test_events_and_their_counters(tmp_path: Path) -> None:
+    """A run emits the events of a training and its validations in order, with its counters."""
+    ride = EventLoopHook(work_dir=tmp_path)
+    rows: list[tuple[Any, ...]] = []
+
+    @ride.bus.on("*")
+    def note(event: Any) -> None:
+        if hasattr(event, "epoch"):
+            rows.append((type(event).__name__, event.iter, event.epoch, event.max_iters))
+
+    runner(tmp_path, ride, epochs=1, train_dataloader=loader(2)).train()
+
+    step = ["BeforeTrainIter", "AfterBackward", "BeforeOptimizerStep", "AfterOptimizerStep", "AfterTrainIter"]
+    val = ["BeforeVal", "BeforeValEpoch", "BeforeValIter", "AfterValIter", "AfterValEpoch", "AfterVal"]
+    found = [row[0] for row in rows if "Checkpoint" not in row[0]]
+    assert found == [
+        "BeforeRun", "BeforeTrain", "BeforeTrainEpoch", *step, *step, "AfterTrainEpoch", *val, "AfterTrain", "AfterRun",
+    ]  # fmt: skip
+    assert [row[1:] for row in rows if row[0] == "AfterTrainIter"] == [(0, 0, 2), (1, 0, 2)]
+    assert (after_val := ride.bus.latest("after_val_epoch")) is None or "accuracy" in after_val.metrics
+
+
+def test_what_is_logged(tmp_path: Path) -> None:
+    """Writers get the losses, the rates, the metrics of validations and what hooks put into the message hub."""
+
+    class Puts(mmengine.hooks.Hook):  # type: ignore[misc]
+        def after_train_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
+            runner.message_hub.update_scalar("train/mine", batch_idx)
+
+    ride = EventLoopHook(writers=[JSONLWriter()])
+
+    runner(tmp_path, Puts(), ride).train()
+
+    lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
+    assert {"loss", "lr", "mine", "accuracy"} <= set().union(*lines)
+
+
+class Slow(mmengine.hooks.Hook):  # type: ignore[misc]
+    """A hook that works for some time, by a clock of its own."""
+
+    seconds = 0.0
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        began = perf_counter()
+        while perf_counter() - began < 2e-3:
+            pass
+        self.seconds += perf_counter() - began
+
+
+def test_each_hook_has_its_cost(tmp_path: Path) -> None:
+    """Every hook of the runner has a row in the costs, within 2 % of a clock of its own; its methods are put back."""
+    slow = Slow()
+
+    runner(tmp_path, slow, EventLoopHook(work_dir=tmp_path)).train()
+
+    costs = {cost.name: cost for cost in read_costs(tmp_path).handlers}
+    assert costs["Slow.after_train_iter"].seconds == pytest.approx(slow.seconds, rel=0.02)
+    assert costs["Slow.after_train_iter"].in_iteration
+    assert "CheckpointHook.after_train_epoch" in costs
+    assert read_costs(tmp_path).phases.backward > 0
+    assert "after_train_iter" not in vars(slow)
+
+
+@pytest.mark.parametrize("by_epoch", [True, False])
+def test_a_stop_ends_the_runner(tmp_path: Path, by_epoch: bool) -> None:
+    """`trainer.stop` in a handler ends the runner as its own early stopping does."""
+    ride = EventLoopHook(work_dir=tmp_path)
+    ride.bus.on("after_train_iter", start=2)(lambda trainer, event: trainer.stop("enough"))
+    cfg = (
+        {"by_epoch": True, "max_epochs": 9}
+        if by_epoch
+        else {"by_epoch": False, "max_iters": 99, "val_interval": 50}
+    )
+
+    mm = runner(tmp_path, ride, train_cfg=cfg)
+    mm.train()
+
+    assert mm.iter == (4 if by_epoch else 3)  # MMEngine finishes its epoch
+    assert read_costs(tmp_path).outcome == "enough"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad batch"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
+)
+def test_an_error_of_the_host(tmp_path: Path, error: BaseException) -> None:
+    """An error in the runner reaches the caller as it is; events, writers and costs are complete."""
+
+    class Fails(mmengine.hooks.Hook):  # type: ignore[misc]
+        def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+            if runner.iter == 3:
+                raise error
+
+    ride = EventLoopHook(writers=[JSONLWriter()], work_dir=tmp_path)
+
+    with pytest.raises(type(error)) as raised:
+        runner(tmp_path, Fails(), ride).train()
+
+    assert raised.value is error
+    assert ride.bus.closed
+    assert read_costs(tmp_path).complete
+    assert "loss" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_states_of_hooks_are_in_the_runners_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A runner that resumes gives the hooks their states back: an average goes on where it was."""
+    monkeypatch.setenv(
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"
+    )  # MMEngine's checkpoints have objects of its own
+    first, second = EMAHook(momentum=0.5), EMAHook(momentum=0.5)
+    runner(tmp_path, EventLoopHook(hooks=[first], work_dir=tmp_path), epochs=2).train()
+    expected = [weight.clone() for weight in first.ema_model.module.parameters()]
+    ride = EventLoopHook(hooks=[second], work_dir=tmp_path)
+    loaded: list[torch.Tensor] = []
+
+    @ride.bus.on("before_train_epoch")
+    def look(trainer: Any, event: Any) -> None:
+        loaded.extend(weight.clone() for weight in second.ema_model.module.parameters())
+
+    mm = runner(tmp_path, ride, epochs=3, resume=True, load_from=str(tmp_path / "mm" / "epoch_2.pth"))
+    mm.train()
+
+    assert all(torch.equal(a, b) for a, b in zip(expected, loaded, strict=True))
+    assert ride.trainer.iter == 12
+
+
+def test_a_validation_alone(tmp_path: Path) -> None:
+    """`runner.val()` is a run with a validation and without a training."""
+    ride = EventLoopHook(work_dir=tmp_path)
+    seen: list[str] = []
+    ride.bus.subscribe(
+        lambda event: seen.append(type(event).__name__),
+        "before_run",
+        "before_train",
+        "after_val",
+        "after_run",
+    )
+
+    runner(tmp_path, ride).val()
+
+    assert seen == ["BeforeRun", "AfterVal", "AfterRun"]
+
+
+def test_built_from_a_config(tmp_path: Path) -> None:
+    """A config builds the hook by its name, as MMEngine's configs do."""
+    mm = runner(tmp_path, {"type": "EventLoopHook", "work_dir": str(tmp_path)})
+
+    mm.train()
+
+    assert read_costs(tmp_path).phases.iterations == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: EventLoopHook(hooks=[OptimizerHook()]), ValueError, "OptimizerHook does backward .* MMEngine does"),
+        (lambda: EventLoopHook(cast(Any, 3)), TypeError, "bus must be a Bus, .* got 3"),
+        (lambda: EventLoopHook(writers=cast(Any, "jsonl")), TypeError, "writers must be a list, got 'jsonl'"),
+        (lambda: EventLoopHook(work_dir=cast(Any, 3)), TypeError, "work_dir must be a path, .* got 3"),
+        (
+            lambda: EventLoopHook(Bus()).bus.on("optimizer_step_skipped")(print),
+            ValueError, "optimizer_step_skipped, which this bus never has",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_arguments(call: Callable[[], Any], error: type[Exception], words: str) -> None:
+    """A bad argument is refused at its line, with what was expected and what came."""
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_two_bridges(tmp_path: Path) -> None:
+    """A second bridge in one runner is refused when the run begins."""
+    with pytest.raises(ValueError, match="the runner has two EventLoopHooks"):
+        runner(tmp_path, EventLoopHook(), EventLoopHook()).train()
