@@ -173,6 +173,11 @@ class CheckpointHook(Hook):
         """The best score of the first metric of `save_best`."""
         return self.retention.of_first_metric()
 
+    @property
+    def best_metrics(self) -> BestMetrics:
+        """The metrics whose best checkpoints are kept, each with its rule."""
+        return self._watched
+
     def check(self, trainer: Trainer) -> None:
         """Choose the unit and the directory, and refuse a trainer that the hook cannot serve.
 
