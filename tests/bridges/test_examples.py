@@ -12,7 +12,7 @@ from tests.test_examples import EXAMPLES
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("host", ["ignite", "mmengine"])
+@pytest.mark.parametrize("host", ["ignite", "mmengine", "transformers"])
 def test_example(host: str) -> None:
     """The example of a host trains, and its handlers print losses."""
     if find_spec(host) is None:
