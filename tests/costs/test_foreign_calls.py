@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.step_clock import StepClock
 
@@ -79,7 +80,7 @@ def test_charged_seconds_change_their_phase(where: str, monkeypatch: pytest.Monk
     def after(seconds: float) -> None:
         now[0] += seconds
 
-    clock.begin_run(0, None)
+    clock.begin_run(0, None, Bus().signal)
     clock.begin_pass()
     after(4.0)
     if where == "between two steps":
