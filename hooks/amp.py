@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -229,8 +229,8 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {**super().state_dict(), "scaler": scaler}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved loss scale and window, and return a function that loads them.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved loss scale and window.
 
         The factors by which the scale grows and shrinks stay those given to this hook.
 
@@ -238,16 +238,10 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             CheckpointError: `state` does not have the fields of this hook's state.
             ValueError: `state` is from a run with another loss scaling, or its gradients do not fit.
         """
-        take_gradients, scaler = super().prepare_state(state), self._scaler
-        if scaler is None:
-            return take_gradients
-        saved = read_as(_State, state, f"{type(self).__name__} cannot take its state").scaler
-
-        def take() -> None:
-            take_gradients()
-            scaler.load_state_dict({**scaler.state_dict(), **msgspec.structs.asdict(saved)})
-
-        return take
+        super().load_state_dict(state)
+        if self._scaler is not None:
+            saved = read_as(_State, state, f"{type(self).__name__} cannot take its state").scaler
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **msgspec.structs.asdict(saved)})
 
 
 class _Scaler(msgspec.Struct):

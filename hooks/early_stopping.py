@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -199,25 +199,21 @@ class EarlyStoppingHook(Hook):
             "invalid": self._invalid,
         }  # fmt: skip
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved state, from which counting goes on; scores of another metric are ignored.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, from which counting goes on; scores of another metric are ignored.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
         saved = read_as(_State, state, "EarlyStoppingHook cannot take its state")
-
-        def take() -> None:
-            if (saved.monitor, saved.rule) != (self._monitor, self._rule):
-                logger.warning(
-                    "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
-                    "(%s): counting begins again",
-                    saved.monitor, saved.rule, self._monitor, self._rule,
-                )  # fmt: skip
-                return
-            self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
-
-        return take
+        if (saved.monitor, saved.rule) != (self._monitor, self._rule):
+            logger.warning(
+                "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
+                "(%s): counting begins again",
+                saved.monitor, saved.rule, self._monitor, self._rule,
+            )  # fmt: skip
+            return
+        self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
 
 
 class _State(msgspec.Struct):

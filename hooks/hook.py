@@ -123,33 +123,14 @@ class Hook(Points):
         """Return the hook's state as plain values and tensors."""
         return {}
 
-    @property
-    def loads_itself(self) -> bool:
-        """True when the class has its own `load_state_dict`, which may fail after it has loaded a part."""
-        return type(self).load_state_dict is not Hook.load_state_dict
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned.
 
-        `Trainer.resume` calls this before the model, the optimizer and the counters are loaded. If this or a
-        later hook raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
+        `Trainer.resume` calls this before the optimizer, the counters and the model are loaded. If this or a
+        later part raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
         still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
         but the hook: other objects are not restored.
         """
-        self.prepare_state(state)()
-
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a state that `state_dict` returned, and return a function that loads it and cannot fail.
-
-            def prepare_state(self, state):
-                patience = int(state["patience"])
-                return lambda: setattr(self, "patience", patience)
-
-        Must change nothing. A hook that overrides this in place of `load_state_dict` needs no rollback:
-        `Trainer.resume` calls the returned function last, when no part of the checkpoint can be refused any
-        more.
-        """
-        return lambda: None
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the course of a training, by the names of the arguments.

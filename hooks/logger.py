@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -213,17 +213,14 @@ class LoggerHook(Hook):
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check saved values of the statistics; statistics without saved values start empty.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load saved values of the statistics; statistics without saved values start empty.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        return (
-            super().prepare_state(state)
-            if self._statistics is None
-            else self._statistics.prepare_state(state)
-        )
+        if self._statistics is not None:
+            self._statistics = self._statistics.loaded(state)
 
     def _copy_logs(
         self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object

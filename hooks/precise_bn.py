@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -205,14 +204,13 @@ class PreciseBN(Hook):
         """Return the layers of a pass that a stop cut short."""
         return {"missed": list(self._missed)}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved state, whose missed pass is made when training begins.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, whose missed pass is made when training begins.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        missed = read_as(_State, state, "PreciseBN cannot take its state").missed
-        return partial(setattr, self, "_missed", missed)
+        self._missed = read_as(_State, state, "PreciseBN cannot take its state").missed
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
         step = trainer.custom_step

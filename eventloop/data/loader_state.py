@@ -15,14 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from eventloop.data.rng import (
-    check_states,
-    generators_in,
-    put_states,
-    rng_state,
-    set_rng_state,
-    states_of,
-)
+from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
 
@@ -96,11 +89,6 @@ def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> 
     """Return the places of a loader's generators that `set_generators` does not restore."""
     own = states_of(_generators(loader))
     return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
-
-
-def check_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
-    """Check the states of a loader's own generators: load them into temporary ones, which may raise."""
-    check_states(_generators(loader), states)
 
 
 def saves_itself(loader: Any) -> bool:

@@ -36,24 +36,13 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restore the global generators from a state that `rng_state` returned."""
-    _put_global(state, random, np.random, torch.default_generator)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(_words(words).tolist()), gauss))
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, _words(words), *rest))
+    torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
     for index, device in _of_devices(state):
         torch.cuda.set_rng_state(device, index)
-
-
-def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Check a state of `rng_state`: load it into temporary generators, which raise for a wrong state."""
-    _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
-    for index, device in _of_devices(state):
-        torch.Generator(f"cuda:{index}").set_state(device)
-
-
-def _put_global(state: Mapping[str, Any], python: Any, numpy: Any, cpu: torch.Generator) -> None:
-    version, words, gauss = state["python"]
-    python.setstate((version, tuple(_words(words).tolist()), gauss))
-    name, words, *rest = state["numpy"]
-    numpy.set_state((name, _words(words), *rest))
-    cpu.set_state(state["torch"].clone())  # torch reads a state from the start of its storage
 
 
 def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -76,11 +65,6 @@ def module_generators(model: torch.nn.Module) -> dict[str, Any]:
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     """Restore the modules' generators that have a state of their name and kind from `module_generators`."""
     put_states(_of_modules(model), saved)
-
-
-def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Check the states of the modules' generators: load them into temporary ones, which may raise."""
-    check_states(_of_modules(model), saved)
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
@@ -127,19 +111,9 @@ def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
 
 def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Restore each generator for which a state of the same kind was saved under the same place."""
-    for generator, state in _matching(generators, saved):
-        _put(generator, state)
-
-
-def check_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Check the states that `put_states` restores: load them into temporary generators, which may raise."""
-    for generator, state in _matching(generators, saved):
-        _put(_like(generator), state)
-
-
-def _matching(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> list[tuple[Any, list[Any]]]:
-    pairs = [(generator, saved[place]) for place, generator in generators.items() if place in saved]
-    return [(generator, state[1:]) for generator, state in pairs if state[0] == _kind(generator)]
+    for place, generator in generators.items():
+        if place in saved and saved[place][0] == _kind(generator):
+            _put(generator, saved[place][1:])
 
 
 def _kind(generator: _Own) -> str:
@@ -149,18 +123,6 @@ def _kind(generator: _Own) -> str:
     if isinstance(generator, np.random.RandomState):
         return f"RandomState({type(getattr(generator, '_bit_generator', None)).__name__})"
     return f"torch.{generator.device.type}" if isinstance(generator, torch.Generator) else "python"
-
-
-def _like(generator: Any) -> Any:
-    """Make a temporary generator that accepts the states of the given one."""
-    if isinstance(generator, torch.Generator):
-        return torch.Generator(generator.device)
-    if isinstance(generator, np.random.Generator):
-        return np.random.Generator(type(generator.bit_generator)())
-    if isinstance(generator, np.random.RandomState):
-        made_of: Any = generator.get_state(legacy=False)
-        return np.random.RandomState(getattr(np.random, made_of["bit_generator"])())
-    return random.Random()
 
 
 def _has_state(generator: _Own) -> bool:
