@@ -17,7 +17,7 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
 from eventloop.state.schema import Count, read_as
-from eventloop.util.checks import at_least, check_bools, check_metric
+from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ class EarlyStoppingHook(Hook):
         check_metric("monitor", monitor)
         at_least("patience", patience, 0)
         check_bools(strict=strict, check_finite=check_finite)
-        _check_numbers(min_delta, stopping_threshold)
+        number("min_delta", min_delta, least=0)
+        if stopping_threshold is not None:
+            number("stopping_threshold", stopping_threshold)
         if rule is not None:
-            _check_word("rule", rule, ["greater", "less"])
-        _check_word("delta_mode", delta_mode, ["abs", "rel"])
+            check_choice("rule", rule, ("greater", "less"))
+        check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
         """A score times this is better when it is greater."""
@@ -232,21 +234,3 @@ def _of_rank_0(score: float) -> float:
     scores = [score]
     dist.broadcast_object_list(scores, src=0)
     return scores[0]
-
-
-def _check_word(what: str, word: object, known: list[str]) -> None:
-    if word not in known:
-        raise ValueError(f"unknown {what} {word!r}{suggest(str(word), known)}")
-
-
-def _check_numbers(min_delta: object, threshold: object) -> None:
-    given = {"min_delta": min_delta}
-    if threshold is not None:
-        given["stopping_threshold"] = threshold
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        if not isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
-        if name == "min_delta" and value < 0:
-            raise ValueError(f"min_delta must be at least 0, got {value}")

@@ -15,13 +15,11 @@ from eventloop.optim.param_groups import (
     check_has_value,
     groups_of,
     initial_value,
-    number,
     read_value,
     write_value,
 )
 from eventloop.optim.schedulers import build_schedulers
-from eventloop.util.checks import check_bools, length_of, positive
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_bools, check_choice, length_of, number, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -50,14 +48,11 @@ class ParamUpdaterHook(Hook):
 
     def __post_init__(self) -> None:
         """Check the arguments, and make the formula from those of the policy."""
-        if not isinstance(self.by_epoch, bool):
-            raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {self.by_epoch!r}")
+        check_bools(by_epoch=self.by_epoch, warmup_by_epoch=self.warmup_by_epoch)
         if self.counts_iterations and self.by_epoch:
             raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")
-        check_bools(warmup_by_epoch=self.warmup_by_epoch)
         if self.warmup is not None:
-            if self.warmup not in WARMUPS:
-                raise ValueError(f"unknown warmup {self.warmup!r}{suggest(str(self.warmup), [*WARMUPS])}")
+            check_choice("warmup", self.warmup, WARMUPS)
             positive("warmup_iters", self.warmup_iters)
             number("warmup_ratio", self.warmup_ratio, above=0, most=1)
         self._initial_name = f"initial_{self.param_name}"

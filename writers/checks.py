@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from eventloop.background.queues.options import LaneOptions
 from eventloop.bus.subscription import check_budget, check_lane
 from eventloop.events.catalogue import find_event, several
+from eventloop.util.checks import check_choice
 
 
 class WriteMethods(Protocol):
@@ -41,8 +42,7 @@ def check_offload(offload: Any) -> str:
     Raises:
         ValueError: `offload` is another value.
     """
-    if offload not in OFFLOADS:
-        raise ValueError(f"offload must be one of {', '.join(map(repr, OFFLOADS))}, got {offload!r}")
+    check_choice("offload", offload, OFFLOADS)
     checked: str = offload
     return checked
 

@@ -38,7 +38,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.util.checks import check_path
+from eventloop.util.checks import check_path, check_seconds
 from eventloop.util.surrogates import escaped
 from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
@@ -98,7 +98,9 @@ class EventLogWriter(Writer):
         check_path("filename", filename)
         self.filename = filename
         self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
-        self.fsync_interval = _check_interval(fsync_interval)
+        if fsync_interval is not None:
+            check_seconds("fsync_interval", fsync_interval, zero=True)
+        self.fsync_interval = fsync_interval
         self.name = name
         self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
@@ -299,13 +301,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _check_interval(interval: Any) -> float | None:
-    if interval is None:
-        return None
-    if isinstance(interval, bool) or not isinstance(interval, int | float):
-        raise TypeError(f"fsync_interval must be a number of seconds or None, got {interval!r}")
-    if not 0 <= interval < threading.TIMEOUT_MAX:
-        raise ValueError(f"fsync_interval must be 0 seconds or more, got {interval}")
-    return float(interval)

@@ -20,7 +20,7 @@ from eventloop.metrics.reduce import WAIT_SECONDS, Reduced
 from eventloop.metrics.rows import Row
 from eventloop.metrics.statistics_windows import Result, Window, window_of
 from eventloop.state.schema import read_as
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_keys
 
 logger = logging.getLogger("eventloop")
 
@@ -40,8 +40,7 @@ class Statistic:
     def __init__(self, config: object) -> None:
         if not isinstance(config, Mapping):
             raise TypeError(f"an entry of custom_cfg must be a dict(data_src=..., ...), got {config!r}")
-        if unknown := [key for key in config if key not in _KEYS]:
-            raise ValueError(f"an entry of custom_cfg has no {unknown[0]!r}{suggest(str(unknown[0]), _KEYS)}")
+        check_keys("an entry of custom_cfg", config, _KEYS)
         if "data_src" not in config:
             raise ValueError(
                 f"an entry of custom_cfg needs data_src, the name of a logged scalar, got {dict(config)!r}"
