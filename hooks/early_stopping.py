@@ -9,13 +9,13 @@ from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch.distributed as dist
 
 from eventloop.checkpoint.retention.best import Rule, infer_rule
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
+from eventloop.resume.ranks import of_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
 from eventloop.util.suggest import suggest
@@ -153,7 +153,7 @@ class EarlyStoppingHook(Hook):
         if type(score) is not float:
             score = float(score)
         if trainer.world_size > 1:
-            score = _of_rank_0(score)
+            score = of_rank_0(score)  # a rank that stops alone makes the others wait forever
         if isfinite(score):
             signed = score * self._sign
         elif self._check_finite:
@@ -224,13 +224,3 @@ class _State(msgspec.Struct):
     best: float | None
     wait: Count
     invalid: str
-
-
-def _of_rank_0(score: float) -> float:
-    """Return rank 0's score on every rank.
-
-    An unreduced metric differs between ranks, and a rank that stops alone makes the others wait forever.
-    """
-    scores = [score]
-    dist.broadcast_object_list(scores, src=0)
-    return scores[0]

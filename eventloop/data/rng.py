@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from eventloop.state.rollback import same_state
+
 _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
@@ -54,7 +56,7 @@ def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
 
 def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return which of "python", "numpy" and "torch" differ in two states of `rng_state`."""
-    return [name for name in ("python", "numpy", "torch") if not _same(before[name], after[name])]
+    return [name for name in ("python", "numpy", "torch") if not same_state(before[name], after[name])]
 
 
 def module_generators(model: torch.nn.Module) -> dict[str, Any]:
@@ -167,14 +169,6 @@ def _as_arrays(state: Any, like: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.numpy().view(like.dtype).copy()
     return state
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
 
 
 def _tensor(words: Any) -> torch.Tensor:
