@@ -20,11 +20,9 @@ from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER
 from eventloop.events import (
     COMPLETED,
     AfterBackward,
-    AfterOptimizerStep,
     AfterTrain,
     AfterTrainEpoch,
     AfterTrainIter,
-    BeforeOptimizerStep,
     BeforeSaveCheckpoint,
     BeforeTrain,
     BeforeTrainIter,
@@ -84,8 +82,6 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         super().__init__(grad_clip, detect_anomalous_params)
         positive("cumulative_iters", cumulative_iters)
         self._cumulative_iters = cumulative_iters
-        self._count = 0
-        """Iterations whose gradients wait for the step."""
         self._divisor = 1
         """The number of iterations of this window, by which its losses are divided."""
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -184,7 +180,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             trainer.within = "iter"  # the gradients are added: an error must not repeat the batch
             if not self._schedulers_allowed:
                 self._allow_schedulers()
-        if trainer.bus.wants(AfterBackward):
+        if self._wanted[AfterBackward]:
             self._announce(trainer, AfterBackward)
         if ends:
             self._step(trainer)
@@ -246,23 +242,6 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         """Reshard after a forward pass without a backward; FSDP2 would keep its weights beyond the step."""
         for module in self._fsdp:
             module.reshard()
-
-    def _step(self, trainer: Trainer) -> None:
-        """End the window with a step; after an error before the step, only the step is repeated."""
-        if self._clip is not None:
-            self._clip_gradients(trainer)
-        wants = trainer.bus.wants
-        if wants(BeforeOptimizerStep):
-            self._announce(trainer, BeforeOptimizerStep)
-        copying = trainer.copying
-        for optimizer in self._optimizers:
-            if id(optimizer) not in copying.waited:
-                copying.before_step(optimizer)
-            optimizer.step()
-            self._count = 0  # set even if the step of a later optimizer fails: this step is not made twice
-            trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
-        if wants(AfterOptimizerStep):
-            self._announce(trainer, AfterOptimizerStep)
 
     def _rescale_gradients(self, trainer: Trainer) -> None:
         """Rescale gradients to the actual number of iterations, and average them over ranks."""
