@@ -36,17 +36,6 @@ _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch")
 _TRAINER_NAMES = ("trainer", "runner")
 
 
-def check_offload(offload: Any) -> str:
-    """Return `offload` if it is one of `OFFLOADS`.
-
-    Raises:
-        ValueError: `offload` is another value.
-    """
-    check_choice("offload", offload, OFFLOADS)
-    checked: str = offload
-    return checked
-
-
 def check_signatures(cls: type, base: type) -> None:
     """Refuse a writer class whose methods do not accept the arguments that `base` declares.
 
@@ -103,7 +92,7 @@ def check_attributes(owner: object, name: str) -> None:
         check_budget(name, values["budget_us"])
     try:
         check_lane(LaneOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}))
-        check_offload(values.get("offload", "auto"))
+        check_choice("offload", values.get("offload", "auto"), OFFLOADS)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):
             _check_events(events)

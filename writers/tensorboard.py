@@ -29,9 +29,9 @@ from eventloop.events.base import event_name
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.util.checks import check_path, positive_or
+from eventloop.util.checks import check_choice, check_path, positive_or
 from eventloop.util.text import error_text
-from eventloop.writers.checks import check_offload
+from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.writer import Writer
 
 TOGETHER = 32
@@ -90,7 +90,8 @@ class TensorBoardWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_offload(offload)
+            check_choice("offload", offload, OFFLOADS)
+            self.offload = offload
         if log_dir is not None:
             check_path("log_dir", log_dir)
         self.log_dir = None if log_dir is None else os.path.abspath(log_dir)

@@ -20,9 +20,9 @@ from typing import Any
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.util.checks import check_seconds, positive
+from eventloop.util.checks import check_choice, check_seconds, positive
 from eventloop.util.text import UnavailableError
-from eventloop.writers.checks import check_offload
+from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.lines import is_rate
 from eventloop.writers.writer import Writer
 
@@ -94,7 +94,8 @@ class VisdomWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_offload(offload)
+            check_choice("offload", offload, OFFLOADS)
+            self.offload = offload
         positive("port", port)
         positive("window_size", window_size)
         positive("backlog", backlog)
