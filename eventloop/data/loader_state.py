@@ -46,7 +46,12 @@ def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the state of a loader's own generators and samplers, without the global generators."""
     # a sampler may return its live state
     states = {place: copy.deepcopy(each.state_dict()) for place, each in _with_state(loader).items()}
-    return {"generators": states_of(_generators(loader)), "samplers": states}
+    return {"generators": generator_states(loader), "samplers": states}
+
+
+def generator_states(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the states of a loader's own generators; this calls no code of loaders and samplers."""
+    return states_of(_generators(loader))
 
 
 def set_random_state(
@@ -87,7 +92,7 @@ def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> N
 
 def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
     """Return the places of a loader's generators that `set_generators` does not restore."""
-    own = states_of(_generators(loader))
+    own = generator_states(loader)
     return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
 
 

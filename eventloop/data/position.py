@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_state import (
+    generator_states,
     lost_generators,
     own_random_state,
     random_state,
@@ -173,16 +174,14 @@ class LoaderPosition:
             **self._own,
             "evaluated": 0 if within else self.evaluated,
             "loader": loader,
-            "evaluations": {
-                mode: own_random_state(each)["generators"] for mode, each in self._evaluated_on().items()
-            },
+            "evaluations": {mode: generator_states(each) for mode, each in self._evaluated_on().items()},
         }
 
     def snapshot(self) -> Callable[[], None]:
         """Return a function that restores the present position, and the generators of the loaders."""
         attributes, batch_idx = dict(vars(self)), self._trainer.batch_idx
         loaders = [self._trainer.loader, *self._evaluated_on().values()]
-        generators = [(loader, own_random_state(loader)["generators"]) for loader in loaders]
+        generators = [(loader, generator_states(loader)) for loader in loaders]
 
         def restore() -> None:
             vars(self).update(attributes)
