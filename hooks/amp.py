@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +15,7 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
 from eventloop.hooks.hook import on
 from eventloop.state.schema import Count, read_as
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_choice, check_keys, number, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -229,8 +228,8 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {**super().state_dict(), "scaler": scaler}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved loss scale and window, and return a function that loads them.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved loss scale and window.
 
         The factors by which the scale grows and shrinks stay those given to this hook.
 
@@ -238,16 +237,10 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             CheckpointError: `state` does not have the fields of this hook's state.
             ValueError: `state` is from a run with another loss scaling, or its gradients do not fit.
         """
-        take_gradients, scaler = super().prepare_state(state), self._scaler
-        if scaler is None:
-            return take_gradients
-        saved = read_as(_State, state, f"{type(self).__name__} cannot take its state").scaler
-
-        def take() -> None:
-            take_gradients()
-            scaler.load_state_dict({**scaler.state_dict(), **msgspec.structs.asdict(saved)})
-
-        return take
+        super().load_state_dict(state)
+        if self._scaler is not None:
+            saved = read_as(_State, state, f"{type(self).__name__} cannot take its state").scaler
+            self._scaler.load_state_dict({**self._scaler.state_dict(), **msgspec.structs.asdict(saved)})
 
 
 class _Scaler(msgspec.Struct):
@@ -308,8 +301,7 @@ def _parse_dtype(dtype: object) -> torch.dtype:
     if not isinstance(dtype, str | torch.dtype):
         raise TypeError(f'dtype must be "float16" or "bfloat16", got {dtype!r}')
     name = str(dtype).removeprefix("torch.")
-    if name not in _DTYPES:
-        raise ValueError(f"dtype must be float16 or bfloat16, got {dtype!r}{suggest(name, [*_DTYPES])}")
+    check_choice("dtype", name, _DTYPES)
     return _DTYPES[name]
 
 
@@ -318,11 +310,8 @@ def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
     if loss_scale == "dynamic":
         return {}
     if isinstance(loss_scale, Mapping):
+        check_keys("loss_scale", loss_scale, _SCALER_ARGUMENTS)
         for key, value in loss_scale.items():
-            if key not in _SCALER_ARGUMENTS:
-                raise ValueError(
-                    f"loss_scale has no argument {key!r}{suggest(str(key), [*_SCALER_ARGUMENTS])}"
-                )
             _check_scaler_argument(key, value)
         return dict(loss_scale)
     if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float):
@@ -335,9 +324,9 @@ def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
 
 
 def _check_scaler_argument(key: str, value: object, of: str | None = None) -> None:
-    above, below = {"growth_factor": (1, math.inf), "backoff_factor": (0, 1)}.get(key, (0, math.inf))
-    kind = int if key == "growth_interval" else int | float
-    if isinstance(value, bool) or not isinstance(value, kind) or not above < value < below:
-        limits = f"above {above}" + ("" if below == math.inf else f" and below {below}")
-        what = "an int" if key == "growth_interval" else "a number"
-        raise ValueError(f"{of or f'loss_scale[{key!r}]'} must be {what} {limits}, got {value!r}")
+    what = of or f"loss_scale[{key!r}]"
+    if key == "growth_interval":
+        positive(what, value)
+    else:
+        above, below = {"growth_factor": (1, None), "backoff_factor": (0, 1)}.get(key, (0, None))
+        number(what, value, above=above, below=below)

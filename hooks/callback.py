@@ -9,9 +9,9 @@ from typing import Any
 from eventloop.bus import Bus
 from eventloop.bus.handler import calling_convention
 from eventloop.events.base import ALIASES, event_name
-from eventloop.events.catalogue import declared_events, find_event
+from eventloop.events.catalogue import declared_events
 from eventloop.events.priority import Priority, get_priority
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, events_of
 from eventloop.hooks.points import GENERIC
 from eventloop.util.functions import handler_name, is_coroutine_function
 from eventloop.util.suggest import suggest
@@ -61,21 +61,26 @@ class CallbackHook(Hook):
         self, points: Mapping[str, Callable[..., Any]], priority: Priority | int | str, name: str | None
     ) -> None:
         if not points:
-            known = "before_train=..., after_train_iter=..."
-            raise ValueError(f"{type(self).__name__} has no function to call: pass at least one, {known}")
+            what = f"{type(self).__name__} has no function to call"
+            raise ValueError(f"{what}: pass at least one, before_train=..., after_train_iter=...")
         get_priority(priority)
         self.priority, self.name = priority, name
-        self._functions = dict(points)
-        self._served = _events_served(points)
+        known = [*map(event_name, declared_events()), *ALIASES, *GENERIC]
         for point, fn in points.items():
-            _check_function(point, fn)
+            if point not in known:
+                raise ValueError(f"there is no event {point!r}{suggest(str(point), known)}")
+            if not callable(fn):
+                raise TypeError(f"{point} must be a function, got {fn!r}")
+            calling_convention(_adapted(fn), background=is_coroutine_function(fn))
+        self._functions = dict(points)
+        self._served = events_of(points, type(self).__name__)
 
     def attach(self, bus: Bus) -> None:
         """Subscribe the functions to the bus, each under its own name."""
         super().attach(bus)
-        for point, fn in self._functions.items():
-            if events := self._served[point]:
-                bus.subscribe(_adapted(fn), *events, priority=self.priority, budget_us=self.budget_us)
+        for point, events in self._served.items():
+            fn = _adapted(self._functions[point])
+            bus.subscribe(fn, *events, priority=self.priority, budget_us=self.budget_us)
 
 
 class ClosureHook(CallbackHook):
@@ -101,32 +106,6 @@ class ClosureHook(CallbackHook):
         name: str | None = None,
     ) -> None:
         self._take({fn_name: fn}, priority, name)
-
-
-def _events_served(points: Mapping[str, Callable[..., Any]]) -> dict[str, list[str]]:
-    """Map each point to its events; a point of one mode takes precedence over the point for all modes."""
-    known = [*map(event_name, declared_events()), *ALIASES, *GENERIC]
-    own: dict[str, str] = {}
-    for point in points:
-        if point in GENERIC:
-            continue
-        if point not in known:
-            raise ValueError(f"there is no event {point!r}{suggest(str(point), known)}")
-        event = event_name(find_event(point))
-        if event in own:
-            raise TypeError(f"{own[event]} and {point} are two names of one event: pass only one of them")
-        own[event] = point
-    served = {point: [event] for event, point in own.items()}
-    for point in points:
-        if point in GENERIC:
-            served[point] = [event for event in GENERIC[point] if event not in own]
-    return served
-
-
-def _check_function(point: str, fn: object) -> None:
-    if not callable(fn):
-        raise TypeError(f"{point} must be a function, got {fn!r}")
-    calling_convention(_adapted(fn), background=is_coroutine_function(fn))
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -161,7 +162,9 @@ class CheckpointHook(Hook):
         self._resumed = False  # from a state of a hook that watched the same several metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that may not be saved yet
         self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has seen
-        self.saves = Saves(self.retention.done, self.retention.failed)
+        self.saves = Saves(
+            saved=lambda name: self.retention.done(name), failed=lambda name: self.retention.failed(name)
+        )
 
     @property
     def bests(self) -> dict[str, Best]:
@@ -425,8 +428,8 @@ class CheckpointHook(Hook):
         several = {"watched": list(self._watched.metrics)} if len(self._watched.metrics) > 1 else {}
         return {**several, **self.retention.state_dict()}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved list of checkpoints and scores; scores of unwatched metrics are dropped.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved list of checkpoints and scores; scores of unwatched metrics are dropped.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state, or names a checkpoint by a
@@ -434,14 +437,9 @@ class CheckpointHook(Hook):
         """
         saved = read_as(_State, state, "CheckpointHook cannot take its state")
         check_names(state, self.directory)
-
-        def take() -> None:
-            self.retention.load(
-                saved.kept, saved.bests, saved.bests_behind, saved.metrics, saved.validated_at
-            )
-            self._resumed = saved.watched == self._watched.metrics
-
-        return take
+        self.retention = copy(self.retention)  # a resume that is refused restores the former one
+        self.retention.load(saved.kept, saved.bests, saved.bests_behind, saved.metrics, saved.validated_at)
+        self._resumed = saved.watched == self._watched.metrics
 
 
 class _State(msgspec.Struct):

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventloop.checkpoint.directory import SUFFIXES
-from eventloop.util.checks import check_bools
+from eventloop.util.checks import at_least, check_bools, check_choice, positive_or
 from eventloop.util.errors import CheckpointError
 from eventloop.util.file_names import is_plain_name
-from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -26,14 +25,11 @@ def check_options(
     Raises:
         TypeError, ValueError: the message names the option, the expected values and the one given.
     """
-    for name, value in (("interval", interval), ("max_keep_ckpts", max_keep)):
-        if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
-            raise ValueError(f"{name} must be -1 or a positive int, got {value!r}")
-    if isinstance(save_begin, bool) or not isinstance(save_begin, int) or save_begin < 0:
-        raise ValueError(f"save_begin must be an int of at least 0, got {save_begin!r}")
+    positive_or(-1, "interval", interval)
+    positive_or(-1, "max_keep_ckpts", max_keep)
+    at_least("save_begin", save_begin, 0)
     check_bools(overlap=overlap)
-    if when_busy not in get_args(WhenBusy):
-        raise ValueError(f"unknown when_busy {when_busy!r}{suggest(str(when_busy), [*get_args(WhenBusy)])}")
+    check_choice("when_busy", when_busy, get_args(WhenBusy))
 
 
 def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:

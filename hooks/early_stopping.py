@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-import torch.distributed as dist
 
 from eventloop.checkpoint.retention.best import Rule, infer_rule
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
+from eventloop.resume.ranks import of_rank_0
 from eventloop.state.schema import Count, read_as
-from eventloop.util.checks import at_least, check_bools, check_metric
+from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ class EarlyStoppingHook(Hook):
         check_metric("monitor", monitor)
         at_least("patience", patience, 0)
         check_bools(strict=strict, check_finite=check_finite)
-        _check_numbers(min_delta, stopping_threshold)
+        number("min_delta", min_delta, least=0)
+        if stopping_threshold is not None:
+            number("stopping_threshold", stopping_threshold)
         if rule is not None:
-            _check_word("rule", rule, ["greater", "less"])
-        _check_word("delta_mode", delta_mode, ["abs", "rel"])
+            check_choice("rule", rule, ("greater", "less"))
+        check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
         """A score times this is better when it is greater."""
@@ -151,7 +153,7 @@ class EarlyStoppingHook(Hook):
         if type(score) is not float:
             score = float(score)
         if trainer.world_size > 1:
-            score = _of_rank_0(score)
+            score = of_rank_0(score)  # a rank that stops alone makes the others wait forever
         if isfinite(score):
             signed = score * self._sign
         elif self._check_finite:
@@ -199,25 +201,21 @@ class EarlyStoppingHook(Hook):
             "invalid": self._invalid,
         }  # fmt: skip
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved state, from which counting goes on; scores of another metric are ignored.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, from which counting goes on; scores of another metric are ignored.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
         saved = read_as(_State, state, "EarlyStoppingHook cannot take its state")
-
-        def take() -> None:
-            if (saved.monitor, saved.rule) != (self._monitor, self._rule):
-                logger.warning(
-                    "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
-                    "(%s): counting begins again",
-                    saved.monitor, saved.rule, self._monitor, self._rule,
-                )  # fmt: skip
-                return
-            self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
-
-        return take
+        if (saved.monitor, saved.rule) != (self._monitor, self._rule):
+            logger.warning(
+                "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
+                "(%s): counting begins again",
+                saved.monitor, saved.rule, self._monitor, self._rule,
+            )  # fmt: skip
+            return
+        self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
 
 
 class _State(msgspec.Struct):
@@ -226,31 +224,3 @@ class _State(msgspec.Struct):
     best: float | None
     wait: Count
     invalid: str
-
-
-def _of_rank_0(score: float) -> float:
-    """Return rank 0's score on every rank.
-
-    An unreduced metric differs between ranks, and a rank that stops alone makes the others wait forever.
-    """
-    scores = [score]
-    dist.broadcast_object_list(scores, src=0)
-    return scores[0]
-
-
-def _check_word(what: str, word: object, known: list[str]) -> None:
-    if word not in known:
-        raise ValueError(f"unknown {what} {word!r}{suggest(str(word), known)}")
-
-
-def _check_numbers(min_delta: object, threshold: object) -> None:
-    given = {"min_delta": min_delta}
-    if threshold is not None:
-        given["stopping_threshold"] = threshold
-    for name, value in given.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise TypeError(f"{name} must be a number, got {value!r}")
-        if not isfinite(value):
-            raise ValueError(f"{name} must be a finite number, got {value}")
-        if name == "min_delta" and value < 0:
-            raise ValueError(f"min_delta must be at least 0, got {value}")

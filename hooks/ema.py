@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -303,8 +303,8 @@ class EMAHook(Hook):
         """Return the number of updates; the weights of the average are stored elsewhere in the checkpoint."""
         return {"steps": 0 if self._average is None else self._average.steps}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Build the average of a checkpoint that is being resumed; the current average stays untouched.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Build the average of a checkpoint that is being resumed; the former average is not changed.
 
         Raises:
             RuntimeError: no checkpoint is being resumed.
@@ -314,17 +314,12 @@ class EMAHook(Hook):
         if saved.average is msgspec.UNSET or self._model is None:
             raise RuntimeError("EMAHook's own state does not hold the average: use Trainer.resume")
         weights = saved.average if saved.steps else None
-        average = self._load_average(self._model, weights, saved.steps)
-
-        def take() -> None:
-            self._average, self._loads = average, None
-            # the model has other values now, so the swapped ones must not return
-            self._swap, self._evaluating = Swap(), set()
-            if saved.steps and weights is None:
-                text = "the checkpoint has no %s: the average starts again as a copy of the model"
-                logger.warning(text, average_checkpoint.KEY)
-
-        return take
+        self._average, self._loads = self._load_average(self._model, weights, saved.steps), None
+        # the model gets other values, so the swapped ones must not return
+        self._swap, self._evaluating = Swap(), set()
+        if saved.steps and weights is None:
+            text = "the checkpoint has no %s: the average starts again as a copy of the model"
+            logger.warning(text, average_checkpoint.KEY)
 
     def _load_average(
         self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,11 +20,9 @@ from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER
 from eventloop.events import (
     COMPLETED,
     AfterBackward,
-    AfterOptimizerStep,
     AfterTrain,
     AfterTrainEpoch,
     AfterTrainIter,
-    BeforeOptimizerStep,
     BeforeSaveCheckpoint,
     BeforeTrain,
     BeforeTrainIter,
@@ -84,10 +82,10 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         super().__init__(grad_clip, detect_anomalous_params)
         positive("cumulative_iters", cumulative_iters)
         self._cumulative_iters = cumulative_iters
-        self._count = 0
-        """Iterations whose gradients wait for the step."""
         self._divisor = 1
         """The number of iterations of this window, by which its losses are divided."""
+        self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        """Parameters and their gradients from a checkpoint, which a lazy parameter cannot have yet."""
         self._no_sync: AbstractContextManager[None] | None = None
         """Open from the forward pass until after backward, in iterations that exchange no gradients."""
         self._fsdp: list[Any] = []
@@ -112,7 +110,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     # --- accumulating --------------------------------------------------------------------------------------
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Find the modules that FSDP2 shards."""
+        """Find the modules that FSDP2 shards, and give the parameters the gradients of a checkpoint."""
+        self._put_loaded()
         self._fsdp = fsdp_modules(trainer.model)
 
     @on(priority=Priority.LOWEST)
@@ -181,7 +180,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             trainer.within = "iter"  # the gradients are added: an error must not repeat the batch
             if not self._schedulers_allowed:
                 self._allow_schedulers()
-        if trainer.bus.wants(AfterBackward):
+        if self._wanted[AfterBackward]:
             self._announce(trainer, AfterBackward)
         if ends:
             self._step(trainer)
@@ -244,23 +243,6 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         for module in self._fsdp:
             module.reshard()
 
-    def _step(self, trainer: Trainer) -> None:
-        """End the window with a step; after an error before the step, only the step is repeated."""
-        if self._clip is not None:
-            self._clip_gradients(trainer)
-        wants = trainer.bus.wants
-        if wants(BeforeOptimizerStep):
-            self._announce(trainer, BeforeOptimizerStep)
-        copying = trainer.copying
-        for optimizer in self._optimizers:
-            if id(optimizer) not in copying.waited:
-                copying.before_step(optimizer)
-            optimizer.step()
-            self._count = 0  # set even if the step of a later optimizer fails: this step is not made twice
-            trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
-        if wants(AfterOptimizerStep):
-            self._announce(trainer, AfterOptimizerStep)
-
     def _rescale_gradients(self, trainer: Trainer) -> None:
         """Rescale gradients to the actual number of iterations, and average them over ranks."""
         parameters = [*self._parameters()]
@@ -293,14 +275,15 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the window, and each parameter's gradient in the optimizers' order."""
+        self._put_loaded()
         state: dict[str, Any] = {"count": self._count, "loss_scaling": self.loss_scaling}
         if self._count:
             state["divisor"] = self._divisor
             state["gradients"] = [parameter.grad for parameter in self._parameters()]
         return state
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check the saved gradients of an unfinished window, and return a function that restores them.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the saved gradients of an unfinished window.
 
         The window keeps the length it was begun with, even if `cumulative_iters` is another one now.
 
@@ -316,14 +299,14 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
                 "the weights, with load_checkpoint"
             )
-        gradients = self._checked_gradients(saved.gradients) if saved.count else []
+        self._loaded = self._checked_gradients(saved.gradients) if saved.count else []
+        self._count, self._divisor = saved.count, saved.divisor if saved.count else self._divisor
 
-        def take() -> None:
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
-            self._count, self._divisor = saved.count, saved.divisor if saved.count else self._divisor
-
-        return take
+    def _put_loaded(self) -> None:
+        """Give the parameters the loaded gradients, once no part of the checkpoint can be refused."""
+        for parameter, gradient in self._loaded:
+            parameter.grad = gradient
+        self._loaded = []
 
     def _checked_gradients(
         self, gradients: Sequence[torch.Tensor | None]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -133,33 +133,14 @@ class Hook(Points):
         """Return the hook's state as plain values and tensors."""
         return {}
 
-    @property
-    def loads_itself(self) -> bool:
-        """True when the class has its own `load_state_dict`, which may fail after it has loaded a part."""
-        return type(self).load_state_dict is not Hook.load_state_dict
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state that `state_dict` returned.
 
-        `Trainer.resume` calls this before the model, the optimizer and the counters are loaded. If this or a
-        later hook raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
+        `Trainer.resume` calls this before the optimizer, the counters and the model are loaded. If this or a
+        later part raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
         still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
         but the hook: other objects are not restored.
         """
-        self.prepare_state(state)()
-
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a state that `state_dict` returned, and return a function that loads it and cannot fail.
-
-            def prepare_state(self, state):
-                patience = int(state["patience"])
-                return lambda: setattr(self, "patience", patience)
-
-        Must change nothing. A hook that overrides this in place of `load_state_dict` needs no rollback:
-        `Trainer.resume` calls the returned function last, when no part of the checkpoint can be refused any
-        more.
-        """
-        return lambda: None
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the course of a training, by the names of the arguments.
@@ -223,29 +204,44 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
     names = [event_name(event_type) for event_type in declared_events()]
     ours = [event_name(event_type) for event_type in declared_events() if _is_from_eventloop(event_type)]
     _refuse_mmengine_names(cls)
-    served: dict[str, str] = {}
+    methods = []
     for method in _candidate_methods(cls):
-        if method in GENERIC:
-            for event in GENERIC[method]:
-                served.setdefault(event, method)
-            continue
-        event = ALIASES.get(method, method)
         # eventloop's own hooks ignore events that other code declares, whatever their names
         known = ours if _is_from_eventloop(_defining_class(cls, method)) else names
-        if event not in known:
+        if method in GENERIC or ALIASES.get(method, method) in known:
+            methods.append(method)
+        else:
             _refuse_near_miss(cls, method, known)
-            continue
-        other = served.get(event, method)
-        if other not in GENERIC and other != method:
-            raise TypeError(
-                f"{cls.__name__} has both {other} and {method}, two names of one event: keep one of them"
-            )
-        served[event] = method
-    points: dict[str, list[str]] = {}
-    for event in names:
+    return events_of(methods, cls.__name__)
+
+
+def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
+    """Map names of events, aliases and points of all modes to the events they serve.
+
+    An event's own name takes precedence over the point of all modes, such as `after_iter`.
+
+    Args:
+        owner: what has the points, for the message.
+
+    Raises:
+        TypeError: two points name one event.
+    """
+    served: dict[str, str] = {}
+    for point in points:
+        for event in GENERIC.get(point, (ALIASES.get(point, point),)):
+            other = served.setdefault(event, point)
+            if point in GENERIC or other == point:
+                continue
+            if other not in GENERIC:
+                raise TypeError(
+                    f"{owner} has both {other} and {point}, two names of one event: keep one of them"
+                )
+            served[event] = point
+    found: dict[str, list[str]] = {}
+    for event in map(event_name, declared_events()):
         if event in served:
-            points.setdefault(served[event], []).append(event)
-    return points
+            found.setdefault(served[event], []).append(event)
+    return found
 
 
 def _is_from_eventloop(cls: type) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from eventloop.events import (
     AfterRun,
@@ -23,8 +23,6 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
 from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.metrics.rows import Scalar
-from eventloop.metrics.scalar_value import single_number
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
@@ -44,14 +42,6 @@ reverse order."""
 REDUCE_MAX = ("data_time", "memory")
 """Metrics whose maximum over ranks matters more than the mean: the slowest loader, and the memory that must
 suffice."""
-
-
-class LastRates(NamedTuple):
-    """The learning rates of the last iteration of an epoch."""
-
-    iter: int
-    epoch: int
-    rates: dict[str, Scalar]
 
 
 class LoggerHook(Hook):
@@ -111,7 +101,6 @@ class LoggerHook(Hook):
         self._reducer = Reducer(reduce_max) if reduce else None
         self._statistics = LogStatistics(custom_cfg) if custom_cfg else None
         self._metrics: EventStorage | None = None
-        self._last_rates: LastRates | None = None
         self._interval = interval
         self._ignore_last = ignore_last
         if out_dir is not None:
@@ -146,7 +135,6 @@ class LoggerHook(Hook):
         at the very end of the run.
         """
         self._ended_well = False
-        self._last_rates = None
         trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
@@ -158,17 +146,16 @@ class LoggerHook(Hook):
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch shorter than an interval."""
         done = (event.iter if event.max_epochs is None else event.batch_idx) + 1
-        if done % self._interval == 0 or trainer.metrics.crowded or event.iter + 1 == event.max_iters:
+        if (
+            done % self._interval == 0
+            or trainer.metrics.crowded
+            or event.iter + 1 == event.max_iters
+            or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
+        ):
             self._log(trainer)
-        elif event.batch_idx + 1 == trainer.position.length:
-            if self._is_tail(event):
-                self._log(trainer)
-            else:
-                self._store_rates(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the remaining metrics when training ended before its last iteration."""
-        self._put_last_rates(trainer)
         reducer = self._reducer
         if reducer is not None and event.reason == ERROR:
             reducer.stop()
@@ -213,17 +200,14 @@ class LoggerHook(Hook):
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check saved values of the statistics; statistics without saved values start empty.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load saved values of the statistics; statistics without saved values start empty.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        return (
-            super().prepare_state(state)
-            if self._statistics is None
-            else self._statistics.prepare_state(state)
-        )
+        if self._statistics is not None:
+            self._statistics = self._statistics.loaded(state)
 
     def _copy_logs(
         self, trainer: Trainer, out_dir: Path, kind: type[BaseException] | None, *error: object
@@ -245,22 +229,6 @@ class LoggerHook(Hook):
         for name, rate in _rates(trainer).items():
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
         self._post(trainer, trainer.iter)
-
-    def _store_rates(self, trainer: Trainer) -> None:
-        """Store the learning rates of an epoch's last iteration, whose metrics wait for the next interval.
-
-        The validation may stop the run before then, after the scheduler has changed the rates.
-        """
-        rates = {name: single_number(name, rate) for name, rate in _rates(trainer).items()}
-        self._last_rates = LastRates(trainer.iter, trainer.epoch, rates)
-
-    def _put_last_rates(self, trainer: Trainer) -> None:
-        metrics, last = trainer.metrics, self._last_rates
-        if last is None or last.iter + 1 != trainer.iter:
-            return
-        epoch, metrics.epoch = metrics.epoch, last.epoch
-        metrics.put_scalars(last.rates, smoothing_hint=False, cur_iter=last.iter)
-        metrics.epoch = epoch
 
     def _log_rest(self, trainer: Trainer) -> None:
         if trainer.metrics.pending or trainer.metrics.pending_media:

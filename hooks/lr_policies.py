@@ -17,8 +17,7 @@ from eventloop.hooks.lr_updater import LrUpdaterHook
 from eventloop.optim import formulas
 from eventloop.optim.formulas import Formula, minimum
 from eventloop.optim.optimizers import named_optimizers
-from eventloop.optim.param_groups import number
-from eventloop.util.checks import positive
+from eventloop.util.checks import number, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer

@@ -15,13 +15,11 @@ from eventloop.optim.param_groups import (
     check_has_value,
     groups_of,
     initial_value,
-    number,
     read_value,
     write_value,
 )
 from eventloop.optim.schedulers import build_schedulers
-from eventloop.util.checks import check_bools, length_of, positive
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_bools, check_choice, length_of, number, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -37,6 +35,8 @@ class ParamUpdaterHook(Hook):
     """
 
     param_name: ClassVar[str] = "lr"
+    getter: ClassVar[str] = "get_lr"
+    """The method with which a subclass computes the value."""
     reaches_end: ClassVar[bool] = False
     """True if the policy depends on the run's length; its end is then set once the run is completed."""
     counts_iterations: ClassVar[bool] = False
@@ -49,15 +49,12 @@ class ParamUpdaterHook(Hook):
     warmup_by_epoch: bool = False
 
     def __post_init__(self) -> None:
-        """Check the arguments, and make the formula from those of the policy."""
-        if not isinstance(self.by_epoch, bool):
-            raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {self.by_epoch!r}")
+        """Check the arguments, and make the formula; a class without one must define the getter."""
+        check_bools(by_epoch=self.by_epoch, warmup_by_epoch=self.warmup_by_epoch)
         if self.counts_iterations and self.by_epoch:
             raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")
-        check_bools(warmup_by_epoch=self.warmup_by_epoch)
         if self.warmup is not None:
-            if self.warmup not in WARMUPS:
-                raise ValueError(f"unknown warmup {self.warmup!r}{suggest(str(self.warmup), [*WARMUPS])}")
+            check_choice("warmup", self.warmup, WARMUPS)
             positive("warmup_iters", self.warmup_iters)
             number("warmup_ratio", self.warmup_ratio, above=0, most=1)
         self._initial_name = f"initial_{self.param_name}"
@@ -65,6 +62,13 @@ class ParamUpdaterHook(Hook):
         self._values_when_built: list[float] = []
         self._has_run = False
         self._formula = self.formula()
+        # the getter of a direct subclass returns the formula's value
+        owner = next(cls for cls in type(self).__mro__ if self.getter in vars(cls) or cls is Hook)
+        if self._formula is None and ParamUpdaterHook in owner.__bases__:
+            raise TypeError(
+                f"{type(self).__name__} has no {self.getter}(trainer, base_{self.param_name}): define it, or "
+                "use a subclass that does"
+            )
 
     def formula(self) -> Formula | None:
         """Check the policy's arguments and return its formula; None if the class computes values itself."""
@@ -280,15 +284,6 @@ class LrUpdaterHook(ParamUpdaterHook):
             by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
             warmup_by_epoch=warmup_by_epoch,
         )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        """Check the arguments, and refuse a class without a formula that does not define `get_lr`."""
-        super().__post_init__()
-        if self._formula is None and type(self).get_lr is LrUpdaterHook.get_lr:
-            raise TypeError(
-                f"{type(self).__name__} has no get_lr(trainer, base_lr): define it, or use a subclass that "
-                "does"
-            )
 
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""

@@ -42,7 +42,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
     """
 
     priority = Priority.HIGH
-    param_name = "momentum"
+    param_name, getter = "momentum", "get_momentum"
 
     warmup_ratio: float = 0.9
 
@@ -55,15 +55,6 @@ class MomentumUpdaterHook(ParamUpdaterHook):
             by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
             warmup_by_epoch=warmup_by_epoch,
         )  # fmt: skip
-
-    def __post_init__(self) -> None:
-        """Check the arguments, and refuse a class without a formula that does not define `get_momentum`."""
-        super().__post_init__()
-        if self._formula is None and type(self).get_momentum is MomentumUpdaterHook.get_momentum:
-            raise TypeError(
-                f"{type(self).__name__} has no get_momentum(trainer, base_momentum): define it, or use a "
-                "subclass that does"
-            )
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that the hook cannot serve, and warn of a warm-up with a momentum of 1 or more.

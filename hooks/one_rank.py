@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from eventloop.assembly.attach import rank_and_world_size
+from eventloop.util.checks import at_least
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -34,10 +35,7 @@ def on_rank(rank: int = 0) -> Callable[[F], F]:
         ValueError: `rank` is negative.
         RuntimeError: raised by the handler, when it calls a collective.
     """
-    if isinstance(rank, bool) or not isinstance(rank, int):
-        raise TypeError(f"on_rank needs the number of a rank, got {rank!r}: write @on_rank(0)")
-    if rank < 0:
-        raise ValueError(f"on_rank needs the number of a rank, 0 or above, got {rank}")
+    at_least("the rank of @on_rank(rank)", rank, 0)
 
     def decorate(fn: F) -> F:
         if not callable(fn):

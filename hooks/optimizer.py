@@ -70,6 +70,8 @@ class OptimizerHook(Hook):
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._other_seconds = 0.0  # seconds of other handlers within this one's iteration
+        self._count = 0
+        """Iterations whose gradients wait for the step, within a window of several iterations."""
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}
@@ -77,6 +79,7 @@ class OptimizerHook(Hook):
     def check(self, trainer: Trainer) -> None:
         """Mark the trainer as stepped by this hook, not by its train step."""
         trainer.steps_in_hook = True
+        self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Run backward, clip the gradients and step the optimizers.
@@ -85,15 +88,12 @@ class OptimizerHook(Hook):
             TypeError: `trainer.outputs` holds no loss tensor.
             RuntimeError: the loss needs no grad, its graph is freed, or the trainer has no optimizer.
         """
-        # written in one piece, because every iteration of every training runs it
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer.optimizer)
-            self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
-        optimizers, wanted = self._optimizers, self._wanted
         loss = loss_of(trainer.outputs)
-        for optimizer in optimizers:
+        for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
             self._anomalous.look(loss, trainer.model)
@@ -109,24 +109,31 @@ class OptimizerHook(Hook):
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
-        if wanted[AfterBackward]:
+        if self._wanted[AfterBackward]:
             self._announce(trainer, AfterBackward)
-        if self._clip is not None:
-            self._clip_gradients(trainer)
-        if wanted[BeforeOptimizerStep]:
-            self._announce(trainer, BeforeOptimizerStep)
-        copying = trainer.copying
-        for optimizer in optimizers:
-            if id(optimizer) not in copying.waited:
-                copying.before_step(optimizer)
-            optimizer.step()
-            trainer.within = "iter"  # set even if a later optimizer's step fails: this step is not made twice
-        if wanted[AfterOptimizerStep]:
-            self._announce(trainer, AfterOptimizerStep)
+        self._step(trainer)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._other_seconds
+
+    def _step(self, trainer: Trainer) -> None:
+        """Clip the gradients and step; after an error before the step, only the step is repeated."""
+        if self._clip is not None:
+            self._clip_gradients(trainer)
+        wanted = self._wanted
+        if wanted[BeforeOptimizerStep]:
+            self._announce(trainer, BeforeOptimizerStep)
+        copying = trainer.copying
+        for optimizer in self._optimizers:
+            if id(optimizer) not in copying.waited:
+                copying.before_step(optimizer)
+            optimizer.step()
+            # set even if a later optimizer's step fails: this step is not made twice
+            self._count = 0
+            trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
+        if wanted[AfterOptimizerStep]:
+            self._announce(trainer, AfterOptimizerStep)
 
     def _announce(self, trainer: Trainer, event_type: type[StepEvent]) -> None:
         """Emit an event of the step, and leave its handlers' time out of the step's time."""

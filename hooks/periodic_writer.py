@@ -83,8 +83,6 @@ class PeriodicWriter(LoggerHook):
             or event.iter + 1 == event.max_iters
         ):
             self._log(trainer)
-        elif event.batch_idx + 1 == trainer.position.length:
-            self._store_rates(trainer)
 
 
 def _check_writer(writer: object) -> None:

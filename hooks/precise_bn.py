@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,7 +19,7 @@ from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
 from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.state.schema import read_as
-from eventloop.util.checks import check_bools, check_optional_bools
+from eventloop.util.checks import check_bools, check_optional_bools, positive_or
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -82,8 +81,8 @@ class PreciseBN(Hook):
     ) -> None:
         check_optional_bools(by_epoch=by_epoch)
         check_bools(unbiased=unbiased)
-        _check_number("interval", interval, -1, "-1, for only at the end,")
-        _check_number("num_iter", num_iter, None, "None, for a whole pass,")
+        positive_or(-1, "interval", interval, ", for only at the end,")
+        positive_or(None, "num_iter", num_iter, ", for a whole pass,")
         if forward is not None and not callable(forward):
             raise TypeError(f"forward must be a function (model, batch), got {forward!r}")
         if data_loader is not None:
@@ -205,14 +204,13 @@ class PreciseBN(Hook):
         """Return the layers of a pass that a stop cut short."""
         return {"missed": list(self._missed)}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a saved state, whose missed pass is made when training begins.
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load a saved state, whose missed pass is made when training begins.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
         """
-        missed = read_as(_State, state, "PreciseBN cannot take its state").missed
-        return partial(setattr, self, "_missed", missed)
+        self._missed = read_as(_State, state, "PreciseBN cannot take its state").missed
 
     def _forward_of(self, trainer: Trainer) -> Forward | None:
         step = trainer.custom_step
@@ -268,8 +266,3 @@ def _check_train_loader(loader: object, name: str) -> None:
             f"PreciseBN: {name} has a {type(found).__name__} with a state_dict, whose position a separate "
             "pass would move: give PreciseBN(data_loader=...) another loader"
         )
-
-
-def _check_number(name: str, value: object, none: object, meaning: str) -> None:
-    if value != none and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        raise ValueError(f"{name} must be {meaning} or a positive int, got {value!r}")

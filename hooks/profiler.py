@@ -18,8 +18,15 @@ from eventloop.events import AfterTrain, AfterTrainEpoch, AfterTrainIter, Before
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
-from eventloop.util.checks import check_bools, check_optional_bools, length_of, positive
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import (
+    at_least,
+    check_bools,
+    check_choice,
+    check_keys,
+    check_optional_bools,
+    length_of,
+    positive,
+)
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -242,12 +249,9 @@ def _schedule(schedule: Mapping[str, int] | None) -> Callable[[int], Any] | None
     if not isinstance(schedule, Mapping):
         raise TypeError(f"schedule must be a dict(wait=..., warmup=..., active=...), got {schedule!r}")
     known = ["wait", "warmup", "active", "repeat", "skip_first"]
+    check_keys("schedule", schedule, known)
     for key, value in schedule.items():
-        if key not in known:
-            raise ValueError(f"schedule has no argument {key!r}{suggest(str(key), known)}")
-        if isinstance(value, bool) or not isinstance(value, int) or value < (key == "active"):
-            least = int(key == "active")
-            raise ValueError(f"{key} of the schedule must be an int of at least {least}, got {value!r}")
+        at_least(f"{key} of the schedule", value, int(key == "active"))
     if missing := [key for key in known[:3] if key not in schedule]:
         raise ValueError(f"the schedule lacks {', '.join(missing)}, got {dict(schedule)!r}")
     made: Callable[[int], Any] = torch_schedule(**schedule)
@@ -269,11 +273,9 @@ def _check_handler(handler: object, json_path: object) -> None:
             )
         return
     kind = handler.get("type")
-    if kind not in _TRACE_OPTIONS:
-        raise ValueError(f"unknown type {kind!r} of on_trace_ready{suggest(str(kind), _TRACE_TYPES)}")
-    for key in handler:
-        if key != "type" and key not in _TRACE_OPTIONS[kind]:
-            raise ValueError(f"{kind} has no argument {key!r}{suggest(str(key), _TRACE_OPTIONS[kind])}")
+    check_choice("type of on_trace_ready", kind, _TRACE_TYPES)
+    assert kind is not None
+    check_keys(kind, [key for key in handler if key != "type"], _TRACE_OPTIONS[kind])
     if kind == "tb_trace" and json_path is not None:
         raise ValueError(
             "a trace can be written only once, and both tb_trace and json_trace_path write it: pass only "

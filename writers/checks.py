@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from eventloop.background.queues.options import LaneOptions
 from eventloop.bus.subscription import check_budget, check_lane
 from eventloop.events.catalogue import find_event, several
+from eventloop.util.checks import check_choice
 
 
 class WriteMethods(Protocol):
@@ -33,18 +34,6 @@ _PARAMETERS = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "
 """The methods of a writer, each with the names of its parameters after `self`."""
 _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch")
 _TRAINER_NAMES = ("trainer", "runner")
-
-
-def check_offload(offload: Any) -> str:
-    """Return `offload` if it is one of `OFFLOADS`.
-
-    Raises:
-        ValueError: `offload` is another value.
-    """
-    if offload not in OFFLOADS:
-        raise ValueError(f"offload must be one of {', '.join(map(repr, OFFLOADS))}, got {offload!r}")
-    checked: str = offload
-    return checked
 
 
 def check_signatures(cls: type, base: type) -> None:
@@ -103,7 +92,7 @@ def check_attributes(owner: object, name: str) -> None:
         check_budget(name, values["budget_us"])
     try:
         check_lane(LaneOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}))
-        check_offload(values.get("offload", "auto"))
+        check_choice("offload", values.get("offload", "auto"), OFFLOADS)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):
             _check_events(events)

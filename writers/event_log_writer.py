@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,7 +37,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.util.checks import check_path
+from eventloop.util.checks import check_path, check_seconds
 from eventloop.util.surrogates import escaped
 from eventloop.writers.plain import encodable, plain
 from eventloop.writers.writer import Writer
@@ -68,14 +67,14 @@ class EventLogWriter(Writer):
     written as its text. In text that is not valid UTF-8, such as some paths, lone surrogates become escapes:
     `\\udcff`.
 
-    Written events survive a kill of the process; `fsync_interval` seconds later, and after `flush`, they
-    survive a crash of the machine. A separate thread calls fsync, so a slow disk does not delay writing.
-    After a failed write the file ends with the last complete record.
+    Written events survive a kill of the process. After an fsync, which a write makes when the last one is
+    `fsync_interval` seconds ago, and after `flush`, they survive a crash of the machine. After a failed write
+    the file ends with the last complete record.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
         events: the events to write, names or classes; "*" for every event.
-        fsync_interval: at most so many seconds pass between a write and its fsync; 0 syncs each write, None
+        fsync_interval: the seconds between two fsyncs while events are written; 0 syncs each write, None
             never.
         name: the writer's name in reports; needed if there are two of this class.
 
@@ -98,11 +97,13 @@ class EventLogWriter(Writer):
         check_path("filename", filename)
         self.filename = filename
         self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
-        self.fsync_interval = _check_interval(fsync_interval)
+        if fsync_interval is not None:
+            check_seconds("fsync_interval", fsync_interval, zero=True)
+        self.fsync_interval = fsync_interval
         self.name = name
         self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
-        self._sync: _Sync | None = None
+        self._synced = -inf  # the `monotonic()` of the last fsync
         self._size = self._sequence = self._rank = 0
         self._tags: dict[type[Event], str] = {}
 
@@ -124,7 +125,6 @@ class EventLogWriter(Writer):
         self._rank = run.rank
         if self.fsync_interval is not None:
             _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
-            self._sync = _Sync(self._file.fileno(), self.fsync_interval)
         self._append(self._record(time.time(), RUN_TAG, run))
 
     def write(self, event: Event) -> None:
@@ -148,17 +148,14 @@ class EventLogWriter(Writer):
             raise Unencodable(bad, of=len(events))
 
     def flush(self) -> None:
-        if self._sync is not None:
-            self._sync.now()
+        self._sync()
 
     def close(self) -> None:
-        file, self._file = self._file, None
-        sync, self._sync = self._sync, None
-        if file is not None:
+        if (file := self._file) is not None:
             try:
-                if sync is not None:
-                    sync.close()
+                self._sync()
             finally:
+                self._file = None
                 file.close()
 
     def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
@@ -193,74 +190,13 @@ class EventLogWriter(Writer):
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
-        if self._sync is not None:
-            self._sync.soon()
+        if self.fsync_interval is not None and monotonic() - self._synced >= self.fsync_interval:
+            self._sync()
 
-
-class _Sync:
-    """Calls fsync on a file some time after it was written, on a timer's thread.
-
-    The first error is raised by every later call. After a failed fsync the contents of the disk are unknown,
-    and a second fsync would succeed although data is lost.
-
-    Args:
-        interval: seconds; 0 syncs at once, on the caller's thread.
-    """
-
-    def __init__(self, descriptor: int, interval: float) -> None:
-        self._descriptor = descriptor
-        self._interval = interval
-        self._timer: threading.Timer | None = None  # the timer that waits, if any
-        self._syncing = threading.Lock()  # the system reports an error of the file once, maybe to the timer
-        # `monotonic()` of the last sync on the caller's thread, where no thread could start
-        self._synced = -inf
-        self._error: OSError | None = None
-
-    def soon(self) -> None:
-        """Sync the file within the interval."""
-        self._raise()
-        if not self._interval:
-            os.fsync(self._descriptor)
-        elif self._timer is None:
-            self._start_timer()
-
-    def now(self) -> None:
-        """Sync the file on the calling thread."""
-        with self._syncing:
-            self._raise()
-            os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Cancel the timer and sync the file a last time."""
-        if (timer := self._timer) is not None:
-            timer.cancel()
-            timer.join()
-        self.now()
-
-    def _start_timer(self) -> None:
-        self._timer = timer = threading.Timer(self._interval, self._run)
-        timer.daemon = True
-        timer.name = "eventloop fsync"
-        try:
-            timer.start()
-        except RuntimeError:  # Python 3.12 starts no thread at the interpreter's exit
-            self._timer = None
-            # not at each write: `close` would have no time left
-            if monotonic() - self._synced >= self._interval:
-                os.fsync(self._descriptor)
-                self._synced = monotonic()
-
-    def _run(self) -> None:
-        with self._syncing:
-            self._timer = None  # before the sync: a write during it needs another timer
-            try:
-                os.fsync(self._descriptor)
-            except OSError as error:
-                self._error = error
-
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+    def _sync(self) -> None:
+        if self._file is not None and self.fsync_interval is not None:
+            os.fsync(self._file.fileno())
+            self._synced = monotonic()
 
 
 def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
@@ -299,13 +235,3 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _check_interval(interval: Any) -> float | None:
-    if interval is None:
-        return None
-    if isinstance(interval, bool) or not isinstance(interval, int | float):
-        raise TypeError(f"fsync_interval must be a number of seconds or None, got {interval!r}")
-    if not 0 <= interval < threading.TIMEOUT_MAX:
-        raise ValueError(f"fsync_interval must be 0 seconds or more, got {interval}")
-    return float(interval)

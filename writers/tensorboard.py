@@ -29,9 +29,9 @@ from eventloop.events.base import event_name
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.util.checks import check_path
+from eventloop.util.checks import check_choice, check_path, positive_or
 from eventloop.util.text import error_text
-from eventloop.writers.checks import check_offload
+from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.writer import Writer
 
 TOGETHER = 32
@@ -90,7 +90,8 @@ class TensorBoardWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_offload(offload)
+            check_choice("offload", offload, OFFLOADS)
+            self.offload = offload
         if log_dir is not None:
             check_path("log_dir", log_dir)
         self.log_dir = None if log_dir is None else os.path.abspath(log_dir)
@@ -98,7 +99,8 @@ class TensorBoardWriter(Writer):
         self.hparams = _check_hparams(hparams)
         self.metrics = _check_metrics(metrics, hparams)
         self.graph = _check_graph(graph)
-        self.bins = _check_bins(bins)
+        positive_or("tensorflow", "bins", bins)
+        self.bins = bins
         self._lib = _import_library()
         self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
@@ -230,10 +232,3 @@ def _check_graph(graph: Any) -> bytes | None:
             f"graph must be the bytes that trace_graph(model, inputs) returns, got {type(graph).__name__}"
         )
     return graph
-
-
-def _check_bins(bins: Any) -> int | str:
-    if bins != "tensorflow" and (isinstance(bins, bool) or not isinstance(bins, int) or bins < 1):
-        raise ValueError(f"bins must be a positive int or 'tensorflow', got {bins!r}")
-    checked: int | str = bins
-    return checked

@@ -52,14 +52,7 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
 def _untouched(model: torch.nn.Module) -> Iterator[None]:
     import torch
 
-    modes = {module: module.training for module in model.modules()}
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    try:
-        with torch.no_grad(), torch.random.fork_rng():
-            yield
-    finally:
-        for module, training in modes.items():  # not `model.train()`: modules may differ in their modes
-            module.training = training
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+    from eventloop.checkpoint.weights import modes_and_buffers_kept
+
+    with modes_and_buffers_kept(model), torch.no_grad(), torch.random.fork_rng():
+        yield

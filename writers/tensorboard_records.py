@@ -6,13 +6,15 @@ have the format of `SummaryWriter`, which every version of TensorBoard reads.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from google_crc32c import value as crc32c
 from tensorboard.compat.proto.event_pb2 import Event as Record
 from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.compat.proto.types_pb2 import DT_STRING
@@ -21,7 +23,6 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from eventloop.events import AfterRun, HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.util.surrogates import escaped
 from eventloop.writers.pixels import pixels, png, values
-from eventloop.writers.tfrecord import frame
 
 __all__ = [
     "Scalars", "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info",
@@ -208,3 +209,28 @@ def _exponential_edges() -> npt.NDArray[np.float64]:
     count = int(np.ceil(np.log(1e32) / np.log(1.1)))
     positive = 1e-12 * 1.1 ** np.arange(count)
     return np.concatenate([-positive[::-1], [0.0], positive])
+
+
+def frame(data: bytes) -> bytes:
+    """Return `data` as one record: length, checksum of the length, data, checksum; numbers are little-endian.
+
+    The checksum is CRC-32C from a C library. TensorBoard's own is a Python loop over bytes that holds the
+    interpreter: 45 us for the 244 bytes of ten scalars and 209 ms for an image of 512 x 512; the library
+    takes less than 1 us and 0.1 ms.
+    """
+    return b"".join((_header(len(data)), data, _checksum(data)))
+
+
+@lru_cache(maxsize=256)  # events of one kind have one length
+def _header(length: int) -> bytes:
+    packed = struct.pack("<Q", length)
+    return packed + _checksum(packed)
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the CRC-32C of `data`, masked as in TensorFlow's `record_writer.cc`.
+
+    Without the mask, a checksum of data that contains checksums would be weak.
+    """
+    crc = crc32c(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

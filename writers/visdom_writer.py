@@ -20,9 +20,9 @@ from typing import Any
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.util.checks import positive
+from eventloop.util.checks import check_choice, check_seconds, positive
 from eventloop.util.text import UnavailableError
-from eventloop.writers.checks import check_offload
+from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.lines import is_rate
 from eventloop.writers.writer import Writer
 
@@ -94,12 +94,13 @@ class VisdomWriter(Writer):
         offload: str | None = None,
     ) -> None:
         if offload is not None:
-            self.offload = check_offload(offload)
+            check_choice("offload", offload, OFFLOADS)
+            self.offload = offload
         positive("port", port)
         positive("window_size", window_size)
         positive("backlog", backlog)
-        _check_seconds("timeout", timeout, zero=False)
-        _check_seconds("retry_interval", retry_interval, zero=True)
+        check_seconds("timeout", timeout, zero=False)
+        check_seconds("retry_interval", retry_interval, zero=True)
         _check_texts(host=host, base_url=base_url)
         _check_texts(optional=True, env=env, username=username, password=password)
         self.window_size = window_size
@@ -272,13 +273,6 @@ def _no_torch_in_worker() -> Iterator[None]:
         yield
     finally:
         del sys.modules["torch"]
-
-
-def _check_seconds(name: str, seconds: Any, *, zero: bool) -> None:
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"{name} must be a number of seconds, got {seconds!r}")
-    if not (seconds > 0 or (zero and seconds == 0)):
-        raise ValueError(f"{name} must be {'at least' if zero else 'above'} 0 seconds, got {seconds}")
 
 
 def _check_texts(*, optional: bool = False, **texts: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakSet
@@ -12,7 +11,7 @@ import torch
 from eventloop.bus import Bus
 from eventloop.optim.optimizers import check_optimizer
 from eventloop.util.checks import length_of, positive
-from eventloop.util.functions import handler_name
+from eventloop.util.functions import check_call
 
 _TAKEN: WeakSet[Bus] = WeakSet()
 """Buses that have a trainer's hooks."""
@@ -101,21 +100,8 @@ def check_signatures(**steps: object) -> None:
         TypeError: a step is not a function, or has another signature.
     """
     for name, step in steps.items():
-        if step is None:
-            continue
-        if not callable(step):
-            raise TypeError(f"{name} must be a function (trainer, batch), got {step!r}")
-        try:
-            signature = inspect.signature(step)
-        except ValueError:  # some builtins have none
-            continue
-        try:
-            signature.bind(None, None)
-        except TypeError as error:
-            raise TypeError(
-                f"{name} is called with (trainer, batch), but the signature is "
-                f"{handler_name(step)}{signature}: {error}"
-            ) from error
+        if step is not None:
+            check_call(name, step, "trainer", "batch")
 
 
 def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_itself: bool) -> None:

@@ -42,6 +42,7 @@ from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
 from eventloop.processes.dry_run import plan_file
+from eventloop.util.checks import check_seconds
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 if TYPE_CHECKING:
@@ -67,10 +68,7 @@ class Bus:
     """
 
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
-        if isinstance(drain_timeout, bool) or not isinstance(drain_timeout, int | float):
-            raise TypeError(f"drain_timeout must be a number of seconds, got {drain_timeout!r}")
-        if not drain_timeout >= 0:
-            raise ValueError(f"drain_timeout must be at least 0 seconds, got {drain_timeout}")
+        check_seconds("drain_timeout", drain_timeout, zero=True)
         self.drain_timeout = drain_timeout
         self.closed = False
         self.for_runs = False

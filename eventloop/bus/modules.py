@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrainIter, Event
 from eventloop.events.priority import Priority
+from eventloop.util.checks import check_choice
 from eventloop.util.functions import handler_name
 from eventloop.util.suggest import suggest
 
@@ -67,8 +68,7 @@ class ModuleSubscription:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"bus.on_module needs a torch.nn.Module, got {model!r}")
-        if kind not in KINDS:
-            raise ValueError(f"unknown kind of module hook {kind!r}{suggest(str(kind), KINDS)}")
+        check_choice("kind", kind, KINDS)
         self.fn = fn
         self.modules = match_modules(model, pattern)
         self._kind = kind

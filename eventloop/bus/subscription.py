@@ -29,8 +29,8 @@ from eventloop.events.filters import (
     source_of,
 )
 from eventloop.events.priority import Priority, get_priority
+from eventloop.util.checks import at_least, check_choice, check_seconds, number
 from eventloop.util.functions import handler_name, is_coroutine_function
-from eventloop.util.suggest import suggest
 
 DEFAULT_LANE = LaneOptions()
 
@@ -206,16 +206,7 @@ def check_budget(name: str, budget_us: float) -> float:
     Raises:
         TypeError, ValueError: it is not a number above 0.
     """
-    if isinstance(budget_us, bool) or not isinstance(budget_us, int | float):
-        raise TypeError(f"{name}: budget_us must be a number of microseconds, got {budget_us!r}")
-    if not 0 < budget_us < float("inf"):
-        raise ValueError(f"{name}: budget_us must be above 0 microseconds and finite, got {budget_us}")
-    try:
-        return budget_us / 1e6
-    except OverflowError:
-        raise ValueError(
-            f"{name}: budget_us must be above 0 microseconds and finite, got an int that no float can hold"
-        ) from None
+    return number(f"{name}: budget_us, in microseconds,", budget_us, above=0) / 1e6
 
 
 def in_microseconds(budget: float | None) -> float | None:
@@ -228,10 +219,7 @@ def _check_offload(name: str, offload: str | None) -> Offload | None:
         if not hasattr(signal, "pthread_sigmask"):
             raise ValueError(f"{name}: offload='process' needs a POSIX system: use offload='thread'")
         return "process"
-    if offload not in (None, "thread"):
-        raise ValueError(
-            f"{name}: unknown offload {offload!r}{suggest(str(offload), [*get_args(Offload)])}, or None"
-        )
+    check_choice(f"{name}: offload", offload, (None, *get_args(Offload)))
     return "thread" if offload else None
 
 
@@ -262,22 +250,10 @@ def check_lane(lane: LaneOptions) -> None:
     Raises:
         TypeError, ValueError: an option is invalid, which the message names.
     """
-    if isinstance(lane.queue, bool) or not isinstance(lane.queue, int):
-        raise TypeError(f"queue must be an int, got {lane.queue!r}")
-    if lane.queue < 1:
-        raise ValueError(f"queue must be at least 1, got {lane.queue}")
-    if lane.overflow not in get_args(Overflow):
-        raise ValueError(
-            f"unknown overflow {lane.overflow!r}{suggest(str(lane.overflow), [*get_args(Overflow)])}"
-        )
-    if lane.on_error not in get_args(OnError):
-        raise ValueError(
-            f"unknown on_error {lane.on_error!r}{suggest(str(lane.on_error), [*get_args(OnError)])}"
-        )
-    if isinstance(lane.stall_timeout, bool) or not isinstance(lane.stall_timeout, int | float):
-        raise TypeError(f"stall_timeout must be a number of seconds, got {lane.stall_timeout!r}")
-    if not lane.stall_timeout > 0:
-        raise ValueError(f"stall_timeout must be above 0 seconds, got {lane.stall_timeout}")
+    at_least("queue", lane.queue, 1)
+    check_choice("overflow", lane.overflow, get_args(Overflow))
+    check_choice("on_error", lane.on_error, get_args(OnError))
+    check_seconds("stall_timeout", lane.stall_timeout, zero=False)
     if not isinstance(lane.batch, int):
         raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
     if lane.batch is not False and lane.batch < 1:

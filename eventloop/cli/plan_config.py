@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop.bus.event_order import EventPlan, event_plans
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_keys
 
 DOCUMENTS = (".json", ".toml", ".yaml", ".yml")
 SUBSCRIBERS = ("default_hooks", "custom_hooks", "hooks", "writers")
@@ -166,9 +166,7 @@ def _length(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the length of the run and the schedule of its validations; without a length it is one epoch."""
     train_cfg = {key: value for key, value in (config.get("train_cfg") or {}).items() if key != "type"}
     by_epoch = train_cfg.pop("by_epoch", None)
-    for key in train_cfg:
-        if key not in LENGTH:
-            raise ValueError(f"train_cfg has no key {key!r}{suggest(key, [*LENGTH, 'by_epoch', 'type'])}")
+    check_keys("train_cfg", train_cfg, [*LENGTH, "by_epoch", "type"])
     length = {**{key: config[key] for key in LENGTH if key in config}, **train_cfg}
     if by_epoch is not None and ("max_iters" if by_epoch else "max_epochs") in length:
         given = "max_iters" if by_epoch else "max_epochs"

@@ -16,6 +16,7 @@ from os.path import lexists
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from eventloop.cli.output_file import failed
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
@@ -101,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         job = _prepare(options)
     except (ImportError, OSError, ValueError, TypeError) as error:
-        return _failed(options, error, 2)
+        return failed(options, error, 2)
     from eventloop.eventlog.replay import replay
 
     try:
@@ -111,9 +112,9 @@ def _run(options: argparse.Namespace) -> int:
         drop_output()
         return 0
     except OSError as error:
-        return _failed(options, error, 1)
+        return failed(options, error, 1)
     if report.empty:
-        return _failed(options, ValueError(_no_event(job.log, report)), 2)
+        return failed(options, ValueError(_no_event(job.log, report)), 2)
     summary = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
     sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     return 1 if report.damaged else 0
@@ -126,7 +127,7 @@ def _deliver_left(options: argparse.Namespace) -> int:
     try:
         found = _find_left(options)
     except (ImportError, OSError, ValueError) as error:
-        return _failed(options, error, 2)
+        return failed(options, error, 2)
     code = 0
     for left in found:
         if left.writer is None:
@@ -139,7 +140,7 @@ def _deliver_left(options: argparse.Namespace) -> int:
         try:
             report = deliver(left, options.run)
         except Exception as error:  # of a writer; the next one may well succeed
-            code = _failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
+            code = failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
         else:
             told = report.describe(into=left.recipe.name, unknown=f"{IMPORT} them")
             sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
@@ -166,13 +167,6 @@ def _find_left(options: argparse.Namespace) -> list[Left]:
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
         )
     return found
-
-
-def _failed(options: argparse.Namespace, error: Exception, code: int) -> int:
-    if options.traceback:
-        raise error
-    sys.stderr.write(f"eventloop: {on_a_line(str(error))} (--traceback shows where)\n")
-    return code
 
 
 def _no_event(log: Path, report: ReplayReport) -> str:

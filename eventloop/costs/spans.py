@@ -23,6 +23,7 @@ import msgspec
 from eventloop.costs.records import RunsOn
 from eventloop.events import Event
 from eventloop.events.base import event_name
+from eventloop.util.checks import at_least
 
 LIMIT = 100_000
 """Spans, and depths, that a recorder takes at most: about 15 MB of each."""
@@ -70,10 +71,7 @@ class SpanRecorder:
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
-        if isinstance(limit, bool) or not isinstance(limit, int):
-            raise TypeError(f"limit must be a number of spans, got {limit!r}")
-        if limit < 1:
-            raise ValueError(f"limit must be at least 1 span, got {limit}")
+        at_least("limit", limit, 1)
         self.limit = limit
         self.spans: list[Span] = []
         """Spans in the order of their ends."""

@@ -15,14 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from eventloop.data.rng import (
-    check_states,
-    generators_in,
-    put_states,
-    rng_state,
-    set_rng_state,
-    states_of,
-)
+from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
 
@@ -53,7 +46,12 @@ def own_random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the state of a loader's own generators and samplers, without the global generators."""
     # a sampler may return its live state
     states = {place: copy.deepcopy(each.state_dict()) for place, each in _with_state(loader).items()}
-    return {"generators": states_of(_generators(loader)), "samplers": states}
+    return {"generators": generator_states(loader), "samplers": states}
+
+
+def generator_states(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the states of a loader's own generators; this calls no code of loaders and samplers."""
+    return states_of(_generators(loader))
 
 
 def set_random_state(
@@ -94,13 +92,8 @@ def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> N
 
 def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
     """Return the places of a loader's generators that `set_generators` does not restore."""
-    own = states_of(_generators(loader))
+    own = generator_states(loader)
     return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
-
-
-def check_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
-    """Check the states of a loader's own generators: load them into temporary ones, which may raise."""
-    check_states(_generators(loader), states)
 
 
 def saves_itself(loader: Any) -> bool:

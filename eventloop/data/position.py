@@ -6,7 +6,7 @@ The trainer owns one `LoaderPosition`; the train loop opens passes through it, c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal, Protocol
 from weakref import WeakKeyDictionary, finalize
 
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_state import (
-    check_generators,
+    generator_states,
     lost_generators,
     own_random_state,
     random_state,
@@ -24,7 +24,6 @@ from eventloop.data.loader_state import (
     set_samplers,
 )
 from eventloop.data.readers import Reader, reader_of
-from eventloop.data.rng import check_rng_state
 from eventloop.util.checks import length_of
 
 
@@ -175,26 +174,28 @@ class LoaderPosition:
             **self._own,
             "evaluated": 0 if within else self.evaluated,
             "loader": loader,
-            "evaluations": {
-                mode: own_random_state(each)["generators"] for mode, each in self._evaluated_on().items()
-            },
+            "evaluations": {mode: generator_states(each) for mode, each in self._evaluated_on().items()},
         }
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Check the random states of a saved position by loading them into temporary generators.
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that restores the present position, and the generators of the loaders."""
+        attributes, batch_idx = dict(vars(self)), self._trainer.batch_idx
+        loaders = [self._trainer.loader, *self._evaluated_on().values()]
+        generators = [(loader, generator_states(loader)) for loader in loaders]
 
-        The layout was checked before. A malformed state raises the error of the generator.
-        """
-        loader, opened_with = self._trainer.loader, state["opened_with"]
-        if opened_with:
-            check_rng_state(opened_with["rng"])
-            check_generators(loader, opened_with["generators"])
-        check_generators(loader, state["generators"])
-        for mode, evaluated_on in self._evaluated_on().items():
-            check_generators(evaluated_on, state.get("evaluations", {}).get(mode, {}))
+        def restore() -> None:
+            vars(self).update(attributes)
+            self._trainer.batch_idx = batch_idx
+            for loader, states in generators:
+                set_generators(loader, states)
+
+        return restore
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a position that `check_state` has checked; this calls no code of loaders and samplers."""
+        """Restore a saved position, and the generators of the loaders; calls no code of loaders and samplers.
+
+        A malformed state of a generator raises the error of the generator.
+        """
         self._trainer.batch_idx = int(state["batch_idx"])
         self._passes = int(state["passes"])
         self._opened_with = dict(state["opened_with"])
@@ -203,6 +204,8 @@ class LoaderPosition:
         self._loader_state = state.get("loader", {})
         self.evaluated = int(state["evaluated"])
         self._resuming = self._trainer.batch_idx > 0
+        if self._opened_with:  # a malformed state is refused now, not when the pass is opened
+            set_random_state(self._trainer.loader, self._opened_with)
         if self._trainer.loader is not None:  # an evaluation before the next pass may draw from them
             _restore_generators(self._trainer.loader, self._own.pop("generators"))
         evaluations = state.get("evaluations", {})

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from eventloop.state.rollback import same_state
+
 _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
@@ -36,24 +38,13 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restore the global generators from a state that `rng_state` returned."""
-    _put_global(state, random, np.random, torch.default_generator)
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(_words(words).tolist()), gauss))
+    name, words, *rest = state["numpy"]
+    np.random.set_state((name, _words(words), *rest))
+    torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
     for index, device in _of_devices(state):
         torch.cuda.set_rng_state(device, index)
-
-
-def check_rng_state(state: Mapping[str, Any]) -> None:
-    """Check a state of `rng_state`: load it into temporary generators, which raise for a wrong state."""
-    _put_global(state, random.Random(), np.random.RandomState(), torch.Generator())
-    for index, device in _of_devices(state):
-        torch.Generator(f"cuda:{index}").set_state(device)
-
-
-def _put_global(state: Mapping[str, Any], python: Any, numpy: Any, cpu: torch.Generator) -> None:
-    version, words, gauss = state["python"]
-    python.setstate((version, tuple(_words(words).tolist()), gauss))
-    name, words, *rest = state["numpy"]
-    numpy.set_state((name, _words(words), *rest))
-    cpu.set_state(state["torch"].clone())  # torch reads a state from the start of its storage
 
 
 def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
@@ -65,7 +56,7 @@ def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
 
 def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Return which of "python", "numpy" and "torch" differ in two states of `rng_state`."""
-    return [name for name in ("python", "numpy", "torch") if not _same(before[name], after[name])]
+    return [name for name in ("python", "numpy", "torch") if not same_state(before[name], after[name])]
 
 
 def module_generators(model: torch.nn.Module) -> dict[str, Any]:
@@ -76,11 +67,6 @@ def module_generators(model: torch.nn.Module) -> dict[str, Any]:
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     """Restore the modules' generators that have a state of their name and kind from `module_generators`."""
     put_states(_of_modules(model), saved)
-
-
-def check_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Check the states of the modules' generators: load them into temporary ones, which may raise."""
-    check_states(_of_modules(model), saved)
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
@@ -127,19 +113,9 @@ def states_of(generators: Mapping[str, Any]) -> dict[str, Any]:
 
 def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Restore each generator for which a state of the same kind was saved under the same place."""
-    for generator, state in _matching(generators, saved):
-        _put(generator, state)
-
-
-def check_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Check the states that `put_states` restores: load them into temporary generators, which may raise."""
-    for generator, state in _matching(generators, saved):
-        _put(_like(generator), state)
-
-
-def _matching(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> list[tuple[Any, list[Any]]]:
-    pairs = [(generator, saved[place]) for place, generator in generators.items() if place in saved]
-    return [(generator, state[1:]) for generator, state in pairs if state[0] == _kind(generator)]
+    for place, generator in generators.items():
+        if place in saved and saved[place][0] == _kind(generator):
+            _put(generator, saved[place][1:])
 
 
 def _kind(generator: _Own) -> str:
@@ -149,18 +125,6 @@ def _kind(generator: _Own) -> str:
     if isinstance(generator, np.random.RandomState):
         return f"RandomState({type(getattr(generator, '_bit_generator', None)).__name__})"
     return f"torch.{generator.device.type}" if isinstance(generator, torch.Generator) else "python"
-
-
-def _like(generator: Any) -> Any:
-    """Make a temporary generator that accepts the states of the given one."""
-    if isinstance(generator, torch.Generator):
-        return torch.Generator(generator.device)
-    if isinstance(generator, np.random.Generator):
-        return np.random.Generator(type(generator.bit_generator)())
-    if isinstance(generator, np.random.RandomState):
-        made_of: Any = generator.get_state(legacy=False)
-        return np.random.RandomState(getattr(np.random, made_of["bit_generator"])())
-    return random.Random()
 
 
 def _has_state(generator: _Own) -> bool:
@@ -205,14 +169,6 @@ def _as_arrays(state: Any, like: Any) -> Any:
     if isinstance(state, torch.Tensor):
         return state.numpy().view(like.dtype).copy()
     return state
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
 
 
 def _tensor(words: Any) -> torch.Tensor:

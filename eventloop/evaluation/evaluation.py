@@ -21,6 +21,8 @@ from eventloop.data.loader_state import (
 )
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.metrics import EventStorage
+from eventloop.metrics.scalar_value import is_number
+from eventloop.resume.ranks import has_other_ranks, of_rank_0
 from eventloop.state.sharded import refuse_sharded
 
 T = TypeVar("T")
@@ -119,13 +121,6 @@ class Averages:
             yield from zip(names, values, strict=True)
 
 
-def is_number(value: Any) -> bool:
-    """Return whether `value` is a Python or NumPy number, or a NumPy array of one number. Tensors are not."""
-    if isinstance(value, np.ndarray | np.generic):
-        return value.size == 1 and value.dtype.kind in "biuf"
-    return isinstance(value, int | float)
-
-
 def _together(a: Mean, b: Mean) -> Mean:
     """Return the mean of the samples of both.
 
@@ -141,7 +136,7 @@ def _together(a: Mean, b: Mean) -> Mean:
 
 def gather(own: T) -> list[T]:
     """Return the objects of all ranks, by rank; a collective."""
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+    if not has_other_ranks():
         return [own]
     ranks = [own] * dist.get_world_size()
     dist.all_gather_object(ranks, own)
@@ -154,11 +149,7 @@ def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
     A metric object that does not reduce has another score on each rank, and the ranks would part where hooks
     decide by it: the best checkpoint, a plateau, an early stop.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return metrics
-    first = [metrics]
-    dist.broadcast_object_list(first, src=0)
-    return first[0]
+    return of_rank_0(metrics) if has_other_ranks() else metrics
 
 
 class Evaluation:

@@ -20,6 +20,7 @@ from eventloop.data.loader_state import has_state_dict, random_state, samplers_o
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
 from eventloop.metrics import EventStorage
+from eventloop.util.checks import at_least
 from eventloop.util.suggest import near
 from eventloop.util.text import error_text
 
@@ -172,10 +173,7 @@ def _gives_one_number(evaluator: Evaluator) -> bool:
 def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
     if sanity_val is None:
         return
-    if isinstance(sanity_val, bool) or not isinstance(sanity_val, int):
-        raise TypeError(f"sanity_val must be an int, a number of batches, or None, got {sanity_val!r}")
-    if sanity_val < 0:
-        raise ValueError(f"sanity_val must be at least 0, got {sanity_val}")
+    at_least("sanity_val", sanity_val, 0)
     if sanity_val and val_loader is None:
         raise ValueError(f"sanity_val={sanity_val} needs batches to validate: give the Trainer a val_loader")
 

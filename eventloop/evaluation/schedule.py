@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, cast, get_args
+from typing import Any, Literal, Protocol, cast
 
-from eventloop.util.checks import positive
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_choice, positive
 
 Evaluate = Literal["val", "test"]
 Workflow = Sequence[tuple[str, int]]
@@ -99,14 +98,11 @@ class WorkflowSchedule:
                 raise TypeError(f"a workflow is a list of (mode, times), got the entry {entry!r}")
             mode, times = entry
             positive(f"the times of {mode!r} in a workflow", times)
+            check_choice("a mode of the workflow", mode, ("train", "val", "test"))
             if mode == "train":
                 self._follow += [[] for _ in range(times)]
-            elif mode in get_args(Evaluate):
-                self._follow[-1] += [cast(Evaluate, mode)] * times
             else:
-                raise ValueError(
-                    f"unknown mode {mode!r} in a workflow{suggest(str(mode), ['train', 'val', 'test'])}"
-                )
+                self._follow[-1] += [cast(Evaluate, mode)] * times
         self.modes = list(dict.fromkeys(mode for mode, _ in workflow))
         self._cycle = len(self._follow) - 1
         if self._cycle == 0:

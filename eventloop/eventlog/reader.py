@@ -36,7 +36,7 @@ from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_choice
 
 _FIXSTR, _STR8 = 0xA0, 0xD9  # msgpack's texts of up to 31 bytes, and of up to 255
 
@@ -89,8 +89,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         only: str | type[Event] | Sequence[str | type[Event]] | None = None,
         on_torn: OnTorn = "warn",
     ) -> None:
-        if on_torn not in get_args(OnTorn):
-            raise ValueError(f"unknown on_torn {on_torn!r}{suggest(str(on_torn), [*get_args(OnTorn)])}")
+        check_choice("on_torn", on_torn, get_args(OnTorn))
         self._only = _tags(only)
         self._on_torn = on_torn
         self.path = find_log(path)

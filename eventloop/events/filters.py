@@ -8,7 +8,8 @@ from itertools import count
 from typing import Any, cast
 
 from eventloop.events.base import Counter, Event
-from eventloop.util.checks import check_bools
+from eventloop.util.checks import at_least, check_bools
+from eventloop.util.functions import check_call
 
 Predicate = Callable[[Any], object]
 Passes = Callable[[Event], bool]
@@ -22,31 +23,13 @@ def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> 
             argument.
         ValueError: `every` below 1 or `start` below 0.
     """
-    for name, value, least in (("every", every, 1), ("start", start, 0)):
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
+    at_least("every", every, 1)
+    at_least("start", start, 0)
     check_bools(once=once)
-    if when is not None:
-        _check_predicate(when)
-
-
-def _check_predicate(when: object) -> None:
-    if not callable(when):
-        raise TypeError(f"when must be a function of the event, got {when!r}")
     if inspect.iscoroutinefunction(when):
         raise TypeError(f"when must be a plain function of the event, got the coroutine function {when!r}")
-    try:
-        signature = inspect.signature(when)
-    except ValueError:  # some builtins have none
-        return
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise TypeError(
-            f"when must take only (event), got {when!r} with the signature {signature}: {error}"
-        ) from error
+    if when is not None:
+        check_call("when", when, "event")
 
 
 def describe_filter(every: int, start: int, once: bool, when: Predicate | None) -> str:

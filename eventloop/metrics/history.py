@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import isnan, nan
 from statistics import median
 
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_choice
 
 WINDOW = 10_000
 """The default number of values that a `HistoryBuffer` keeps."""
@@ -140,10 +140,7 @@ class HistoryBuffer:
         Raises:
             ValueError: the statistic is unknown (the message suggests one), or the history is empty.
         """
-        if method_name not in STATISTICS:
-            raise ValueError(
-                f"a history has no statistic {method_name!r}{suggest(str(method_name), [*STATISTICS])}"
-            )
+        check_choice("method_name", method_name, STATISTICS)
         result: float = getattr(self, method_name)(*args, **kwargs)
         return result
 

@@ -25,8 +25,10 @@ _WHOLE = frozenset(
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a number or an array of one element; False for a tensor."""
-    return isinstance(value, float | int) or (isinstance(value, np.number | np.ndarray) and value.size == 1)
+    """Return whether `value` is a Python or NumPy number, or a NumPy array of one number. Tensors are not."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.size == 1 and value.dtype.kind in "biuf"
+    return isinstance(value, int | float)
 
 
 def single_number(name: str, value: Any) -> Scalar:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import monotonic, sleep
 from typing import Any
 
@@ -20,7 +20,7 @@ from eventloop.metrics.reduce import WAIT_SECONDS, Reduced
 from eventloop.metrics.rows import Row
 from eventloop.metrics.statistics_windows import Result, Window, window_of
 from eventloop.state.schema import read_as
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_keys
 
 logger = logging.getLogger("eventloop")
 
@@ -40,14 +40,14 @@ class Statistic:
     def __init__(self, config: object) -> None:
         if not isinstance(config, Mapping):
             raise TypeError(f"an entry of custom_cfg must be a dict(data_src=..., ...), got {config!r}")
-        if unknown := [key for key in config if key not in _KEYS]:
-            raise ValueError(f"an entry of custom_cfg has no {unknown[0]!r}{suggest(str(unknown[0]), _KEYS)}")
+        check_keys("an entry of custom_cfg", config, _KEYS)
         if "data_src" not in config:
             raise ValueError(
                 f"an entry of custom_cfg needs data_src, the name of a logged scalar, got {dict(config)!r}"
             )
         if not isinstance(config["data_src"], str):
             raise TypeError(f"data_src of custom_cfg must be a name, got {config['data_src']!r}")
+        self.config = config
         self.source: str = config["data_src"]
         self.name: str = config.get("log_name") or self.source
         self.size = config.get("window_size", "global")
@@ -80,13 +80,12 @@ class Statistic:
         _take(self.source, window, pending)
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
-    def window_of_state(self, state: Mapping[str, Any] | None) -> Window | None:
-        """Return a window with the values of `state`, None if it is of another source or kind of window."""
-        window = self.new_window()
-        if state is None or (state.get("source"), state.get("window")) != (self.source, window.kind):
-            return None
-        window.load_state_dict(state)
-        return window
+    def load(self, state: Mapping[str, Any] | None) -> bool:
+        """Load the values of `state`; return False if it is of another source or kind of window."""
+        if state is None or (state.get("source"), state.get("window")) != (self.source, self.window.kind):
+            return False
+        self.window.load_state_dict(state)
+        return True
 
 
 class LogStatistics:
@@ -135,8 +134,8 @@ class LogStatistics:
         self.take()
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Check a state, and return a function that loads it.
+    def loaded(self, state: Mapping[str, Any]) -> LogStatistics:
+        """Return these statistics with the values of a state; packets posted before go on with the former.
 
         A statistic that the state lacks starts without values, with a warning.
 
@@ -144,21 +143,14 @@ class LogStatistics:
             CheckpointError: `state` is not the state of statistics.
         """
         saved = read_as(dict[str, dict[str, Any]], state, "LoggerHook cannot take its state")
-        windows = [entry.window_of_state(saved.get(entry.name)) for entry in self.entries]
-        self.take()  # packets posted before belong to the windows that are replaced
-
-        def take() -> None:
-            for entry, window in zip(self.entries, windows, strict=True):
-                entry.window = entry.new_window() if window is None else window
-            pairs = zip(self.entries, windows, strict=True)
-            if missing := [entry.name for entry, window in pairs if window is None]:
-                logger.warning(
-                    "statistics of custom_cfg start without values: %s; the checkpoint has none of that "
-                    "name, source and window",
-                    ", ".join(missing),
-                )
-
-        return take
+        statistics = LogStatistics([entry.config for entry in self.entries])
+        if missing := [each.name for each in statistics.entries if not each.load(saved.get(each.name))]:
+            logger.warning(
+                "statistics of custom_cfg start without values: %s; the checkpoint has none of that "
+                "name, source and window",
+                ", ".join(missing),
+            )
+        return statistics
 
 
 def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from eventloop.model.average_pairs import Pairs, tracked
-from eventloop.optim.param_groups import number
 from eventloop.state.sharded import refuse_sharded_model
-from eventloop.util.checks import check_bools, positive
+from eventloop.util.checks import check_bools, number, positive
 
 logger = logging.getLogger("eventloop")
 

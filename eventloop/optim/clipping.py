@@ -9,7 +9,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from eventloop.state.sharded import is_sharded
-from eventloop.util.suggest import suggest
+from eventloop.util.checks import check_choice, check_keys
 
 _ARGUMENTS = {
     "norm": ("max_norm", "norm_type", "error_if_nonfinite", "foreach"),
@@ -59,11 +59,8 @@ def _parse(options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         raise TypeError(f"grad_clip must be a dict such as dict(max_norm=35), got {options!r}")
     arguments = dict(options)
     kind = arguments.pop("type", "value" if "clip_value" in arguments else "norm")
-    if kind not in _ARGUMENTS:
-        raise ValueError(f"unknown grad_clip type {kind!r}{suggest(str(kind), [*_ARGUMENTS])}")
-    for key in arguments:
-        if key not in _ARGUMENTS[kind]:
-            raise ValueError(f"grad_clip has no argument {key!r}{suggest(key, [*_ARGUMENTS[kind]])}")
+    check_choice("the type of grad_clip", kind, _ARGUMENTS)
+    check_keys("grad_clip", arguments, _ARGUMENTS[kind])
     bound = _ARGUMENTS[kind][0]
     limit = arguments.get(bound)
     if isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:

@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
 from eventloop.optim.decays import NamedWindow, last_of, minima_of, positives
-from eventloop.optim.param_groups import Value, check_has_value, number, per_group
+from eventloop.optim.param_groups import Value, check_has_value, per_group
 from eventloop.optim.windows import PlateauWindow, check_window
-from eventloop.util.checks import at_least, check_bools, check_choice, positive
+from eventloop.util.checks import at_least, check_bools, check_choice, number, positive
 
 
 class OneCycleLR(NamedWindow):

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.optim.param_groups import check_has_value, initial_value, number
+from eventloop.optim.param_groups import check_has_value, initial_value
 from eventloop.optim.windows import Window, check_window
-from eventloop.util.checks import positive
+from eventloop.util.checks import number, positive
 
 _IN_EPOCHS = ("begin", "end", "step_size", "milestones", "T_max", "periods", "total_steps")
 

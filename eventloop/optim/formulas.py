@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from eventloop.optim import param_groups
-from eventloop.optim.param_groups import number
-from eventloop.util.checks import check_bools, check_choice, positive
+from eventloop.util.checks import check_bools, check_choice, number, positive
 from eventloop.util.suggest import suggest
 
 Formula = Callable[[float, int, int], float]

@@ -6,13 +6,13 @@ in place, because a compiled or captured step holds it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.util.checks import number
 from eventloop.util.suggest import suggest
 
 Group = dict[str, Any]
@@ -86,36 +86,6 @@ def initial_value(group: Group, name: str) -> float:
 
 def _in_betas(group: Group, name: str) -> bool:
     return name == "momentum" and name not in group
-
-
-def number(
-    what: str,
-    value: object,
-    *,
-    above: float | None = None,
-    least: float | None = None,
-    below: float | None = None,
-    most: float | None = None,
-) -> float:
-    """Check that `value` is a finite number in a range, and return it as float.
-
-    Raises:
-        TypeError, ValueError: naming `what`, the range and the value.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{what} must be a number, got {value!r}")
-    if not math.isfinite(value):
-        raise ValueError(f"{what} must be a finite number, got {value!r}")
-    bounds = [
-        ("above", above, above is None or value > above),
-        ("at least", least, least is None or value >= least),
-        ("below", below, below is None or value < below),
-        ("at most", most, most is None or value <= most),
-    ]
-    if not all(holds for _, _, holds in bounds):
-        wanted = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None)
-        raise ValueError(f"{what} must be {wanted}, got {value!r}")
-    return float(value)
 
 
 def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.optim import Optimizer
@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from eventloop.optim.lean_step import next_values, steps_plainly
 from eventloop.optim.param_groups import check_has_value, initial_value, read_value, write_value
-from eventloop.util.checks import check_metric
+from eventloop.util.checks import at_least, check_bools, check_metric
 
 logger = logging.getLogger("eventloop")
 
@@ -295,18 +295,10 @@ def check_window(begin: object, end: object, by_epoch: object) -> None:
     Raises:
         TypeError, ValueError: naming the argument and its value.
     """
-    for name, value in (("begin", begin), ("end", end)):
-        if value is None and name == "end":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"{name} must be an int, got {value!r}")
-    assert isinstance(begin, int)
-    if begin < 0:
-        raise ValueError(f"begin must be at least 0, got {begin}")
-    if isinstance(end, int) and end <= begin:
-        raise ValueError(f"end must be above begin, got begin={begin}, end={end}")
-    if not isinstance(by_epoch, bool):
-        raise TypeError(f"by_epoch must be True (epochs) or False (iterations), got {by_epoch!r}")
+    at_least("begin", begin, 0)
+    if end is not None:
+        at_least(f"end, of a window with begin={begin},", end, cast(int, begin) + 1)
+    check_bools(by_epoch=by_epoch)
 
 
 def _differences(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:

@@ -1,13 +1,9 @@
-"""Load the hooks' states from a checkpoint, by hook name.
-
-`state` uses it: `prepare_hooks` checks states that are loaded last and cannot fail, `load_hooks` loads the
-others.
-"""
+"""Load the hooks' states from a checkpoint, by hook name; `state` uses it."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,22 +12,10 @@ from eventloop.state.rollback import Rollback
 logger = logging.getLogger("eventloop")
 
 
-def prepare_hooks(
-    hooks: Iterable[Any], states: Mapping[str, Any], source: object
-) -> list[Callable[[], object]]:
-    """Check the states of hooks with a `prepare_state`; return functions that load them and cannot fail."""
-    steps = []
-    for hook in hooks:
-        if hook.stateful and not hook.loads_itself and hook.name in states:
-            with _named(hook, source):
-                steps.append(hook.prepare_state(states[hook.name]))
-    return steps
-
-
 def load_hooks(hooks: Iterable[Any], states: Mapping[str, Any], rollback: Rollback) -> None:
-    """Load the states of hooks with a `load_state_dict` of their own, which may fail half-way."""
+    """Load the states of the hooks; `rollback` restores those that are loaded if a later part fails."""
     for hook in hooks:
-        if hook.stateful and hook.loads_itself and hook.name in states:
+        if hook.stateful and hook.name in states:
             with _named(hook, rollback.source):
                 rollback.snapshot(f"the hook {hook.name}", hook)
                 hook.load_state_dict(states[hook.name])

@@ -1,7 +1,7 @@
 """Gather everything that changes the course of a training into a checkpoint, and restore it.
 
-The trainer and the CheckpointHook use it. A resume first checks every part, then loads those that may fail,
-and then commits the rest, which must not fail: after an error the trainer is as before.
+The trainer and the CheckpointHook use it. A resume first checks what can be compared, then loads
+every part but the weights, which come last and cannot fail: after an error the trainer is as before.
 """
 
 from __future__ import annotations
@@ -20,14 +20,7 @@ from eventloop.checkpoint.store import Check
 from eventloop.checkpoint.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
 from eventloop.data.plain_values import plain
 from eventloop.data.position import Within
-from eventloop.data.rng import (
-    check_module_generators,
-    check_rng_state,
-    module_generators,
-    rng_state,
-    set_module_generators,
-    set_rng_state,
-)
+from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optim.optimizers import (
     ParameterOrder,
@@ -37,7 +30,7 @@ from eventloop.optim.optimizers import (
     optimizer_state,
 )
 from eventloop.resume.fast_forward import optimizers_at_zero, too_short
-from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
+from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, gather_on_rank_0, has_other_ranks, own_buffers, state_of_rank
 from eventloop.resume.resolve_path import place_of, what_else
@@ -216,16 +209,15 @@ class TrainerState:
     def _load(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
     ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
-        """Check everything, and load the parts that may raise an error while they are loaded.
+        """Check everything, and load all parts but the weights.
 
-        Return the functions that load the other parts and cannot fail, the changed settings, and lines for
-        the log.
+        Return the functions that load the weights and note the resume and cannot fail, the changed settings,
+        and lines for the log.
         """
         trainer = self._trainer
         weights, changes, rank_state = self._check(found, checkpoint, changed)
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
-        hook_steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], found)
         load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
@@ -236,12 +228,12 @@ class TrainerState:
         load_model, _ = prepare_model_state(
             unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
         )
+        rollback.on_rollback("the position", self._position())
+        self._load_position(checkpoint["meta"], rank_state, changes, found)
         steps: list[Callable[[], object]] = [
             load_model,
-            *hook_steps,
+            partial(rank_state.load_buffers, trainer.model),
             *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
-            partial(self._load_position, checkpoint["meta"], rank_state, changes),
-            partial(self._restore_random_state, rank_state),
         ]
         return steps, changes, lines
 
@@ -264,9 +256,7 @@ class TrainerState:
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
         self._check_length(checkpoint, found, changed)
-        rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        self._check_random_states(rank_state, found)
-        return weights, changes, rank_state
+        return weights, changes, state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
@@ -287,19 +277,6 @@ class TrainerState:
     def _warn_of_zero_rates(self, found: Path) -> None:
         for name in optimizers_at_zero(self._trainer):
             logger.warning(RATE_STAYS_ZERO, found, f"of {name!r} " if name else "")
-
-    def _check_random_states(self, rank_state: RankState, path: Path) -> None:
-        with refusing(f"{path} cannot be resumed from, its random state is invalid"):
-            if rank_state.rng is not None:
-                check_rng_state(rank_state.rng)
-                check_module_generators(unwrap(self._trainer.model), rank_state.rng.get("modules", {}))
-            self._trainer.position.check_state(rank_state.position)
-
-    def _restore_random_state(self, rank_state: RankState) -> None:
-        rank_state.load_buffers(self._trainer.model)
-        if rank_state.rng is not None:
-            set_rng_state(rank_state.rng)
-            set_module_generators(unwrap(self._trainer.model), rank_state.rng.get("modules", {}))
 
     def _find(self, path: str | Path, check: Check | None) -> tuple[Path, dict[str, Any]]:
         if str(path) == "auto":
@@ -380,12 +357,30 @@ class TrainerState:
                     'and call resume(path, changed="apply")'
                 )
 
+    def _position(self) -> Callable[[], None]:
+        """Return a function that restores the counters, the position and the generators as they are now."""
+        trainer, model = self._trainer, unwrap(self._trainer.model)
+        counters = trainer.iter, trainer.epoch, trainer.metrics.iter, trainer.metrics.epoch
+        position, generators = trainer.position.snapshot(), module_generators(model)
+
+        def restore() -> None:
+            trainer.iter, trainer.epoch, trainer.metrics.iter, trainer.metrics.epoch = counters
+            position()
+            set_module_generators(model, generators)
+
+        return restore
+
     def _load_position(
-        self, meta: Mapping[str, Any], rank_state: RankState, changes: Iterable[Change]
+        self, meta: Mapping[str, Any], rank_state: RankState, changes: Iterable[Change], path: Path
     ) -> None:
         trainer = self._trainer
         trainer.iter = trainer.metrics.iter = int(meta["iter"])
         trainer.epoch = trainer.metrics.epoch = int(meta["epoch"])
-        trainer.position.load_state_dict(rank_state.position)
+        before = rng_state()
+        with refusing(f"{path} cannot be resumed from, its random state is invalid"):
+            trainer.position.load_state_dict(rank_state.position)
+            set_rng_state(before if rank_state.rng is None else rank_state.rng)
+            if rank_state.rng is not None:
+                set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
         for change in changes:
             self._rescale(change)

@@ -112,11 +112,11 @@ def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:
     own = getattr(owner, "__dict__", {})
     own.clear()
     own.update(attributes)
-    if state is not None and not _same_state(owner.state_dict(), state):
+    if state is not None and not same_state(owner.state_dict(), state):
         owner.load_state_dict(state)
 
 
-def _same_state(a: Any, b: Any) -> bool:
+def same_state(a: Any, b: Any) -> bool:
     """Return whether two states are equal; NaN equals NaN, and values that cannot be compared differ."""
     if type(a) is not type(b):
         return False
@@ -125,9 +125,9 @@ def _same_state(a: Any, b: Any) -> bool:
             return False
         return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
     if isinstance(a, Mapping):
-        return a.keys() == b.keys() and all(_same_state(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(_same_state, a, b))
+        return len(a) == len(b) and all(map(same_state, a, b))
     if isinstance(a, float) and math.isnan(a):
         return math.isnan(b)
     try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Collection, Iterable, Sequence
 from os import PathLike
 from typing import Any
+
+from eventloop.util.suggest import near, suggest
 
 
 def check_bools(**options: object) -> None:
@@ -29,14 +32,18 @@ def check_optional_bools(**options: object) -> None:
             raise TypeError(f"{name} must be True, False or None, got {value!r}")
 
 
-def check_choice(name: str, value: object, words: Sequence[str]) -> None:
-    """Refuse a value that is not one of the words.
-
-    Raises:
-        ValueError: naming the option, the words and the value.
-    """
+def check_choice(name: str, value: object, words: Collection[object]) -> None:
+    """Refuse a value that is not one of the words; the message lists the words and the nearest one."""
     if value not in words:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, words))}, got {value!r}")
+        choice = " or ".join(map(repr, words))
+        raise ValueError(f"{name} must be {choice}, got {value!r}{near(str(value), map(str, words))}")
+
+
+def check_keys(what: str, given: Iterable[object], known: Iterable[str]) -> None:
+    """Refuse keys of a mapping that are not among the known ones; the message suggests the nearest one."""
+    for key in given:
+        if key not in (names := [*known]):
+            raise ValueError(f"{what} has no argument {key!r}{suggest(str(key), names)}")
 
 
 def check_metric(name: str, value: object) -> None:
@@ -97,6 +104,54 @@ def at_least(what: str, value: object, least: int) -> None:
         raise TypeError(f"{what} must be an int, got {value!r}")
     if value < least:
         raise ValueError(f"{what} must be at least {least}, got {value}")
+
+
+def positive_or(other: object, name: str, value: object, meaning: str = "") -> None:
+    """Refuse a value that is neither `other` nor a positive int.
+
+    Args:
+        meaning: what `other` means, for the message.
+    """
+    if value != other and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{name} must be {other!r}{meaning} or a positive int, got {value!r}")
+
+
+def check_seconds(name: str, value: object, *, zero: bool) -> None:
+    """Refuse a value that is not a number of seconds; infinity is one, 0 only if `zero` is True."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number of seconds, got {value!r}")
+    if not (value > 0 or (zero and value == 0)):
+        raise ValueError(f"{name} must be {'at least' if zero else 'above'} 0 seconds, got {value}")
+
+
+def number(
+    what: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> float:
+    """Check that `value` is a finite number in a range, and return it as float.
+
+    Raises:
+        TypeError, ValueError: naming `what`, the range and the value.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    if not abs(value) <= sys.float_info.max:  # of ints too: float() raises OverflowError for large ones
+        raise ValueError(f"{what} must be a finite number, got {value!r}")
+    bounds = [
+        ("above", above, above is None or value > above),
+        ("at least", least, least is None or value >= least),
+        ("below", below, below is None or value < below),
+        ("at most", most, most is None or value <= most),
+    ]
+    if not all(holds for _, _, holds in bounds):
+        wanted = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds if bound is not None)
+        raise ValueError(f"{what} must be {wanted}, got {value!r}")
+    return float(value)
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Inspect functions that users give: their name for people, and whether they are coroutine functions."""
+"""Inspect functions that users give: their names for people, their kinds and their signatures."""
 
 from __future__ import annotations
 
@@ -31,3 +31,24 @@ def is_coroutine_function(fn: Callable[..., object]) -> bool:
     if inspect.isroutine(fn):
         return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def check_call(what: str, fn: object, *parameters: str) -> None:
+    """Refuse a value that cannot be called with these positional arguments.
+
+    Args:
+        what: what messages call the function.
+    """
+    expected = f"({', '.join(parameters)})"
+    if not callable(fn):
+        raise TypeError(f"{what} must be a function {expected}, got {fn!r}")
+    try:
+        signature = inspect.signature(fn)
+    except ValueError:  # some builtins have none
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        raise TypeError(
+            f"{what} is called with {expected}, but the signature is {handler_name(fn)}{signature}: {error}"
+        ) from error

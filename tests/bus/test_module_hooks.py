@@ -165,7 +165,7 @@ async def later(a: Any, b: Any, c: Any) -> None: ...
         ((Net(), "heat"), {}, print, "no module of Net matches 'heat': did you mean 'head'"),
         ((Net(), []), {}, print, r"no module is chosen: the pattern is \[\]; pass the name of a module"),
         ((nn.Linear(2, 1), "*"), {}, print, r"no module of Linear matches '\*': it contains no modules; pass the"),
-        ((Net(), "head", "foward"), {}, print, "unknown kind of module hook 'foward': did you mean 'forward'"),
+        ((Net(), "head", "foward"), {}, print, "kind must be 'forward' or 'backward', got 'foward': did you mean 'forward'"),
         ((Net(), "head", "backward"), {}, lambda a, b: None, r"write it as \(module, grad_inputs, grad_outputs\)"),
         ((Net(), "head"), {}, later, "later is a coroutine function: a module hook"),
         ((Net(), "head"), {"every": 0}, lambda m, i, o: None, "every must be"),

@@ -206,11 +206,11 @@ def test_a_background_subscribers_budget_is_in_its_record(bus: Bus, caplog: pyte
 @pytest.mark.parametrize(
     ("budget_us", "message"),
     [
-        (0, "mine: budget_us must be above 0 microseconds and finite, got"),
-        (float("nan"), "mine: budget_us must be above 0 microseconds and finite, got"),
-        (float("inf"), "mine: budget_us must be above 0 microseconds and finite, got"),
-        ("50", "budget_us must be a number of microseconds, got"),
-        (True, "budget_us must be a number of microseconds, got"),
+        (0, "mine: budget_us, in microseconds, must be above 0, got"),
+        (float("nan"), "mine: budget_us, in microseconds, must be a finite number, got"),
+        (float("inf"), "mine: budget_us, in microseconds, must be a finite number, got"),
+        ("50", "budget_us, in microseconds, must be a number, got"),
+        (True, "budget_us, in microseconds, must be a number, got"),
     ],
 )
 def test_a_bad_budget_is_refused(bus: Bus, budget_us: Any, message: str) -> None:

@@ -412,7 +412,7 @@ def test_a_recorder_is_bounded(bus: Bus) -> None:
 
     assert len(recorder.spans) == 5
     assert recorder.lost == 3
-    with pytest.raises(ValueError, match="limit must be at least 1 span, got 0"):
+    with pytest.raises(ValueError, match="limit must be at least 1, got 0"):
         SpanRecorder(0)
-    with pytest.raises(TypeError, match="limit must be a number of spans, got True"):
+    with pytest.raises(TypeError, match="limit must be an int, got True"):
         SpanRecorder(True)

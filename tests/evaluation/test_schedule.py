@@ -123,7 +123,11 @@ def test_a_validation_between_two_logs(make_trainer: MakeTrainer) -> None:
     ("workflow", "error", "message"),
     [
         ([("val", 1)], ValueError, "a workflow must train"),
-        ([("trian", 1)], ValueError, "unknown mode 'trian' in a workflow: did you mean 'train'"),
+        (
+            [("trian", 1)],
+            ValueError,
+            "a mode of the workflow must be 'train' or 'val' or 'test', got 'trian': did you mean 'train'",
+        ),
         ([("train", 0)], ValueError, "the times of 'train' in a workflow must be at least 1"),
         ([("train", 1.5)], TypeError, "the times of 'train' in a workflow must be an int"),
         (["train"], TypeError, r"a workflow is a list of \(mode, times\)"),

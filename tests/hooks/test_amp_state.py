@@ -104,16 +104,16 @@ def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> N
         ("dynamik", TypeError, "loss_scale must be a number, .*torch.amp.GradScaler.*got 'dynamik'"),
         (True, TypeError, "must be a number.*got True"),
         ([512.0], TypeError, r"must be a number.*got \[512.0\]"),
-        (0, ValueError, "loss_scale must be a number above 0, got 0"),
-        (-1.0, ValueError, "loss_scale must be a number above 0, got -1.0"),
-        (float("inf"), ValueError, "loss_scale must be a number above 0, got inf"),
-        (float("nan"), ValueError, "loss_scale must be a number above 0, got nan"),
+        (0, ValueError, "loss_scale must be above 0, got 0"),
+        (-1.0, ValueError, "loss_scale must be above 0, got -1.0"),
+        (float("inf"), ValueError, "loss_scale must be a finite number, got inf"),
+        (float("nan"), ValueError, "loss_scale must be a finite number, got nan"),
         ({"init_scal": 1.0}, ValueError, "loss_scale has no argument 'init_scal': did you mean 'init_scale'"),
-        ({"init_scale": 0.0}, ValueError, r"loss_scale\['init_scale'\] must be a number above 0, got 0.0"),
-        ({"growth_factor": 1.0}, ValueError, r"loss_scale\['growth_factor'\] must be a number above 1, got 1.0"),
-        ({"backoff_factor": 1.0}, ValueError, r"loss_scale\['backoff_factor'\] must be a number above 0 and below 1"),
-        ({"growth_interval": 0}, ValueError, r"loss_scale\['growth_interval'\] must be an int above 0, got 0"),
-        ({"growth_interval": 2.5}, ValueError, r"loss_scale\['growth_interval'\] must be an int above 0, got 2.5"),
+        ({"init_scale": 0.0}, ValueError, r"loss_scale\['init_scale'\] must be above 0, got 0.0"),
+        ({"growth_factor": 1.0}, ValueError, r"loss_scale\['growth_factor'\] must be above 1, got 1.0"),
+        ({"backoff_factor": 1.0}, ValueError, r"loss_scale\['backoff_factor'\] must be above 0 and below 1"),
+        ({"growth_interval": 0}, ValueError, r"loss_scale\['growth_interval'\] must be at least 1, got 0"),
+        ({"growth_interval": 2.5}, TypeError, r"loss_scale\['growth_interval'\] must be an int, got 2.5"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("hook", [Amp, Fp16, CumulativeFp16])
@@ -128,9 +128,13 @@ def test_bad_loss_scale_is_refused(
 @pytest.mark.parametrize(
     ("dtype", "error", "message"),
     [
-        ("bfloat", ValueError, "dtype must be float16 or bfloat16, got 'bfloat': did you mean 'bfloat16'"),
-        ("float32", ValueError, "dtype must be float16 or bfloat16, got 'float32'"),
-        (torch.float64, ValueError, "dtype must be float16 or bfloat16, got torch.float64"),
+        (
+            "bfloat",
+            ValueError,
+            "dtype must be 'float16' or 'bfloat16', got 'bfloat': did you mean 'bfloat16'",
+        ),
+        ("float32", ValueError, "dtype must be 'float16' or 'bfloat16', got 'float32'"),
+        (torch.float64, ValueError, "dtype must be 'float16' or 'bfloat16', got 'float64'"),
         (16, TypeError, 'dtype must be "float16" or "bfloat16", got 16'),
     ],
 )

@@ -127,7 +127,7 @@ def test_closure_hook_is_one_function_at_one_point(make_trainer: Make) -> None:
         (
             {"after_step": print, "after_train_iter": print},
             TypeError,
-            "after_step and after_train_iter are two",
+            "has both after_step and after_train_iter, two",
         ),
         ({"after_train": print, "priority": "LOWISH"}, ValueError, "LOWISH"),
     ],

@@ -183,7 +183,7 @@ def test_of_validations_of_one_name_the_best_stays(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(({"keep_best": number}, rf"keep_best must be a positive int .* or -1 for all, got {number!r}")
+        *(({"keep_best": number}, rf"keep_best must be -1, for all, or a positive int, got {number!r}")
           for number in (0, True, "3", -2)),
         ({"keep_best": 3, "save_best": None}, 'keep_best=3 needs a metric: save_best="accuracy", .* max_keep_ckpts=3$'),
     ],

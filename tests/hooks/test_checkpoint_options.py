@@ -48,8 +48,8 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
     [
         *(({"interval": value}, f"interval must be -1 or a positive int, got {value}") for value in (0, True)),
         ({"max_keep_ckpts": 0}, "max_keep_ckpts must be -1 or a positive int, got 0"),
-        ({"save_begin": -1}, "save_begin must be an int of at least 0, got -1"),
-        ({"rule": "grater"}, "unknown rule 'grater': did you mean 'greater'"),
+        ({"save_begin": -1}, "save_begin must be at least 0, got -1"),
+        ({"rule": "grater"}, "rule must be 'greater' or 'less', got 'grater': did you mean 'greater'"),
         ({"save_best": "quality"}, "cannot infer from its name whether a greater 'quality' is better"),
         ({"save_best": 3}, "save_best must be a string or a list of strings, got 3"),
         *(({"save_best": names}, "save_best must not be empty or have a name twice") for names in ([], ["a", "a"])),
@@ -63,7 +63,7 @@ def test_template_names_the_directories(make_trainer: Make, files: Files, templa
           for name in ("model.pth", "{}_{}.pth", "{}_{x}.pth", "{}_}.pth")),
         *(({"filename_tmpl": name}, "must be a plain name that does not begin with a dot") for name in ("sub/{}.pth", ".{}")),
         ({"overlap": 1}, "overlap must be True or False, got 1"),
-        ({"when_busy": "skipp"}, "unknown when_busy 'skipp': did you mean 'skip'"),
+        ({"when_busy": "skipp"}, "when_busy must be 'wait' or 'skip' or 'replace', got 'skipp': did you mean 'skip'"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(options: dict[str, Any], message: str) -> None:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from eventloop.events import AfterRun, StopRequested
-from eventloop.hooks import CallbackHook, CheckpointHook
+from eventloop.hooks import CallbackHook, CheckpointHook, early_stopping
 from eventloop.hooks.early_stopping import EarlyStoppingHook
 from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, Scripted
@@ -257,11 +256,7 @@ def test_scores_of_another_metric_are_not_compared_with(
 def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """On several ranks all act on one score, so that none goes on alone."""
 
-    def broadcast(scores: list[float], src: int) -> None:
-        assert src == 0
-        scores[0] = 0.1
-
-    monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
+    monkeypatch.setattr(early_stopping, "of_rank_0", lambda own: 0.1)
     hook = EarlyStoppingHook("acc", patience=2)
     two_ranks = CallbackHook(before_train=lambda trainer: setattr(trainer, "world_size", 2))
     trainer = run(hook, 0.5, 0.6, 0.7, 0.8, hooks=[two_ranks])

@@ -21,8 +21,12 @@ class Pointless(Hook):
 @pytest.mark.parametrize(
     ("budget_us", "error", "expected"),
     [
-        *((value, ValueError, "above 0 microseconds and finite") for value in (0, -5, math.nan, 10**400)),
-        ("5", TypeError, "a number of microseconds, got '5'"),
+        *((value, ValueError, "in microseconds, must be above 0, got") for value in (0, -5)),
+        *(
+            (value, ValueError, "in microseconds, must be a finite number, got")
+            for value in (math.nan, 10**400)
+        ),
+        ("5", TypeError, "in microseconds, must be a number, got '5'"),
     ],
 )
 def test_a_hook_without_points_is_checked_too(
@@ -32,13 +36,13 @@ def test_a_hook_without_points_is_checked_too(
     hook = Pointless()
     hook.budget_us = budget_us
 
-    with pytest.raises(error, match=f"Pointless: budget_us must be {expected}"):
+    with pytest.raises(error, match=f"Pointless: budget_us, {expected}"):
         hook.attach(bus)
 
 
 def test_a_class_without_a_budget_is_refused_where_it_is_written() -> None:
     """By name."""
-    with pytest.raises(ValueError, match="Nothing: budget_us must be above 0 microseconds"):
+    with pytest.raises(ValueError, match="Nothing: budget_us, in microseconds, must be above 0"):
         type("Nothing", (Hook,), {"budget_us": 0})
 
 
@@ -71,7 +75,7 @@ def test_a_configs_budget_is_refused_where_it_is_built(budget_us: Any, error: ty
     """Before anything is attached: not every rank attaches writers."""
     for kind in (Pointless, "EMAHook", "JSONLWriter"):
         name = kind if isinstance(kind, str) else kind.__name__
-        with pytest.raises(error, match=f"{name}: budget_us must be "):
+        with pytest.raises(error, match=f"{name}: budget_us, in microseconds, must be "):
             build({"type": kind, "budget_us": budget_us})
     assert build({"type": "JSONLWriter", "budget_us": None}).budget_us is None
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 
 from eventloop.events import ScalarsLogged
-from eventloop.hooks import EarlyStoppingHook, Hook, LoggerHook, PeriodicWriter
+from eventloop.hooks import LoggerHook, PeriodicWriter
 from eventloop.training.trainer import Trainer
-from tests.hooks.conftest import Make, Record, Scripted, rates
+from tests.hooks.conftest import Make, Record, rates
 
 
 def steps(seen: list[ScalarsLogged]) -> list[int]:
@@ -64,28 +62,3 @@ def test_a_stop_behind_the_logger_does_not_shorten_the_next_interval(
     stop.cancel()
     trainer.train()
     assert steps(seen) == [3, 5, 6, 9]
-
-
-@pytest.mark.parametrize(
-    ("logger", "expected"), [(lambda: LoggerHook(2), [2, 5, 6]), (lambda: PeriodicWriter(period=4), [4, 6])],
-    ids=["logger", "periodic"],
-)  # fmt: skip
-@pytest.mark.parametrize("kind", [float, torch.tensor])
-def test_a_stop_by_a_validation_logs_the_rate_too(
-    make_trainer: Make, record_scalars: Record, scripted: Scripted, logger: Callable[[], Hook],
-    expected: list[int], kind: Callable[[float], Any],
-) -> None:  # fmt: skip
-    """That of the epoch's last iteration, whose rest would else have waited for the next interval; the rest of an epoch
-    before it has waited, and has no record of its own. A training that makes no iteration says none of it again."""
-    hooks = [logger(), EarlyStoppingHook(monitor="acc", rule="greater", patience=1)]
-    trainer = make_trainer(batches=3, max_epochs=3, hooks=hooks, **rates(kind(1.0)), **scripted(0.5, 0.4))
-    seen = record_scalars(trainer)
-
-    trainer.train()
-
-    trained = [event for event in seen if event.mode == "train"]
-    assert [(e.step, e.scalars["lr"]) for e in trained] == [(step, 0.5 ** (step - 1)) for step in expected]
-    assert all("loss" in event.scalars for event in trained)
-    seen.clear()
-    trainer.train()  # which is left stopped
-    assert seen == []

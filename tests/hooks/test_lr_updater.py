@@ -291,14 +291,14 @@ def test_checkpoint_without_schedule_does_not_make_its_last_rate_the_base(
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"warmup": "linea", "warmup_iters": 1}, ValueError, "unknown warmup 'linea': did you mean 'linear'"),
+        ({"warmup": "linea", "warmup_iters": 1}, ValueError, "warmup must be 'constant' or 'linear' or 'exp', got 'linea': did you mean 'linear'"),
         ({"warmup": "exp"}, ValueError, "warmup_iters must be at least 1, got 0"),
         ({"warmup": "exp", "warmup_iters": -3}, ValueError, "warmup_iters must be at least 1, got -3"),
         ({"warmup": "exp", "warmup_iters": 2.5}, TypeError, "warmup_iters must be an int, got 2.5"),
         ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 0}, ValueError, "warmup_ratio must be above 0 and at most 1, got 0"),
         ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": 1.5}, ValueError, "warmup_ratio must be above 0 and at most 1"),
         ({"warmup": "exp", "warmup_iters": 2, "warmup_ratio": "a"}, TypeError, "warmup_ratio must be a number, got 'a'"),
-        ({"by_epoch": "no"}, TypeError, r"by_epoch must be True \(epochs\) or False \(iterations\), got 'no'"),
+        ({"by_epoch": "no"}, TypeError, r"by_epoch must be True or False, got 'no'"),
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

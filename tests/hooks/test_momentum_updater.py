@@ -258,7 +258,7 @@ def test_warm_up_from_one_or_more_warns(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Half(warmup="lin", warmup_iters=1), "unknown warmup 'lin'"),
+        (lambda: Half(warmup="lin", warmup_iters=1), "warmup must be 'constant' or 'linear' or 'exp', got 'lin'"),
         (lambda: StepMomentumUpdaterHook(0), "step must be at least 1, got 0"),
         (lambda: StepMomentumUpdaterHook(1, gamma=-1), "gamma must be above 0, got -1"),
         (lambda: StepMomentumUpdaterHook(1, min_momentum=-1), "min_momentum must be at least 0, got -1"),

@@ -345,7 +345,10 @@ def test_outputs_of_a_class_of_their_own_are_left_as_they_are(
     ("grad_clip", "message"),
     [
         (35, r"grad_clip must be a dict such as dict\(max_norm=35\), got 35"),
-        ({"type": "nrom", "max_norm": 1}, "unknown grad_clip type 'nrom': did you mean 'norm'"),
+        (
+            {"type": "nrom", "max_norm": 1},
+            "the type of grad_clip must be 'norm' or 'value', got 'nrom': did you mean 'norm'",
+        ),
         ({"maxnorm": 1}, "grad_clip has no argument 'maxnorm': did you mean 'max_norm'"),
         ({"type": "value", "max_norm": 1}, "grad_clip has no argument 'max_norm'"),
         ({}, r"grad_clip by norm needs max_norm above 0, got \{\}"),

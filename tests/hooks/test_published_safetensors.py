@@ -274,8 +274,8 @@ def test_a_full_disk_leaves_nothing_behind(make_trainer: Make, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"published_format": "safetensor"}, "unknown published_format 'safetensor': did you mean 'safetensors'"),
-        ({"published_format": None}, "unknown published_format None: known are pth, safetensors"),
+        ({"published_format": "safetensor"}, "published_format must be 'pth' or 'safetensors', got 'safetensor': did you mean 'safetensors'"),
+        ({"published_format": None}, "published_format must be 'pth' or 'safetensors', got None"),
         ({"published_format": "safetensors"}, "holds the tensors of one key, .* got published_keys=None"),
         (
             {"published_format": "safetensors", "published_keys": ["state_dict", "meta"]},

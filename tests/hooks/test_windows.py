@@ -511,10 +511,10 @@ def untyped(value: object) -> Any:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda o: StepLR(o, 2, begin=3, end=3), ValueError, "end must be above begin, got begin=3, end=3"),
+        (lambda o: StepLR(o, 2, begin=3, end=3), ValueError, "end, of a window with begin=3, must be at least 4, got 3"),
         (lambda o: StepLR(o, 2, begin=-1), ValueError, "begin must be at least 0, got -1"),
-        (lambda o: StepLR(o, 2, end=untyped(2.5)), TypeError, "end must be an int, got 2.5"),
-        (lambda o: StepLR(o, 2, by_epoch=untyped(1)), TypeError, r"by_epoch must be True \(epochs\) or False \(iterations\), got 1"),
+        (lambda o: StepLR(o, 2, end=untyped(2.5)), TypeError, "end, of a window with begin=0, must be an int, got 2.5"),
+        (lambda o: StepLR(o, 2, by_epoch=untyped(1)), TypeError, r"by_epoch must be True or False, got 1"),
         (lambda o: StepLR(untyped("sgd"), 2), TypeError, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
         (lambda o: CosineAnnealingLR(untyped("sgd"), 2), TypeError, "optimizer must be a torch.optim.Optimizer, got 'sgd'"),
         (lambda o: StepLR(o, 0), ValueError, "step_size must be at least 1, got 0"),

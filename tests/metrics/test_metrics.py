@@ -94,7 +94,10 @@ def test_the_extremes_of_a_history_with_a_nan(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda: history_of(1.0).statistics("maen"), "no statistic 'maen': did you mean 'mean'"),
+        (
+            lambda: history_of(1.0).statistics("maen"),
+            "method_name must be .*, got 'maen': did you mean 'mean'",
+        ),
         (lambda: history_of(1.0).avg(0), "window must be at least 1 .*got 0"),
         (lambda: history_of(1.0).median(0), "window must be at least 1 .*got 0"),
         (lambda: history_of(1.0).max(0), "window must be at least 1 .*got 0"),

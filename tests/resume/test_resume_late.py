@@ -265,28 +265,14 @@ def test_a_refused_resume_leaves_no_trace(
 
 
 def test_every_stateful_hook_is_among_them() -> None:
-    """These tests cover all stateful hooks, and none of them has a `load_state_dict` of its own."""
+    """These tests cover all stateful hooks."""
     stateful = {
         kind
         for kind in vars(eventloop.hooks).values()
         if isinstance(kind, type) and issubclass(kind, Hook) and kind.state_dict is not Hook.state_dict
     }
 
-    assert {kind.prepare_state for kind in stateful} == {kind.prepare_state for kind in KINDS}
-    assert {kind.load_state_dict for kind in stateful} == {Hook.load_state_dict}
-
-
-class Prepared(Hook):
-    """A hook that calls a function when its prepared state is loaded."""
-
-    def __init__(self, load: Callable[[], None]) -> None:
-        self._load = load
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        return self._load
+    assert {kind.load_state_dict for kind in stateful} == {kind.load_state_dict for kind in KINDS}
 
 
 class Stuck(Hook):
@@ -336,18 +322,22 @@ def test_a_hook_that_cannot_be_put_back_is_named(
     ids=["Ctrl-C", "Ctrl-C twice", "error"],
 )
 def test_an_error_once_the_checkpoint_is_being_taken(
-    tmp_path: Path, errors: list[BaseException], note: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, errors: list[BaseException], note: str
 ) -> None:
     """A single Ctrl-C during the commit is raised after it; after any other error a note has advice."""
     left = [*errors]
 
-    def load() -> None:
-        if left:
-            raise left.pop(0)
-
-    with closing(build_trainer(tmp_path, hooks=[Prepared(lambda: None)], max_epochs=1)) as first:
+    with closing(build_trainer(tmp_path, max_epochs=1)) as first:
         first.train()
-    with closing(build_trainer(tmp_path, hooks=[Prepared(load)])) as trainer:
+    with closing(build_trainer(tmp_path, max_epochs=1)) as trainer:
+        note_resumed = trainer.state._note_resumed
+
+        def fail(*args: Any, **options: Any) -> None:
+            if left:
+                raise left.pop(0)
+            note_resumed(*args, **options)
+
+        monkeypatch.setattr(trainer.state, "_note_resumed", fail)
         with pytest.raises(type(errors[0])) as raised:
             trainer.resume("epoch_1")
         assert note in "".join(getattr(raised.value, "__notes__", "x"))

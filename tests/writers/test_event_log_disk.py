@@ -21,7 +21,6 @@ from eventloop.util.append_file import write_all
 from eventloop.writers import JSONLWriter, TensorBoardWriter, event_log_writer
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.writer import Writer
-from tests import no_threads
 from tests.conftest import DEADLINE
 from tests.support.trainers import MakeTrainer, batches
 from tests.writers.conftest import Account, Attach, train, write
@@ -59,17 +58,6 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
     return Synced(monkeypatch)
 
 
-def test_a_write_is_synced_within_the_interval(attach: Attach, path: Path, synced: Synced) -> None:
-    """No other event needs to follow; later writes are synced by close."""
-    bus = attach(EventLogWriter(fsync_interval=0.01))
-    bus.emit(train(1)[0])
-
-    assert synced.called.wait(DEADLINE)
-    bus.close()
-
-    assert synced.size == path.stat().st_size
-
-
 def test_flush_syncs(attach: Attach, path: Path, synced: Synced) -> None:
     """Events that were flushed survive a crash of the machine, however long the interval is."""
     bus = attach(EventLogWriter(fsync_interval=3600))
@@ -89,11 +77,8 @@ def test_interval_zero_syncs_each_write_and_none_never(attach: Attach, path: Pat
     assert synced.size == path.stat().st_size
 
 
-def test_without_a_thread_writes_sync_themselves(
-    path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where no thread can be started, one write in each interval and the close sync."""
-    no_threads.refuse(monkeypatch)
+def test_writes_sync_once_an_interval(path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One write in each interval and the close sync."""
     now = [1000.0]
     monkeypatch.setattr(event_log_writer, "monotonic", lambda: now[0])
     writer = EventLogWriter(fsync_interval=10.0)
@@ -106,44 +91,6 @@ def test_without_a_thread_writes_sync_themselves(
 
     assert calls == [1, 1, 2, 2]
     assert (synced.calls, synced.size) == (3, path.stat().st_size)
-
-
-@pytest.mark.parametrize("behind", [0, 3])
-def test_a_sync_that_fails_beside_a_close_is_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch, behind: int
-) -> None:
-    """A close waits for the sync in progress, also with events written behind it: the system reports an error of the
-    file once, to the first that syncs it."""
-    began, fails = threading.Event(), threading.Event()
-
-    def fsync(descriptor: int) -> None:
-        if threading.current_thread().name == "eventloop fsync" and not began.is_set():
-            began.set()
-            assert fails.wait(DEADLINE)
-            raise IO_ERROR
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    writer = EventLogWriter(fsync_interval=0.001)
-    writer.open(Run(work_dir=str(path.parent)))
-    writer.write_batch([*train(1)])
-    assert began.wait(DEADLINE)
-    for _ in range(behind):
-        writer.write_batch([*train(1)])
-    assert [thread.name for thread in threading.enumerate()].count("eventloop fsync") <= 2
-    errors: list[OSError] = []
-
-    def close() -> None:
-        try:
-            writer.close()
-        except OSError as error:
-            errors.append(error)
-
-    closing = threading.Thread(target=close)
-    closing.start()
-    closing.join(0.05)  # a close that does not wait is over by then
-    fails.set()
-    closing.join(DEADLINE)
-    assert errors == [IO_ERROR]
 
 
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:

@@ -20,7 +20,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from eventloop.bus import Bus
 from eventloop.events import BeforeTrain, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.writers import TensorBoardWriter
-from eventloop.writers.tfrecord import frame
+from eventloop.writers.tensorboard_records import frame
 from tests.writers.conftest import Attach, curve, emit, tensorboard, train, val, worker_of, write
 
 

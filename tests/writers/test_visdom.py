@@ -279,7 +279,7 @@ def test_a_full_backlog_ends_the_writer(
         ({"retry_interval": -1}, ValueError, "retry_interval must be at least 0 seconds, got -1"),
         ({"interested_keys": "loss"}, TypeError, r"interested_keys must be a list of names .*, got 'loss'"),
         ({"interested_keys": []}, ValueError, r"interested_keys must name at least one metric, got \[\]"),
-        ({"offload": "gpu"}, ValueError, "offload must be one of 'auto', 'thread', 'process', got 'gpu'"),
+        ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -153,17 +153,26 @@ def test_events_may_be_declared_later(attach: Attach) -> None:
     ("attributes", "message"),
     [
         ({"events": 3}, "expected an event, by name or class, or a list of events, got 3"),
-        ({"offload": "proces"}, "offload must be one of 'auto', 'thread', 'process', got 'proces'"),
+        (
+            {"offload": "proces"},
+            "offload must be 'auto' or 'thread' or 'process', got 'proces': did you mean 'process'?",
+        ),
         ({"queue": 0}, "queue must be at least 1, got 0"),
-        ({"overflow": "spil"}, "unknown overflow 'spil': did you mean 'spill'?"),
+        (
+            {"overflow": "spil"},
+            "overflow must be 'spill' or 'drop_oldest' or 'drop_newest' or 'latest' or 'block', got 'spil': did you mean 'spill'?",
+        ),
         ({"batch": 0}, "batch must be at least 1 event, got 0"),
-        ({"budget_us": "2"}, "budget_us must be a number of microseconds, got '2'"),
-        ({"budget_us": True}, "budget_us must be a number of microseconds, got True"),
-        ({"budget_us": 0}, "budget_us must be above 0 microseconds and finite, got 0"),
-        ({"budget_us": float("inf")}, "budget_us must be above 0 microseconds and finite, got inf"),
+        ({"budget_us": "2"}, "budget_us, in microseconds, must be a number, got '2'"),
+        ({"budget_us": True}, "budget_us, in microseconds, must be a number, got True"),
+        ({"budget_us": 0}, "budget_us, in microseconds, must be above 0, got 0"),
+        ({"budget_us": float("inf")}, "budget_us, in microseconds, must be a finite number, got inf"),
         ({"stall_timeout": 0}, "stall_timeout must be above 0 seconds, got 0"),
         ({"stall_timeout": "1s"}, "stall_timeout must be a number of seconds, got '1s'"),
-        ({"on_error": "rais"}, "unknown on_error 'rais': did you mean 'raise'?"),
+        (
+            {"on_error": "rais"},
+            "on_error must be 'disable' or 'log' or 'raise', got 'rais': did you mean 'raise'?",
+        ),
     ],
 )
 def test_bad_attributes_are_refused(attributes: dict[str, Any], message: str, attach: Attach) -> None:

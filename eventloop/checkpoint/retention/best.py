@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Literal, NamedTuple, cast
 
-from eventloop.util.checks import strings
+from eventloop.util.checks import check_choice, strings
 from eventloop.util.file_names import safe_name
 from eventloop.util.suggest import near, suggest
 
@@ -60,8 +60,7 @@ class BestMetrics:
         _refuse_same_files(self.metrics)
         rules = strings("rule", rule, repeated=True)
         for each in rules:
-            if each not in ("greater", "less"):
-                raise ValueError(f"unknown rule {each!r}{suggest(each, ['greater', 'less'])}")
+            check_choice("rule", each, ("greater", "less"))
         if "auto" in self.metrics and len(self.metrics) > 1:
             raise ValueError(f"save_best='auto' cannot be combined with other metrics, got {self.metrics}")
         if len(rules) > 1 and len(rules) != len(self.metrics):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.manifest import Label, score
 from eventloop.checkpoint.retention.best import Best, BestMetrics
+from eventloop.util.checks import positive_or
 
 Values = tuple[float | None, str, str]
 """The fields of a `Best`, as a checkpoint stores them."""
@@ -259,11 +260,7 @@ class Retention:
 
 
 def _check(watched: BestMetrics, limit: object) -> None:
-    if isinstance(limit, bool) or not isinstance(limit, int) or (limit < 1 and limit != -1):
-        raise ValueError(
-            "keep_best must be a positive int (the number of best checkpoints of each metric to keep) or -1 "
-            f"for all, got {limit!r}; to save no best checkpoints, leave out save_best"
-        )
+    positive_or(-1, "keep_best", limit, ", for all,")
     if not watched and limit != 1:
         raise ValueError(
             f'keep_best={limit} needs a metric: save_best="accuracy", or "auto" for the first one of the '

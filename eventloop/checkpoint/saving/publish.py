@@ -20,9 +20,8 @@ from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, req
 from eventloop.checkpoint.store import load_checkpoint
 from eventloop.checkpoint.weights import unwrap
 from eventloop.state.keys import NEEDED
-from eventloop.util.checks import strings
+from eventloop.util.checks import check_choice, strings
 from eventloop.util.errors import CheckpointError
-from eventloop.util.suggest import suggest
 
 PublishedFormat = Literal["pth", "safetensors"]
 
@@ -49,9 +48,7 @@ class Publisher:
     """
 
     def __init__(self, keys: str | Sequence[str] | None, file_format: PublishedFormat) -> None:
-        if file_format not in get_args(PublishedFormat):
-            known = [*get_args(PublishedFormat)]
-            raise ValueError(f"unknown published_format {file_format!r}{suggest(str(file_format), known)}")
+        check_choice("published_format", file_format, get_args(PublishedFormat))
         self._keys, self._format = strings("published_keys", keys), file_format
         if file_format == "safetensors":
             if len(self._keys) != 1 or self._keys[0] in NEEDED:
