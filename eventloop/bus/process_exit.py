@@ -6,8 +6,11 @@ Every bus registers itself here when it is created or reopened.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import threading
 import weakref
+from contextlib import suppress
 from time import monotonic
 from typing import Protocol
 
@@ -32,6 +35,8 @@ _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
 
 EXIT_AT_LEAST_SECONDS = 0.5
 """Seconds for a bus at exit after other buses have used up the time. Most buses have no events left."""
+FORK_SECONDS = 1.0
+"""Seconds that a fork waits in all for threads that write a log line."""
 
 
 def watch(bus: Closable, background: Background) -> None:
@@ -65,5 +70,44 @@ def _silence_all() -> None:
         bus.become_inert()
 
 
+class _Held(threading.local):
+    """The locks that the forking thread holds."""
+
+    def __init__(self) -> None:
+        self.locks: list[threading.RLock] = []
+
+
+_held = _Held()
+
+
+def _hold_logs() -> None:
+    """Hold the locks of all log handlers during a fork, so that no thread is writing a log line.
+
+    The child renews the handlers' locks, but not the lock inside a file that is being flushed: its first line
+    to that file would wait forever for a thread that does not exist. (Standard output and error are safe.)
+    """
+    if not _open:
+        return
+    deadline = monotonic() + FORK_SECONDS  # a line to a pipe without a reader may never end
+    for handler in _log_handlers():
+        lock = handler.lock
+        if lock is not None and lock.acquire(timeout=max(0.0, deadline - monotonic())):
+            _held.locks.append(lock)
+
+
+def _let_logs_go() -> None:
+    """Release the locks in parent and child. In the child logging may have renewed them."""
+    while _held.locks:
+        with suppress(RuntimeError):
+            _held.locks.pop().release()
+
+
+def _log_handlers() -> list[logging.Handler]:
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    own = [logger.handlers for logger in loggers if isinstance(logger, logging.Logger)]
+    return [*dict.fromkeys(handler for handlers in own for handler in handlers)]
+
+
 if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_hold_logs, after_in_parent=_let_logs_go, after_in_child=_let_logs_go)
     os.register_at_fork(after_in_child=_silence_all)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop import Bus
+from eventloop.bus import process_exit
 from eventloop.events import AfterVal, Event
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
+from tests.support.process_support import until
 from tests.support.trainers import DEADLINE, MakeTrainer
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
@@ -69,6 +74,72 @@ def test_forked_workers_have_an_inert_bus(
     assert os.getpid() not in workers
     assert len(workers) == (2 if persistent else 4)
     assert len(logged_steps(tmp_path)) == 2
+
+
+@needs_fork
+@ignore_fork_warning
+def test_logging_does_not_lock_up_forked_processes(tmp_path: Path) -> None:
+    """A subscriber's thread logs all the time, and processes forked meanwhile log too. None of them finds a lock of a
+    file held by a thread that it does not have."""
+    logger, handler = logging.getLogger("mine"), logging.FileHandler(tmp_path / "log.txt")
+    logger.addHandler(handler)
+    stop, logged, children = threading.Event(), threading.Event(), set[int]()
+
+    def log_until_stopped(event: Event) -> None:
+        while not stop.is_set():
+            logger.warning("%s", "x" * 200)
+            logged.set()
+
+    try:
+        with Bus(drain_timeout=DEADLINE) as bus:
+            bus.subscribe(log_until_stopped, "after_val", offload="thread")
+            bus.emit(AfterVal())
+            for _ in range(20):
+                logged.clear()
+                assert logged.wait(DEADLINE)
+                if not (child := os.fork()):
+                    logger.warning("here")
+                    os._exit(0)
+                children.add(child)
+                until(lambda child=child: os.waitpid(child, os.WNOHANG) == (child, 0))  # type: ignore[misc]
+                children.remove(child)
+            stop.set()
+    finally:
+        stop.set()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+        logger.removeHandler(handler)
+        handler.close()
+
+    assert (tmp_path / "log.txt").read_text().count("here\n") == 20
+
+
+@needs_fork
+@ignore_fork_warning
+def test_a_log_line_that_never_ends_holds_up_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fork waits for log lines that are being written, but no longer than a moment."""
+    monkeypatch.setattr(process_exit, "FORK_SECONDS", 0.05)
+    handler, writing, read = logging.StreamHandler(), threading.Event(), threading.Event()
+
+    def write() -> None:
+        with handler.lock or nullcontext():
+            writing.set()
+            read.wait(DEADLINE)
+
+    logging.getLogger("somebody's").addHandler(handler)
+    thread = threading.Thread(target=write)
+    thread.start()
+    writing.wait(DEADLINE)
+    try:
+        with Bus() as bus:
+            bus.subscribe(lambda event: None, "after_val", offload="thread")
+            if not (child := os.fork()):
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        read.set()
+        thread.join()
+        logging.getLogger("somebody's").removeHandler(handler)
 
 
 TRAINING = """
