@@ -162,10 +162,10 @@ class Foreign(Hook):
         """Return the callback's state."""
         return {} if self._host is None else self._host.state_dict(self.callback)
 
-    def prepare_state(self, state: Mapping[str, Any]) -> Callable[[], None]:
-        """Return a function that loads the callback's state."""
-        host = self._host
-        return lambda: None if host is None else host.load_state_dict(self.callback, state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the callback's state."""
+        if self._host is not None:
+            self._host.load_state_dict(self.callback, state)
 
 
 def adapter_of(callback: object) -> Adapter:

@@ -18,7 +18,7 @@ from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, build
-from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
+from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.state.rollback import Rollback
 from eventloop.util.checks import check_bools, check_path
 
@@ -137,9 +137,7 @@ class Ride:
             checkpoint[average_checkpoint.KEY] = average_checkpoint.own_state(weights)
         self._announce(trainer, AfterLoadCheckpoint, checkpoint)
         with Rollback(source) as rollback:
-            steps = prepare_hooks(trainer.hooks, checkpoint["hooks"], source)
             load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
-            rollback.commit(steps)
         log_mismatches(trainer.hooks, checkpoint["hooks"], source)
 
     def _announce(self, trainer: DrivenTrainer, event_type: type[Event], checkpoint: dict[str, Any]) -> None:
