@@ -152,9 +152,7 @@ class HostCosts:
     def _hand_over(self, row: Row) -> None:
         if self.driven is not None and not row.handed_over:
             row.handed_over = True
-            self.driven.foreign_calls.add_row(
-                row.name, row.method, row.timing, in_iteration=row.in_iteration
-            )
+            self.driven.foreign_calls.add_row(row.name, row.method, row.timing, in_iteration=row.in_iteration)
 
 
 class Nothing:
