@@ -338,7 +338,7 @@ def _public(cls: type) -> type:
     return cast(type, vars(cls).get("_public", cls))
 
 
-def _restored(cls: type) -> Any:
+def _restored(cls: Any) -> Any:
     return cls.__new__(cls)
 
 

@@ -18,7 +18,7 @@ class Classifier(LightningModule):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = tiny_model()
+        self.model: Any = tiny_model()
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self.model(inputs)
