@@ -19,7 +19,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.lightning_costs import HostCosts, replaced
+from eventloop.bridges.lightning.costs import HostCosts, replaced
 from eventloop.bridges.ride import Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep

@@ -156,7 +156,7 @@ class HostCosts:
 
 
 class Nothing:
-    """An action without a row: a hook that nobody defines."""
+    """An action without a row: a hook that no class defines."""
 
     def __enter__(self) -> None:
         pass
