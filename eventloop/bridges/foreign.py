@@ -19,9 +19,9 @@ from eventloop.hooks.hook import Hook
 ADAPTERS = {
     "lightning": "eventloop.bridges.lightning.foreign",
     "pytorch_lightning": "eventloop.bridges.lightning.foreign",
-    "transformers": "eventloop.bridges.transformers_foreign",
-    "ignite": "eventloop.bridges.ignite_foreign",
-    "mmengine": "eventloop.bridges.mmengine_foreign",
+    "transformers": "eventloop.bridges.transformers.foreign",
+    "ignite": "eventloop.bridges.ignite.foreign",
+    "mmengine": "eventloop.bridges.mmengine.foreign",
 }
 """The adapter for objects with a base class in a package, by the package's name."""
 

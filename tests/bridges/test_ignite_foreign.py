@@ -28,7 +28,7 @@ from ignite.metrics import Accuracy, RunningAverage
 
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
-from eventloop.bridges.ignite_foreign import evaluates
+from eventloop.bridges.ignite.foreign import evaluates
 from tests.support.trainers import batches, tiny_model
 
 Seen = list[Any]

@@ -214,7 +214,8 @@ def test_transformers_is_missing_or_old(
 ) -> None:
     """The import of the bridge names the version that it needs, and the extra."""
     monkeypatch.setattr(f"eventloop.bridges.host.{name}", lambda package: found)
-    monkeypatch.delitem(sys.modules, "eventloop.bridges.transformers")
+    for module in ("eventloop.bridges.transformers.callback", "eventloop.bridges.transformers"):
+        monkeypatch.delitem(sys.modules, module)
 
     with pytest.raises(ImportError, match=words):
         importlib.import_module("eventloop.bridges.transformers")

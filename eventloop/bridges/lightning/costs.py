@@ -147,8 +147,6 @@ class HostCosts:
         if self.driven is not None and not row.handed_over:
             row.handed_over = True
             self.driven.foreign_calls.add_row(row.name, row.method, row.timing, in_iteration=row.in_iteration)
-<<<<<<< HEAD:eventloop/bridges/lightning_costs.py
-=======
 
 
 class Actions(dict[str, Any]):
@@ -163,7 +161,6 @@ class Actions(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         action = self[name] = self._make(name)
         return action
->>>>>>> h_lightning:eventloop/bridges/lightning/costs.py
 
 
 class Nothing:

@@ -38,7 +38,7 @@ require("transformers", "transformers", "5.0", extra="transformers")
 from transformers import TrainerCallback
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from eventloop.bridges.transformers_host import (
+from eventloop.bridges.transformers.host import (
     PARTS,
     MeasuredCallbacks,
     announce_in_step,

@@ -1,0 +1,8 @@
+"""Attach a bus to an engine of pytorch-ignite, and run its handlers in this engine's `Trainer`.
+
+`attaching` imports ignite; `foreign` is the adapter for its handlers. May import what `bridges` may.
+"""
+
+from eventloop.bridges.ignite.attaching import attach
+
+__all__ = ["attach"]
