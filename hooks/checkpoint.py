@@ -456,11 +456,7 @@ def _checkpoint_hooks(trainer: Trainer) -> list[CheckpointHook]:
 
 
 def _refuse_shared_directory(own: CheckpointHook, hooks: Sequence[CheckpointHook]) -> None:
-    """Refuse a hook that saves in the directory of another one.
-
-    Raises:
-        ValueError: the message has the directory.
-    """
+    """Refuse a hook that saves in the directory of another one."""
     if any(hook is not own and hook.directory.resolve() == own.directory.resolve() for hook in hooks):
         raise ValueError(
             f"two CheckpointHooks save in {own.directory}, and would remove each other's checkpoints: "

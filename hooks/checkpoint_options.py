@@ -33,11 +33,7 @@ def check_options(
 
 
 def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
-    """Return whether checkpoints are counted in epochs; `by_epoch=None` takes the run's unit.
-
-    Raises:
-        ValueError: `by_epoch` is True in a run measured in iterations.
-    """
+    """Return whether checkpoints are counted in epochs; `by_epoch=None` takes the run's unit."""
     if by_epoch and not trainer.by_epoch:
         raise ValueError(
             "CheckpointHook(by_epoch=True) in a run measured in iterations would never save: "
@@ -47,11 +43,7 @@ def unit_of(trainer: Trainer, by_epoch: bool | None) -> bool:
 
 
 def folder_template(template: str | None) -> str | None:
-    """Return the template of a checkpoint's name without its suffix, such as `.pth`; None for None.
-
-    Raises:
-        ValueError: the template does not have exactly one `{}`, or is not a plain name.
-    """
+    """Return the template of a checkpoint's name without its suffix, such as `.pth`; None for None."""
     if template is None:
         return None
     try:
@@ -68,11 +60,7 @@ def folder_template(template: str | None) -> str | None:
 
 
 def check_names(state: Mapping[str, Any], directory: Path) -> None:
-    """Refuse a hook's state that names a checkpoint by a path, because pruning would remove that path.
-
-    Raises:
-        CheckpointError: the message has the name and the directory.
-    """
+    """Refuse a hook's state that names a checkpoint by a path, because pruning would remove that path."""
     behind = state.get("bests_behind", {}).values()
     bests = [*state["bests"].values(), *(best for several in behind for best in several)]
     for name in (*state["kept"], *(best[1] for best in bests)):

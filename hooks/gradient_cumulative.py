@@ -311,11 +311,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def _checked_gradients(
         self, gradients: Sequence[torch.Tensor | None]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return each parameter with a copy of its saved gradient, on its device and of its type.
-
-        Raises:
-            ValueError: there are more or fewer gradients than parameters, or a shape differs.
-        """
+        """Return each parameter with a copy of its saved gradient, on its device and of its type."""
         parameters = [*self._parameters()]
         if len(parameters) != len(gradients) or any(
             gradient is not None and not is_lazy(parameter) and gradient.shape != parameter.shape

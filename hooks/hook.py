@@ -222,9 +222,6 @@ def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
 
     Args:
         owner: what has the points, for the message.
-
-    Raises:
-        TypeError: two points name one event.
     """
     served: dict[str, str] = {}
     for point in points:

@@ -264,11 +264,7 @@ def _rates(trainer: Trainer) -> dict[str, Any]:
 
 
 def _check_reduce(reduce: object, names: object) -> None:
-    """Refuse values of `reduce` and `reduce_max` that are of the wrong type.
-
-    Raises:
-        TypeError: `reduce` is not a bool, or `reduce_max` is not a list of names.
-    """
+    """Refuse values of `reduce` and `reduce_max` that are of the wrong type."""
     if not isinstance(reduce, bool):
         raise TypeError(
             f"reduce must be True or False, got {reduce!r}: pass names of maxima as reduce_max=[...]"

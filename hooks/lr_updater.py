@@ -81,12 +81,7 @@ class ParamUpdaterHook(Hook):
         }
 
     def check(self, trainer: Trainer) -> None:
-        """Take the initial values, and refuse a trainer that the hook cannot serve.
-
-        Raises:
-            ValueError: there is no optimizer, or it has no value `param_name`; another scheduler sets it too;
-                or the run does not have the unit or length that the policy needs.
-        """
+        """Take the initial values, and refuse a trainer that the hook cannot serve."""
         name = type(self).__name__
         if trainer.optimizer is None:
             raise ValueError(

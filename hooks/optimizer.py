@@ -168,12 +168,7 @@ class OptimizerHook(Hook):
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss of a train step, ready for backward.
-
-    Raises:
-        TypeError: `outputs` has no loss, or the loss is not a tensor of one element.
-        RuntimeError: the loss needs no grad.
-    """
+    """Return the loss of a train step, ready for backward."""
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         number = isinstance(loss, int | float)

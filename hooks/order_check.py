@@ -25,9 +25,6 @@ def refuse_late_average(average: Hook, savings: Sequence[Hook], hooks: Sequence[
         average: the hook that keeps the average.
         savings: the hooks that save checkpoints.
         hooks: all hooks of a trainer, in the order of their subscription.
-
-    Raises:
-        ValueError: the average has a priority after one of `savings`.
     """
     for event in ("after_train_iter", "after_train_epoch"):
         for saving in savings:

@@ -54,11 +54,7 @@ class Timer:
         self._began = perf_counter()
 
     def toc(self, average: bool = True) -> float:
-        """Stop the timer, and return the mean seconds, or with `average=False` those of this time.
-
-        Raises:
-            ValueError: the timer is not running.
-        """
+        """Stop the timer, and return the mean seconds, or with `average=False` those of this time."""
         if self._began is None:
             raise ValueError("toc without tic: the timer is not running")
         self.diff = perf_counter() - self._began

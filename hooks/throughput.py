@@ -160,11 +160,7 @@ class ThroughputHook(Hook):
 
 
 def _one_number(unit: str, number: Any) -> Number:
-    """Return a number, or a detached tensor of one element in a type that sums do not exceed.
-
-    Raises:
-        TypeError: it is neither.
-    """
+    """Return a number, or a detached tensor of one element in a type that sums do not exceed."""
     if isinstance(number, torch.Tensor) and number.numel() == 1:
         return number.detach().float() if number.is_floating_point() else number.detach().long()
     if isinstance(number, Real):  # NumPy's, too

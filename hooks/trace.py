@@ -225,11 +225,7 @@ class TraceHook(Hook):
 
 
 def _sorted_windows(windows: Sequence[Extent]) -> list[Extent]:
-    """Check the windows, and return them in ascending order.
-
-    Raises:
-        TypeError, ValueError: an element is not a pair, a window is empty, or windows overlap.
-    """
+    """Check the windows, and return them in ascending order."""
     pairs: list[Extent] = []
     for window in windows:
         pair = tuple(window) if isinstance(window, list | tuple) else ()

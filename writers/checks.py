@@ -109,11 +109,7 @@ def _check_events(events: tuple[Any, ...]) -> None:
 
 
 def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
-    """Refuse a writer that overrides neither `write`, nor `write_batch` together with a `batch`.
-
-    Raises:
-        TypeError: the message names a method of the writer that was probably meant to be `write`.
-    """
+    """Refuse a writer that overrides neither `write`, nor `write_batch` together with a `batch`."""
     if getattr(writer.write, "__func__", None) is not base.write:
         return
     cls = type(writer)

@@ -154,11 +154,7 @@ class Table:
     # --- reading -------------------------------------------------------------------------------------------
 
     def _rows(self) -> Iterator[tuple[Key, Cells]]:
-        """Yield every row of the file as key and cells, padded to the number of columns.
-
-        Raises:
-            ValueError: a row has too few or too many cells, or its step is not a number.
-        """
+        """Yield every row of the file as key and cells, padded to the number of columns."""
         width = len(self.columns)
         with open(self.path, encoding="utf-8", newline="") as file:
             reader = csv.reader(file)
@@ -179,9 +175,6 @@ class Table:
         """Return the names of the columns.
 
         If a kill cut the first line short, the result has no meaning, and `_open` removes the line.
-
-        Raises:
-            ValueError: the first line is not the header of such a table.
         """
         # a kill may have cut a character in two
         with open(self.path, encoding="utf-8", errors="replace", newline="") as file:

@@ -42,10 +42,6 @@ def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:
 
     uint8 values are used unchanged. Floats are intensities from 0 to 1, as in PyTorch's `add_image`: values
     outside are clipped, NaN is black. In a bool image True is white.
-
-    Raises:
-        TypeError: the dtype is not uint8, float or bool.
-        ValueError: the shape is not (height, width) or (height, width, 1 to 4), or the image has no pixels.
     """
     image = values(event)
     if image.ndim == 2:

@@ -21,11 +21,7 @@ class NoPlainValue(Exception):
 
 
 def plain(value: Any) -> Any:
-    """Convert a numpy scalar or a tensor of one element to a number, and any other value to its text.
-
-    Raises:
-        NoPlainValue: `value.item()` failed, as it does for several elements.
-    """
+    """Convert a numpy scalar or a tensor of one element to a number, and any other value to its text."""
     item = getattr(value, "item", None)
     if item is None:
         return str(value)

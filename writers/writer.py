@@ -144,11 +144,7 @@ class Writer:
         """Close files and connections; called once, also after an error in `write`."""
 
     def _refuse_another(self, bus: Bus) -> None:
-        """Check that the writer is not attached to another open bus.
-
-        Raises:
-            ValueError: it is.
-        """
+        """Check that the writer is not attached to another open bus."""
         other = None if self._bus is None else self._bus()
         if other is not None and other is not bus and not other.closed:
             raise ValueError(

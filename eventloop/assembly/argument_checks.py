@@ -30,9 +30,6 @@ def check_trainer(
 
     Args:
         loaders: `train_loader`, `val_loader` and `test_loader`, in this order.
-
-    Raises:
-        TypeError, ValueError: see the message.
     """
     if (max_epochs is None) == (max_iters is None):
         got = "neither" if max_epochs is None else f"both (max_epochs={max_epochs}, max_iters={max_iters})"
@@ -61,11 +58,7 @@ def check_trainer(
 
 
 def check_bus(bus: object) -> None:
-    """Refuse an object that is not a bus, and a bus of another trainer, whose hooks would act here too.
-
-    Raises:
-        TypeError, ValueError: see the message.
-    """
+    """Refuse an object that is not a bus, and a bus of another trainer, whose hooks would act here too."""
     if bus is not None and not isinstance(bus, Bus):
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
     if bus in _TAKEN:
@@ -82,11 +75,7 @@ def take_bus(bus: Bus) -> None:
 
 
 def check_loss_fn(loss_fn: object) -> None:
-    """Refuse a loss that cannot be called.
-
-    Raises:
-        TypeError: it is not callable, or is a class.
-    """
+    """Refuse a loss that cannot be called."""
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
@@ -109,9 +98,6 @@ def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_
 
     Args:
         steps_itself: whether the user has replaced the optimizer hook.
-
-    Raises:
-        ValueError: there is no step, or the optimizer is never stepped.
     """
     if train_step is None and loss_fn is None:
         raise ValueError(
@@ -125,11 +111,7 @@ def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_
 
 
 def check_lists(**lists: object) -> None:
-    """Refuse arguments that are not lists of hooks or writers.
-
-    Raises:
-        TypeError: an argument is a single config, or not a sequence.
-    """
+    """Refuse arguments that are not lists of hooks or writers."""
     for name, given in lists.items():
         if isinstance(given, Mapping):
             raise TypeError(f"{name} must be a list of them, got one config: write {name}=[dict(type=...)]")
@@ -138,11 +120,7 @@ def check_lists(**lists: object) -> None:
 
 
 def check_default_hooks(given: object) -> None:
-    """Refuse `default_hooks` that is not a mapping.
-
-    Raises:
-        TypeError: it is not a mapping.
-    """
+    """Refuse `default_hooks` that is not a mapping."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
             f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; other "

@@ -178,11 +178,7 @@ def attach_all(
 
 
 def check_owner(hook: Any, host: str) -> None:
-    """Refuse a hook that does a part of the loop which the host of a driven trainer does.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Refuse a hook that does a part of the loop which the host of a driven trainer does."""
     if host and (owns := getattr(hook, "owns", "")):
         raise ValueError(
             f"{type(hook).__name__} does {owns} itself, which {host} does here: leave the hook out, and set "

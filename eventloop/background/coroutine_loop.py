@@ -27,11 +27,7 @@ class CoroutineLoop:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Wait until the event loop runs, and return it.
-
-        Raises:
-            RuntimeError: the event loop could not be started.
-        """
+        """Wait until the event loop runs, and return it."""
         self._began.wait()
         if self._loop is None:
             raise RuntimeError(f"the background loop could not be started: {self._refusal!r}")

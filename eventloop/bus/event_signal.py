@@ -82,11 +82,7 @@ class EventSignal(blinker.Signal):
     # --- what blinker users call ---------------------------------------------------------------------------
 
     def connect(self, receiver: F, sender: Any = ANY, weak: bool = False) -> F:
-        """Connect a receiver as in blinker. It is called as `receiver(sender, event=event)`.
-
-        Raises:
-            TypeError: the receiver is a coroutine function, which would not be awaited.
-        """
+        """Connect a receiver as in blinker. It is called as `receiver(sender, event=event)`."""
         if is_coroutine_function(receiver):
             raise TypeError(
                 f"{handler_name(receiver)} is a coroutine function: use bus.subscribe, which awaits it"
@@ -322,11 +318,7 @@ def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse an event class with options that events cannot have. msgspec sets them after the declaration.
-
-    Raises:
-        TypeError: it is not frozen, or has a tag of its own.
-    """
+    """Refuse an event class with options that events cannot have. msgspec sets them after the declaration."""
     name, config = event_type.__name__, event_type.__struct_config__
     if not config.frozen:
         raise TypeError(

@@ -140,12 +140,7 @@ def _nothing(_: object) -> None:
 
 
 def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
-    """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature.
-
-    Raises:
-        TypeError: `fn` is not callable, is a generator function, or has another signature; or a background
-            handler takes the trainer, which only the training thread may use.
-    """
+    """Return whether a handler takes `(event)` or `(trainer, event)`, from its signature."""
     if not callable(fn):
         raise TypeError(f"a handler must be callable, got {fn!r}")
     method = fn.__func__ if isinstance(fn, MethodType) and not background else None

@@ -153,9 +153,6 @@ def match_modules(model: torch.nn.Module, pattern: str | Sequence[str]) -> dict[
 
     `*` matches within one part of a name: "layers.*" matches "layers.0" but not "layers.0.norm". "**" matches
     any number of whole parts.
-
-    Raises:
-        ValueError: a pattern matches no module (with a suggestion), or the list of patterns is empty.
     """
     patterns = [pattern] if isinstance(pattern, str) else list(pattern)
     if not patterns:
@@ -187,11 +184,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def takes_name(fn: Callable[..., Any], kind: Kind) -> bool:
-    """Return whether the first argument of a module hook is the module's name.
-
-    Raises:
-        TypeError: `fn` takes neither three nor four arguments, or is a coroutine function.
-    """
+    """Return whether the first argument of a module hook is the module's name."""
     if inspect.iscoroutinefunction(fn):
         raise TypeError(
             f"{handler_name(fn)} is a coroutine function: a module hook receives tensors and runs at once"

@@ -173,11 +173,7 @@ def make_options(
     budget_us: float | None = None,
     loop: AbstractEventLoop | None = None,
 ) -> Options:
-    """Check the arguments of `bus.subscribe` and return them.
-
-    Raises:
-        TypeError, ValueError: an argument is invalid, which the message names.
-    """
+    """Check the arguments of `bus.subscribe` and return them."""
     number = get_priority(priority)
     check_filter(every, start, once, when)
     check_lane(lane)
@@ -245,11 +241,7 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptio
 
 
 def check_lane(lane: LaneOptions) -> None:
-    """Check the options of a background subscriber.
-
-    Raises:
-        TypeError, ValueError: an option is invalid, which the message names.
-    """
+    """Check the options of a background subscriber."""
     at_least("queue", lane.queue, 1)
     check_choice("overflow", lane.overflow, get_args(Overflow))
     check_choice("on_error", lane.on_error, get_args(OnError))

@@ -61,9 +61,6 @@ def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
     """Return the contents of a file as a mapping with the weights under `state_dict`.
 
     The file may have them there, under one of `WRAPPINGS`, or consist of them alone.
-
-    Raises:
-        CheckpointError: the file holds no weights.
     """
     if isinstance(state, dict) and isinstance(state.get(WEIGHTS), Mapping):
         return state

@@ -45,11 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
-    """Read the record of a directory, oldest step first; return () if no run went back.
-
-    Raises:
-        CheckpointError: the file cannot be read, is damaged, or has a later version.
-    """
+    """Read the record of a directory, oldest step first; return () if no run went back."""
     path = directory / LINE
     try:
         raw = path.read_bytes()

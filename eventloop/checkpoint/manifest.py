@@ -110,11 +110,7 @@ class _Versioned(msgspec.Struct):
 
 
 def encode_body(manifest: Manifest) -> bytes:
-    """Return a manifest without files as JSON, checked by decoding it; `commit.seal` adds the files.
-
-    Raises:
-        CheckpointError: a value, perhaps of a handler that changed the state, could not be decoded again.
-    """
+    """Return a manifest without files as JSON, checked by decoding it; `commit.seal` adds the files."""
     try:
         body = msgspec.json.encode(manifest)
         msgspec.json.decode(body, type=Manifest)
@@ -127,11 +123,7 @@ def encode_body(manifest: Manifest) -> bytes:
 
 
 def unseal(raw: bytes, path: Path, field: str, schema: int) -> bytes:
-    """Return the JSON under `field` of a file that `commit.sealed` made, after checking its hash and version.
-
-    Raises:
-        CheckpointError: the file is damaged, or has a later version.
-    """
+    """Return the JSON under `field` of a sealed file (`commit.sealed`), after a check of hash and version."""
     try:
         body = bytes(msgspec.json.decode(raw, type=dict[str, msgspec.Raw])[field])
         if sealed(field, body) != raw:

@@ -88,10 +88,6 @@ def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
 
     All files stay open from the comparison to the end of the block. So the caller reads the bytes that were
     compared, even if the checkpoint is renamed or removed meanwhile.
-
-    Raises:
-        CheckpointError: a file is missing or differs from what was saved, or the manifest does not list
-            `name`.
     """
     manifest = read_manifest(directory)
     if name not in manifest.files:

@@ -69,11 +69,7 @@ def _stock(options: argparse.Namespace) -> Stock:
 
 
 def _check_something(stock: Stock) -> None:
-    """Check that a directory holds something to list.
-
-    Raises:
-        ValueError: it is a checkpoint itself, or holds none.
-    """
+    """Check that a directory holds something to list."""
     from eventloop.checkpoint.commit import MANIFEST, leftovers
     from eventloop.checkpoint.directory import find_checkpoints
 

@@ -54,11 +54,7 @@ class DigitsCNN(nn.Sequential):
 
 
 def check_seed(seed: int) -> None:
-    """Check that torch's generators accept a seed.
-
-    Raises:
-        ValueError: naming the range.
-    """
+    """Check that torch's generators accept a seed."""
     if not -(2**63) <= seed < 2**64:
         raise ValueError(
             f"--seed must be from -2**63 to 2**64 - 1, the range of torch's generators, got {seed}"
@@ -66,11 +62,7 @@ def check_seed(seed: int) -> None:
 
 
 def load_digits() -> tuple[TensorDataset, TensorDataset]:
-    """Return scikit-learn's digits, split into 1,437 for training and 360 for validation.
-
-    Raises:
-        ImportError: scikit-learn is not installed.
-    """
+    """Return scikit-learn's digits, split into 1,437 for training and 360 for validation."""
     try:
         from sklearn.datasets import load_digits as load
     except ImportError as error:
@@ -223,9 +215,6 @@ def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
     """Refuse a resume for another number of epochs than the learning rate was planned for.
 
     The check comes before anything is loaded.
-
-    Raises:
-        ValueError: the checkpoint's run has another length.
     """
     planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
     if planned is not None and planned != epochs:
@@ -253,11 +242,7 @@ def closing_lines(trainer: Trainer) -> str:
 
 
 def choose_device(device: str) -> str:
-    """Check a device; "auto" gives the accelerator if there is one.
-
-    Raises:
-        ValueError: torch does not know the device, or cannot use it here.
-    """
+    """Check a device; "auto" gives the accelerator if there is one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     known = ["auto", "cpu", "cuda"]
@@ -274,9 +259,6 @@ def free_name(path: Path) -> Path:
     """Return `path` if it is free, else the first free of `path-2`, `path-3`, ..., which is printed.
 
     A path to a file is returned, and the trainer refuses it.
-
-    Raises:
-        ValueError: `path` is the root of the file system, which has no name.
     """
     if not path.is_dir() or not any(path.iterdir()):
         return path

@@ -20,9 +20,6 @@ def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool
     Args:
         what: the kind of file that the command writes, as in "a trace".
         is_own: returns whether a file is of that kind, and may be replaced.
-
-    Raises:
-        ValueError: the path is a directory or another file, or its folder does not exist.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT:
@@ -38,9 +35,6 @@ def write_output(option: str, out: str, data: bytes) -> bool:
     """Write the file; return False if the reader of standard output has left.
 
     A file is replaced at once, so that a reader finds a whole one; a device such as /dev/null is written to.
-
-    Raises:
-        OSError: the file cannot be written.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT:

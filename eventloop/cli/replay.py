@@ -231,11 +231,7 @@ def _finding_modules_here() -> Iterator[None]:
 
 
 def _import(name: str) -> None:
-    """Import a module, for its declarations.
-
-    Raises:
-        ImportError: the import fails, whatever the error.
-    """
+    """Import a module, for its declarations."""
     try:
         import_module(name)
     except (Exception, SystemExit) as error:
@@ -248,11 +244,7 @@ def _import(name: str) -> None:
 
 
 def _check_events(names: list[str]) -> None:
-    """Check that the names are declared events.
-
-    Raises:
-        ValueError: an unknown event.
-    """
+    """Check that the names are declared events."""
     from eventloop.events.base import ALIASES, event_name
     from eventloop.events.catalogue import declared_events, find_event
     from eventloop.util.suggest import suggest

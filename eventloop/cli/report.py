@@ -110,11 +110,7 @@ def _as_json(reports: list[Report]) -> str:
 
 
 def _check_diff(options: argparse.Namespace) -> float | None:
-    """Check the arguments of --diff; return the limit of --fail-above in percent.
-
-    Raises:
-        ValueError: not two runs, an option that --diff lacks or needs, or a limit that is no percentage.
-    """
+    """Check the arguments of --diff; return the limit of --fail-above in percent."""
     if options.fail_above is not None and not options.diff:
         raise ValueError("--fail-above is the limit of a comparison: expected --diff and two runs with it")
     if options.diff and len(options.runs) != 2:

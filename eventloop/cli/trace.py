@@ -106,11 +106,7 @@ def _listing(traces: list[TraceFile]) -> str:
 
 
 def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
-    """Return the window with a number, 1 for the first; without a number the last one.
-
-    Raises:
-        ValueError: there is no such window.
-    """
+    """Return the window with a number, 1 for the first; without a number the last one."""
     if number is None:
         return traces[-1]
     if number > len(traces):
@@ -126,11 +122,7 @@ def _contents(chosen: list[TraceFile]) -> bytes:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Check which windows are asked for, and the path to write to.
-
-    Raises:
-        ValueError: options exclude each other, or the path is not that of a new file, a trace or a device.
-    """
+    """Check which windows are asked for, and the path to write to."""
     from eventloop.tracing.files import is_trace
 
     if options.merge and options.window is not None:

@@ -32,10 +32,6 @@ def plain(value: Any, where: str) -> Any:
 
     Args:
         where: the position of the state in the checkpoint, for the message.
-
-    Raises:
-        TypeError: the state has a value that could be saved but not loaded, or a tensor that is sharded over
-            ranks.
     """
     try:
         return _plain(value)

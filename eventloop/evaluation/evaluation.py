@@ -175,11 +175,7 @@ class Evaluation:
                 metric.reset()
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
-        """Add the outputs of one batch.
-
-        Raises:
-            ValueError: an evaluator needs `preds` and `target`, or two sources report one metric.
-        """
+        """Add the outputs of one batch."""
         for name, value in outputs.items():
             if name in ("preds", "target"):  # a batch of one sample is no metric
                 continue
@@ -275,12 +271,7 @@ def fields_kept(trainer: HasFields) -> Iterator[None]:
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
-    """Return evaluators by name: the keys of a mapping, or the names of the functions and classes.
-
-    Raises:
-        TypeError: an evaluator is neither a metric nor a function.
-        ValueError: two have one name.
-    """
+    """Return evaluators by name: the keys of a mapping, or the names of the functions and classes."""
     if evaluator is None:
         return {}
     if isinstance(evaluator, Mapping):

@@ -84,9 +84,6 @@ class MonitoredMetrics:
         Args:
             metric: its name.
             option: the option that names it, for the error: "CheckpointHook(save_best='accuracy')".
-
-        Raises:
-            ValueError: what the validation reports is known, and the metric is not part of it.
         """
         if self._possible is not None and metric not in self._possible:
             raise ValueError(_unreported(metric, option, self._possible))

@@ -73,11 +73,7 @@ def pack(payload: bytes) -> bytes:
 
 
 def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
-    """Read the beginning of a log; return False if it is incomplete, after a kill.
-
-    Raises:
-        EventLogError: the file is not an event log, or is of another version.
-    """
+    """Read the beginning of a log; return False if it is incomplete, after a kill."""
     head = file.read(len(HEADER))
     if len(head) < len(HEADER) and HEADER.startswith(head):
         return False

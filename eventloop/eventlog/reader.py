@@ -53,12 +53,7 @@ class TornTail(NamedTuple):
 
 
 def find_log(run: str | PathLike[str]) -> Path:
-    """Return the path of the event log of a run: the file itself, or the one in its directory.
-
-    Raises:
-        FileNotFoundError: there is no such run, or no log in it.
-        EventLogError: there are several logs, and none has the usual name.
-    """
+    """Return the path of the event log of a run: the file itself, or the one in its directory."""
     path = Path(run)
     if not path.exists():
         raise FileNotFoundError(f"no run at {path}: give the run's directory or its {FILE_NAME}")

@@ -195,11 +195,7 @@ def replay(
 
 
 def folder_of(log: Path) -> Path:
-    """Return the folder next to a log where writers write by default.
-
-    Raises:
-        ValueError: it is a link, or holds one: whatever made the run could choose the files that are written.
-    """
+    """Return the folder next to a log where writers write by default."""
     folder = log.parent / FOLDER
     for path in chain([folder], folder.rglob("*")):
         if path.is_symlink():

@@ -213,11 +213,7 @@ def _record(payload: bytes) -> bytes:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return the number in a NumPy scalar, or the text of a path.
-
-    Raises:
-        TypeError: the value is something else.
-    """
+    """Return the number in a NumPy scalar, or the text of a path."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if callable(item := getattr(value, "item", None)) and not getattr(value, "ndim", 0):

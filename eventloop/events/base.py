@@ -32,11 +32,7 @@ def event_name(event_type: type[Event]) -> str:
 
 
 def declare(name: str, event_type: type[Event]) -> None:
-    """Register a class under `name`. A class defined twice, as in a notebook cell, replaces itself.
-
-    Raises:
-        ValueError: the name belongs to an event of eventloop, or is an alias of one.
-    """
+    """Register a class under `name`. A class defined twice, as in a notebook cell, replaces itself."""
     if name in ALIASES:
         raise ValueError(
             f"class {event_type.__module__}.{event_type.__qualname__} declares the event {name!r}, "

@@ -13,12 +13,7 @@ from eventloop.util.suggest import suggest
 
 
 def find_event(event: str | type[Event]) -> type[Event]:
-    """Resolve a name, an alias or a class to the event class.
-
-    Raises:
-        TypeError: `event` is neither a string nor an event class.
-        ValueError: no event has that name (with a suggestion), or two modules declare it.
-    """
+    """Resolve a name, an alias or a class to the event class."""
     if isinstance(event, type) and hasattr(event, "background_born"):
         if event.__name__ == "Event" or event.__name__.startswith("_"):
             raise TypeError(
@@ -40,11 +35,7 @@ def find_event(event: str | type[Event]) -> type[Event]:
 
 
 def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
-    """Return one event, or a sequence of events, as a tuple. A str is one name.
-
-    Raises:
-        TypeError: `events` is neither an event nor a sequence.
-    """
+    """Return one event, or a sequence of events, as a tuple. A str is one name."""
     if isinstance(events, str | type):
         return (events,)
     try:

@@ -21,12 +21,7 @@ class Priority(IntEnum):
 
 
 def get_priority(priority: Priority | int | str) -> int:
-    """Return the number 0..100 of a `Priority`, of its name in any case, or of an int.
-
-    Raises:
-        TypeError: `priority` is of another type (a bool is not a number here).
-        ValueError: an unknown name, or a number outside 0..100.
-    """
+    """Return the number 0..100 of a `Priority`, of its name in any case, or of an int."""
     if isinstance(priority, str):
         return _by_name(priority)
     if isinstance(priority, bool) or not isinstance(priority, int):

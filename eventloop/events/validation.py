@@ -28,11 +28,7 @@ _NO_VALUES = (ClassVar, Literal, type, collections.abc.Callable)
 
 
 def refuse_live_fields(cls: type) -> None:
-    """Check the fields that an event class itself declares. Names that cannot be resolved pass.
-
-    Raises:
-        TypeError: a field is annotated with a type of live objects.
-    """
+    """Check the fields that an event class itself declares. Names that cannot be resolved pass."""
     for name, annotation in vars(cls).get("__annotations__", {}).items():
         for named in _types_in(annotation, cls.__module__):
             for base in getattr(named, "__mro__", ()):

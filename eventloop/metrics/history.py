@@ -63,11 +63,7 @@ class HistoryBuffer:
         return list(self._values)  # atomic, as one C call: the background may append at the same time
 
     def window(self, iterations: int) -> list[float]:
-        """Return the values of the last `iterations` iterations.
-
-        Raises:
-            ValueError: `iterations` is below 1.
-        """
+        """Return the values of the last `iterations` iterations."""
         if iterations < 1:
             raise ValueError(f"a window must be at least 1 iteration long, got {iterations}")
         pairs = self.values()

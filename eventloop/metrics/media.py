@@ -161,13 +161,7 @@ class PendingMedia:
 
 
 def image_of(name: str, image: Any) -> torch.Tensor:
-    """Check an image and start its copy to the host.
-
-    Raises:
-        TypeError: the image is not a tensor or array, has no readable values, or is neither uint8 nor
-            floating point.
-        ValueError: the shape is not (1 or 3 or 4, height, width).
-    """
+    """Check an image and start its copy to the host."""
     tensor = _tensor("image", name, image)
     if tensor.ndim != 3 or tensor.shape[0] not in (1, 3, 4):
         raise ValueError(

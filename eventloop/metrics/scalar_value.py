@@ -32,11 +32,7 @@ def is_number(value: Any) -> bool:
 
 
 def single_number(name: str, value: Any) -> Scalar:
-    """Convert a value to a float, or to a detached tensor of one element, which is not read.
-
-    Raises:
-        TypeError: `value` is not a single number, or a tensor that is sharded over ranks.
-    """
+    """Convert a value to a float, or to a detached tensor of one element, which is not read."""
     if isinstance(value, torch.Tensor):
         if type(value) is not torch.Tensor:
             refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
@@ -80,11 +76,7 @@ def is_readable(value: Scalar) -> bool:
 
 
 def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:
-    """Refuse tensors whose dtype, layout or device cannot give a float, without reading them.
-
-    Raises:
-        TypeError: one of the tensors is such.
-    """
+    """Refuse tensors whose dtype, layout or device cannot give a float, without reading them."""
     for name, value in zip(names, values, strict=True):
         if isinstance(value, torch.Tensor) and (kind := unreadable_kind(value)):
             raise TypeError(f"scalar {name!r} must be a real number, got {kind}")

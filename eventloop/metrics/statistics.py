@@ -210,11 +210,7 @@ class PacketWithStatistics:
 
 
 def refuse_epochs(entries: Iterable[Statistic], *, by_epoch: bool) -> None:
-    """Refuse windows of an epoch in a run that is measured in iterations.
-
-    Raises:
-        ValueError: an entry has `window_size="epoch"`, and `by_epoch` is False.
-    """
+    """Refuse windows of an epoch in a run that is measured in iterations."""
     if not by_epoch and any(entry.size == "epoch" for entry in entries):
         raise ValueError(
             'custom_cfg has window_size="epoch", and a run measured in iterations has no epochs: give an int '

@@ -132,12 +132,7 @@ class _Sums(msgspec.Struct):
 
 
 def window_of(method: object, size: object) -> Window:
-    """Return an empty window for the `method_name` and `window_size` of an entry of a `custom_cfg`.
-
-    Raises:
-        ValueError: the method or the window is unknown, or the method needs all values of an unbounded
-            window.
-    """
+    """Return an empty window for the `method_name` and `window_size` of an entry of a `custom_cfg`."""
     if not callable(method) and method not in METHODS:
         raise ValueError(
             f"method_name must be one of {', '.join(METHODS)} or a function of the values, got "

@@ -47,12 +47,7 @@ def own_state(weights: Mapping[str, Any], steps: int = 0) -> dict[str, Any]:
 
 
 def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
-    """Check that the averaged and the own weights of a checkpoint belong to the same model.
-
-    Raises:
-        CheckpointError: one of the two states is not a mapping, or a name has different shapes in them.
-            With `strict` also for a name that only one state has; without `strict` such names are logged.
-    """
+    """Check that the averaged and the own weights of a checkpoint belong to the same model."""
     if KEY not in checkpoint:
         return
     averaged = read_as(dict[str, Any], checkpoint.get("state_dict"), f"{source}: state_dict cannot be loaded")

@@ -30,9 +30,6 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return `ema_type` and its arguments as a config whose `type` is the class of the average.
 
     The arguments of eventloop's own averages are checked by building one for an empty model.
-
-    Raises:
-        TypeError, ValueError: `ema_type` names no known average, or an argument is bad.
     """
     config = {**ema_type, **arguments} if isinstance(ema_type, Mapping) else {"type": ema_type, **arguments}
     cls = config.get("type")

@@ -201,11 +201,7 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """Yield `limit` batches, starting the loader again at its end; None for one whole pass.
-
-    Raises:
-        ValueError: the loader is empty, or is an iterator with fewer batches.
-    """
+    """Yield `limit` batches, starting the loader again at its end; None for one whole pass."""
     given = 0
     while True:
         before = given
@@ -236,10 +232,6 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
 
     Args:
         together: end with the shortest loader, because layers gather inputs or weights from all ranks.
-
-    Raises:
-        _Stopped: on all ranks, if `stop` returned True on one of them.
-        RuntimeError: the loader of another rank failed.
     """
     while True:
         error: Exception | None = None

@@ -33,11 +33,7 @@ def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[
 
 
 def train_outputs(outputs: Any) -> dict[str, Any]:
-    """Return the result of a train step as a mapping.
-
-    Raises:
-        TypeError: it is neither a tensor nor a mapping with `loss`.
-    """
+    """Return the result of a train step as a mapping."""
     if isinstance(outputs, torch.Tensor):
         return {"loss": outputs}
     if isinstance(outputs, Mapping) and "loss" in outputs:
@@ -53,11 +49,7 @@ def train_outputs(outputs: Any) -> dict[str, Any]:
 
 
 def val_outputs(outputs: Any) -> Mapping[str, Any]:
-    """Return the result of a `val_step`, after a check.
-
-    Raises:
-        TypeError: it is not a mapping.
-    """
+    """Return the result of a `val_step`, after a check."""
     if not isinstance(outputs, Mapping):
         raise TypeError(f"val_step must return a mapping of values, got {outputs!r}")
     return outputs

@@ -29,9 +29,6 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
     """Count a step, and return the value of each param group after it, from PyTorch's `get_lr()`.
 
     Nothing is written to the groups. Their values must be floats.
-
-    Raises:
-        ValueError: `get_lr()` returns more or fewer values than there are groups.
     """
     scheduler._step_count += 1  # first, as PyTorch does: its cosine looks at it
     scheduler._get_lr_called_within_step = True

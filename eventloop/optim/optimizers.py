@@ -58,11 +58,7 @@ def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def check_optimizer(optimizer: object) -> None:
-    """Check that an argument is an optimizer, a mapping of names to optimizers, or None.
-
-    Raises:
-        TypeError, ValueError: with the value that was given and the fix.
-    """
+    """Check that an argument is an optimizer, a mapping of names to optimizers, or None."""
     if not isinstance(optimizer, Mapping):
         if optimizer is not None and not _is_optimizer(optimizer):
             raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
@@ -95,9 +91,6 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
 
     Args:
         refuses: False only logs; for steps of the user's own code, which may train any module.
-
-    Raises:
-        ValueError: every optimizer has parameters, and none of them is the model's or the loss function's.
     """
     own = {id(parameter) for parameter in model.parameters()}
     of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
@@ -240,11 +233,7 @@ class ParameterOrder:
         return self._names
 
     def check(self, model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any], source: object) -> None:
-        """Refuse a state whose parameters are those of the optimizer in another order.
-
-        Raises:
-            CheckpointError: with the first parameter that differs.
-        """
+        """Refuse a state whose parameters are those of the optimizer in another order."""
         for name, groups in self.of(model, optimizer).items():
             for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
                 ours, theirs = own.split("\n"), former.split("\n")
@@ -262,12 +251,7 @@ class ParameterOrder:
 
 
 def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
-    """Refuse a checkpoint of other optimizers before anything is loaded.
-
-    Raises:
-        CheckpointError: the class, the names or the sizes of the param groups differ, or it is not an
-            optimizer's state.
-    """
+    """Refuse a checkpoint of other optimizers before anything is loaded."""
     if optimizer is None:
         return
     if saved_names != class_names(optimizer):

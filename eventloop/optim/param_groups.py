@@ -31,11 +31,7 @@ def groups_of(optimizer: Any) -> list[Group]:
 
 
 def check_has_value(optimizer: torch.optim.Optimizer, name: str) -> None:
-    """Check that `optimizer` is a PyTorch optimizer whose param groups have the value `name`.
-
-    Raises:
-        TypeError, ValueError: naming the optimizer and the values its groups have.
-    """
+    """Check that `optimizer` is a PyTorch optimizer whose param groups have the value `name`."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
     for group in optimizer.param_groups:

@@ -113,11 +113,7 @@ g[class$=tick] text, [class^=g-x] text, [class^=g-y] text, [class*=title], .info
 
 
 def check_plotly() -> None:
-    """Raise an error unless plotly, which draws the charts, is installed.
-
-    Raises:
-        ImportError: plotly is not installed.
-    """
+    """Raise an error unless plotly, which draws the charts, is installed."""
     if importlib.util.find_spec("plotly") is None:
         raise ImportError(
             "a page with charts needs plotly, which the extras demo and report bring: "

@@ -20,11 +20,6 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
 
     Args:
         places: the directories that the run saves in.
-
-    Raises:
-        TypeError, ValueError: `path` is not a path, or is empty.
-        FileNotFoundError: the checkpoint does not exist (with a suggestion, or the newest ones that exist),
-            or the path is a directory of checkpoints.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f'expected "auto", "best", or the path or name of a checkpoint, got {path!r}{_AUTO}')

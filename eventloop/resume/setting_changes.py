@@ -44,11 +44,7 @@ class Change:
 
 
 def check_changed(changed: object) -> None:
-    """Refuse an invalid argument `changed` of `Trainer.resume`.
-
-    Raises:
-        ValueError: `changed` is not "refuse", "keep" or "apply".
-    """
+    """Refuse an invalid argument `changed` of `Trainer.resume`."""
     if changed not in CHOICES:
         raise ValueError(
             f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'

@@ -180,9 +180,6 @@ class TrainerState:
 
         A hand-written loop names its loader only when the pass begins. Between two passes the loader
         may change. Within a pass it must be the same, unless `resume` was given `changed`.
-
-        Raises:
-            CheckpointError: its batches or its data set differ from those of the checkpoint's pass.
         """
         resumed, self._resumed = self._resumed, None
         if resumed is None or resumed.loader is loader:

@@ -145,10 +145,6 @@ def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
     Args:
         checkpoint: the contents of the checkpoint.
         source: its name, for the message.
-
-    Raises:
-        CheckpointError: keys are missing, the checkpoint has another version, or a value has the wrong type;
-            the message has the key, the expected type and the value.
     """
     check_usable(checkpoint, source)
     if _is_of_another_version(checkpoint):
@@ -164,9 +160,6 @@ def check_usable(checkpoint: Mapping[str, Any], source: object) -> None:
 
     A checkpoint of another version passes. If an older checkpoint were tried instead, a part of the run would
     be trained again, and the user would not know why.
-
-    Raises:
-        CheckpointError: keys are missing, or a value has the wrong type.
     """
     if missing := [key for key in NEEDED if key not in checkpoint]:
         raise CheckpointError(
@@ -188,9 +181,6 @@ def read_as(kind: type[T], value: object, what: str) -> T:
 
     Args:
         what: the beginning of the error's message.
-
-    Raises:
-        CheckpointError: the value does not have that layout.
     """
     try:
         return msgspec.convert(value, kind)
@@ -223,9 +213,6 @@ def check_alike(saved: Any, own: Any, what: str) -> None:
 
     Args:
         what: the name of the value, which begins the message.
-
-    Raises:
-        CheckpointError: the kinds differ; the message has the key, the expected kind and the value.
     """
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         for key in own.keys() & saved.keys():

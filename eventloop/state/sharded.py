@@ -32,9 +32,6 @@ def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
     Args:
         where: the name of the value, which begins the message.
         advice: the last sentence of the message.
-
-    Raises:
-        TypeError: the value is a DTensor, whatever its placements are, or a ShardedTensor.
     """
     if is_sharded(value):
         placements = f", placements {value.placements}" if hasattr(value, "placements") else ""
@@ -45,12 +42,7 @@ def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
 
 
 def refuse_sharded_model(what: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
-    """Raise an error if a parameter or buffer of `model` is sharded over ranks.
-
-    Raises:
-        TypeError: a tensor is sharded, or a module is one of FSDP, whose parameters may be gathered at the
-            moment; the message names the first one.
-    """
+    """Raise an error if a parameter or buffer of `model` is sharded over ranks."""
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         refuse_sharded(f"{what}: {name!r} of the model", tensor, advice)
     for name, module in model.named_modules():

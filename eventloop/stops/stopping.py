@@ -86,9 +86,6 @@ class Stopping:
         Args:
             reason: why the run ends, for reports.
             signum: the number of the signal that asks for it, if one does.
-
-        Raises:
-            ValueError: no reason is given.
         """
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")

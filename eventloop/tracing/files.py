@@ -69,12 +69,7 @@ def is_trace(path: Path) -> bool:
 
 
 def find_traces(run: Path) -> list[TraceFile]:
-    """Return the trace files of a run's rank 0 in the order of their iterations, at least one.
-
-    Raises:
-        FileNotFoundError: the directory does not exist.
-        ValueError: it has no trace.
-    """
+    """Return the trace files of a run's rank 0 in the order of their iterations, at least one."""
     if not run.is_dir():
         raise FileNotFoundError(f"no run at {run}: expected the directory of a run")
     found = [

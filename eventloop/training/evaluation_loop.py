@@ -19,11 +19,7 @@ from eventloop.util.checks import length_of
 
 
 def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
-    """Return the loader of a mode.
-
-    Raises:
-        ValueError: the trainer has none.
-    """
+    """Return the loader of a mode."""
     loaders = {"train": trainer.train_loader, "val": trainer.val_loader, "test": trainer.test_loader}
     if (loader := loaders[mode]) is None:
         does = "train" if mode == "train" else "evaluate"

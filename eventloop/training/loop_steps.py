@@ -78,9 +78,6 @@ class LoopSteps(LoopTrainer):
 
         Args:
             length: the number of batches of the epoch; None if it is unknown.
-
-        Raises:
-            RuntimeError: it is called outside a run, or within an epoch.
         """
         if not self.running or self.passing is not None:
             raise RuntimeError(_order("begin_epoch", "after begin_run() or end_epoch()"))
@@ -95,9 +92,6 @@ class LoopSteps(LoopTrainer):
         Returns:
             False if a handler skips the batch by `SkipIteration`. Then fetch the next batch, without
             `end_iter`.
-
-        Raises:
-            RuntimeError: it is called outside an epoch.
         """
         if self.passing is None:
             raise RuntimeError(_order("begin_iter", "after begin_epoch() or end_iter()"))
@@ -127,9 +121,6 @@ class LoopSteps(LoopTrainer):
 
         Returns:
             True if the loop must end here, because a handler, a signal or another rank asked for a stop.
-
-        Raises:
-            RuntimeError: `begin_iter` has not begun an iteration.
         """
         if self.passing is None or not self.metrics.in_iteration:
             raise RuntimeError(_order("end_iter", "after begin_iter()"))
@@ -168,9 +159,6 @@ class LoopSteps(LoopTrainer):
 
         Args:
             mode: "val", or "test" for the events of a test.
-
-        Raises:
-            RuntimeError: it is called outside a run, or within an evaluation.
         """
         if not self.running or self.mode != "train":
             raise RuntimeError(_order("begin_val", "after begin_run(), end_iter() or end_epoch()"))

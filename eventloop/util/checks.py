@@ -22,11 +22,7 @@ def check_bools(**options: object) -> None:
 
 
 def check_optional_bools(**options: object) -> None:
-    """Refuse values other than True, False and None.
-
-    Raises:
-        TypeError: naming the option and its value.
-    """
+    """Refuse values other than True, False and None."""
     for name, value in options.items():
         if value is not None and not isinstance(value, bool):
             raise TypeError(f"{name} must be True, False or None, got {value!r}")
@@ -47,11 +43,7 @@ def check_keys(what: str, given: Iterable[object], known: Iterable[str]) -> None
 
 
 def check_metric(name: str, value: object) -> None:
-    """Refuse a value that cannot be the name of a metric.
-
-    Raises:
-        TypeError: naming the option and its value.
-    """
+    """Refuse a value that cannot be the name of a metric."""
     if not isinstance(value, str) or not value:
         raise TypeError(f"{name} must be the name of a metric, got {value!r}")
 
@@ -61,9 +53,6 @@ def strings(name: str, value: object, *, repeated: bool = False) -> list[str]:
 
     Args:
         repeated: whether a string may be in the list twice.
-
-    Raises:
-        TypeError, ValueError: naming the option and its value.
     """
     if value is None:
         return []
@@ -76,11 +65,7 @@ def strings(name: str, value: object, *, repeated: bool = False) -> list[str]:
 
 
 def check_path(name: str, value: object) -> None:
-    """Refuse a value that is not a path.
-
-    Raises:
-        TypeError: naming the option and its value.
-    """
+    """Refuse a value that is not a path."""
     if not isinstance(value, str | PathLike):
         raise TypeError(f"{name} must be a path, a str or a Path, got {value!r}")
 
@@ -95,11 +80,7 @@ def positive(what: str, value: object) -> None:
 
 
 def at_least(what: str, value: object, least: int) -> None:
-    """Check that a value is an int of at least `least`.
-
-    Raises:
-        TypeError, ValueError: naming `what` and the value.
-    """
+    """Check that a value is an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, got {value!r}")
     if value < least:
@@ -133,11 +114,7 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Check that `value` is a finite number in a range, and return it as float.
-
-    Raises:
-        TypeError, ValueError: naming `what`, the range and the value.
-    """
+    """Check that `value` is a finite number in a range, and return it as float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number, got {value!r}")
     if not abs(value) <= sys.float_info.max:  # of ints too: float() raises OverflowError for large ones

@@ -111,11 +111,7 @@ class Promise(Generic[T]):
         return self._settled.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return the error, or None.
-
-        Raises:
-            TimeoutError: nothing is set after `timeout` seconds.
-        """
+        """Wait, and return the error, or None."""
         if not self.wait(timeout):
             raise TimeoutError(f"expected a result within {timeout:g} s, got none")
         return self._error

@@ -67,11 +67,7 @@ class SpillFile:
             self._file.close()
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the chunks in order, and close the file.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Read the chunks in order, and close the file."""
         if self._file is not None:
             with self._file:
                 self._file.seek(0)

@@ -52,11 +52,7 @@ class Target(NamedTuple):
 
 
 def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callback = None) -> bytes:
-    """Pack a handler and its callbacks as bytes.
-
-    Raises:
-        TypeError: a worker process could not import them.
-    """
+    """Pack a handler and its callbacks as bytes."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((fn, on_flush, on_close))

@@ -92,11 +92,7 @@ class EventEncoder:
         self._likenesses: dict[type[Event], int] = {}
 
     def encode(self, event: Event, into: list[bytes]) -> None:
-        """Append the frames of an event to `into`.
-
-        Raises:
-            Unencodable: it neither encodes nor pickles, or a worker could not use its pickle.
-        """
+        """Append the frames of an event to `into`."""
         try:
             self._encode(event, into)
         except Exception as error:

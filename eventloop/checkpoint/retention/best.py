@@ -79,11 +79,7 @@ class BestMetrics:
         return bool(self.metrics)
 
     def settle(self, metrics: Mapping[str, float]) -> None:
-        """Check that a validation has the watched metrics; replace "auto" by its first one.
-
-        Raises:
-            KeyError: a watched metric is not among them (with a suggestion).
-        """
+        """Check that a validation has the watched metrics; replace "auto" by its first one."""
         if self.metrics == ["auto"] and metrics:
             self.metrics = [next(iter(metrics))]
         for metric in self.metrics:
@@ -145,9 +141,6 @@ def infer_rule(metric: str) -> Rule:
 
     Whole words of the name decide, and a word for losses wins: `val/loss_acc`, `stop_loss` and `heatmap_loss`
     are losses, while MMEngine's substrings match accuracies in them.
-
-    Raises:
-        ValueError: the name has no known word.
     """
     words = _words(metric)
     if words & _LESS:

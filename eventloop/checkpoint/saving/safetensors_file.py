@@ -16,11 +16,7 @@ from eventloop.util.errors import CheckpointError
 
 
 def require_safetensors() -> Any:
-    """Import and return the module `safetensors.torch`.
-
-    Raises:
-        ImportError: safetensors is not installed.
-    """
+    """Import and return the module `safetensors.torch`."""
     try:
         import safetensors.torch
     except ImportError as error:
@@ -35,10 +31,6 @@ def check_flat(state: object, source: str) -> None:
 
     Args:
         source: what messages call the state.
-
-    Raises:
-        CheckpointError: the state is not a mapping, or has values that are not dense tensors of a type of the
-            format; the message lists them all.
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{source} cannot be published as safetensors: it is a {type(state).__name__}")
@@ -82,9 +74,6 @@ def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, st
 
     Args:
         source: what messages call the state.
-
-    Raises:
-        CheckpointError: two tensors overlap in memory and are not the same.
     """
     names: dict[_Span, list[str]] = {}
     for name in sorted(state):

@@ -86,11 +86,7 @@ class SaverProcess:
         self._left = True
 
     def commit(self, saves: Sequence[Save], timeout: float) -> list[Outcome]:
-        """Let the process make checkpoints durable; wait for the outcomes, and return them.
-
-        Raises:
-            ProcessGoneError: the process died, or was killed because it did not answer in `timeout` seconds.
-        """
+        """Let the process make checkpoints durable; wait for the outcomes, and return them."""
         self._child.push(frame(Kind.BATCH, len(saves), pickle.dumps(saves, protocol=pickle.HIGHEST_PROTOCOL)))
         until = monotonic() + timeout
         while not self._child.gone:

@@ -109,11 +109,7 @@ def _outside_in_both(name: str, first: dict[str, Series], second: dict[str, Seri
 
 
 def _checked(report: Report) -> RunCosts:
-    """Return the costs of a run that has iterations.
-
-    Raises:
-        ValueError: it has none.
-    """
+    """Return the costs of a run that has iterations."""
     costs = report.costs
     if costs is None:
         raise ValueError(
@@ -128,11 +124,7 @@ def _checked(report: Report) -> RunCosts:
 
 
 def _points(series: dict[str, Series], report: Report) -> Points:
-    """Return the points of the whole iteration.
-
-    Raises:
-        ValueError: they are too few.
-    """
+    """Return the points of the whole iteration."""
     points = series[ITERATION].points
     if points is None:
         assert report.costs is not None
@@ -144,11 +136,7 @@ def _points(series: dict[str, Series], report: Report) -> Points:
 
 
 def _iteration(a: Report, b: Report, whole: Difference) -> float:
-    """Return the seconds of an iteration of A.
-
-    Raises:
-        ValueError: those of one of the runs are not above 0.
-    """
+    """Return the seconds of an iteration of A."""
     for report, seconds in ((a, whole.a), (b, whole.b)):
         if not 0 < seconds < inf:
             raise ValueError(
