@@ -1,4 +1,4 @@
-"""What a bridge adds to a step of its host, and how exact the rows of the host's callbacks are.
+"""What does a bridge add to a step of its host, and how exact are the rows of the host's callbacks?
 
     python -m benchmarks.bridges --host lightning --rounds 31
 

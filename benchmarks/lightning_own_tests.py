@@ -1,4 +1,4 @@
-"""Lightning's own tests, without and with the bridge in every trainer.
+"""Does the same set of Lightning's own tests pass with the bridge in every trainer?
 
     git clone --depth 1 --branch 2.6.5 https://github.com/Lightning-AI/pytorch-lightning /tmp/pl_tests
     python -m benchmarks.lightning_own_tests /tmp/pl_tests [--files callbacks/test_timer.py ...]

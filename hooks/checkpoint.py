@@ -395,9 +395,7 @@ class CheckpointHook(Hook):
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
         """Make room for a due save while earlier ones are running; return True if it is to be skipped.
 
-        Args:
-            must: whether the save may neither be skipped nor replace another one: wait for all earlier
-                ones.
+        With `must` it is neither skipped nor replaces another one: it waits for all earlier ones.
         """
         if must:
             self.saves.finish(trainer)

@@ -211,10 +211,7 @@ class Bus:
             subscription.cancel()
 
     def exclude(self, events: Iterable[str | type[Event]], reason: str) -> None:
-        """Refuse subscriptions to events that nothing will emit on this bus.
-
-        Args:
-            reason: the end of the error: "Transformers' loop has no such moment: use after_train_iter".
+        """Refuse subscriptions to events that nothing will emit on this bus, with the reason in the error.
 
         Raises:
             ValueError: one of the events has a subscription already.
@@ -343,11 +340,7 @@ class Bus:
             self._background.post(deferred, types)
 
     def warm_up(self) -> None:
-        """Start the background loop now.
-
-        Otherwise the first background subscriber or posted event starts it, which takes about 50 ms if
-        anyio is not imported yet.
-        """
+        """Start the background loop now: the first posted event would wait some 50 ms for it."""
         if not self.closed:
             self._background.start()
 
@@ -402,12 +395,7 @@ class Bus:
         return self._subscribers.stats()
 
     def handler_costs(self, wall: float = 0.0, trend: HandlerTrend | None = None) -> list[HandlerCost]:
-        """Return one record per sync handler and event: calls and times.
-
-        Args:
-            wall: the wall time of all iterations in seconds; `share` is a handler's part of it.
-            trend: the seconds of the handlers at the points of the run's trend.
-        """
+        """Return one record per sync handler and event: calls, times, share of `wall` seconds, trend."""
         return self._subscribers.handler_costs(wall, trend)
 
     def subscriber_costs(self) -> list[SubscriberCost]:
@@ -470,10 +458,7 @@ class Bus:
         self._background.keep_left = keep
 
     def never_wait(self) -> None:
-        """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit.
-
-        A run that ends at once calls this.
-        """
+        """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit."""
         self._background.never_waits = True
 
     def close(self, timeout: float | None = None) -> DrainReport:

@@ -29,6 +29,7 @@ from eventloop.costs.timing import Budget, Timing
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events, find_event
+from eventloop.events.subscribed import check_possible, subscribed_types
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 logger = logging.getLogger("eventloop")
@@ -113,8 +114,8 @@ class Subscribers:
         """
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
-        wildcard, types = _types(name or handler_name(fn), events, background=background)
-        self._check_excluded(name or handler_name(fn), types)
+        wildcard, types = subscribed_types(name or handler_name(fn), events, background=background)
+        check_possible(name or handler_name(fn), types, self.excluded)
         if options.offload == "process":
             pack(fn, options.lane.on_flush, options.lane.on_close)
         self._unique(name, handler_name(fn))
@@ -128,14 +129,7 @@ class Subscribers:
         """
         self.excluded.update(excluded)
         for each in self._subscriptions:
-            self._check_excluded(each.name, each.events)
-
-    def _check_excluded(self, name: str, types: Iterable[type[Event]]) -> None:
-        for event_type in types:
-            if (reason := self.excluded.get(event_type)) is not None:
-                raise ValueError(
-                    f"{name} subscribes to {event_name(event_type)}, which this bus never has: {reason}"
-                )
+            check_possible(each.name, each.events, self.excluded)
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription from the bus. `Subscription.cancel` calls this."""
@@ -412,21 +406,3 @@ class Subscribers:
             return name
         candidates = (default if i == 1 else f"{default} #{i}" for i in range(1, len(taken) + 2))
         return next(c for c in candidates if c not in taken)
-
-
-def _types(
-    name: str, events: tuple[str | type[Event], ...], *, background: bool
-) -> tuple[bool, tuple[type[Event], ...]]:
-    """Return whether a subscriber receives all events, and otherwise its event types."""
-    if not events:
-        raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
-    types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
-    for event_type in types:
-        if event_type.background_born and not background:
-            raise TypeError(
-                f"{name} is a sync handler, but {event_name(event_type)} is created in the background, later "
-                "than the iteration that it reports: read trainer.metrics instead, or subscribe a coroutine "
-                "function"
-            )
-    wildcard = "*" in events
-    return wildcard, () if wildcard else types

@@ -54,6 +54,9 @@ class LoopSteps(LoopTrainer):
     `model.train()` and `model.eval()` are left to the loop. Call all steps on one thread.
     """
 
+    iter: int
+    epoch: int
+    batch_idx: int
     passing: Pass | None
     within: Within
     _open: list[tuple[str, ExitStack]]
@@ -201,6 +204,25 @@ class LoopSteps(LoopTrainer):
             whole.close()
         else:
             whole.__exit__(type(error), error, error.__traceback__)
+
+    def completed_iteration(self) -> None:
+        """Count an iteration."""
+        metrics = self.metrics
+        self.within = ""
+        self.iter = metrics.iter = self.iter + 1
+        self.batch_idx += 1
+        metrics.in_iteration = False
+        self.position.evaluated = 0
+
+    def completed_epoch(self) -> None:
+        """Count an epoch, and begin the next one at batch 0.
+
+        A run measured in iterations is one epoch. When it is complete, the position in the loader is kept,
+        because a longer run continues the pass.
+        """
+        self.epoch = self.metrics.epoch = self.epoch + 1
+        if self.by_epoch or not self.position.at_end:
+            self.batch_idx = self.position.evaluated = 0
 
     def _enter(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
         """Enter the scopes of a part of the run. If one cannot be entered, leave those before it."""

@@ -493,25 +493,6 @@ class Trainer(LoopSteps):
         self.metrics.epoch = self.epoch
         self.model.train()
 
-    def completed_iteration(self) -> None:
-        """Count an iteration."""
-        metrics = self.metrics
-        self.within = ""
-        self.iter = metrics.iter = self.iter + 1
-        self.batch_idx += 1
-        metrics.in_iteration = False
-        self.position.evaluated = 0
-
-    def completed_epoch(self) -> None:
-        """Count an epoch, and begin the next one at batch 0.
-
-        A run measured in iterations is one epoch. When it is complete, the position in the loader is kept,
-        because a longer run continues the pass.
-        """
-        self.epoch = self.metrics.epoch = self.epoch + 1
-        if self.by_epoch or not self.position.at_end:
-            self.batch_idx = self.position.evaluated = 0
-
     def close(self) -> None:
         """End a hand-written loop whose generator is still held, then drain and close the bus.
 

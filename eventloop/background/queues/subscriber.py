@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -35,17 +34,14 @@ BURST = 262_144
 STUCK_SECONDS = 1.0
 """A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
 
-
 KeepLeft = Callable[[str, Iterable[Event]], None]
 """Called with the name of a subscriber and the events that the end of a close leaves for it, at least one."""
 
 
 class Flush:
-    """A request to flush a subscriber once it has handled the events emitted before.
+    """A request to flush a subscriber once it has handled the first `after` events.
 
-    Args:
-        after: the number of events to be handled first.
-        calls: whether to call `on_flush` then.
+    With `calls` it then calls `on_flush`.
     """
 
     def __init__(self, after: int, *, calls: bool) -> None:
@@ -78,11 +74,7 @@ class Lane(FailingQueue):
         self.set_routes(former.routes)
 
     def leave_out(self, why: str) -> None:
-        """Mark the subscriber as stalled, because it takes no part in the bus that is reopened.
-
-        Args:
-            why: the reason, for reports.
-        """
+        """Mark the subscriber as stalled, because it takes no part in the bus that is reopened."""
         self.ended_by, self.last_error = "stalled", why
 
     @property
@@ -144,10 +136,7 @@ class Lane(FailingQueue):
         return self.ended or self.closed.wait(timeout)
 
     def join(self, timeout: float) -> None:
-        """Wait for the end of the thread of a subscriber that has ended."""
-        thread: threading.Thread | None = getattr(self, "_thread", None)
-        if thread is not None and thread.is_alive() and self.closed.is_set():
-            thread.join(timeout)
+        """Wait for the end of a subscriber's own thread, if it has one and it is about to end."""
 
     def waited_in_vain(self, seconds: float) -> None:
         """Note that a thread waited so many seconds for the delivery under way, and no longer waits."""
@@ -209,11 +198,7 @@ class Lane(FailingQueue):
             yield self._pop_incoming()
 
     def _leave(self, item: Incoming) -> list[Event]:
-        """Return the events of an item that a close has left in the queue.
-
-        An item is an event, or the place of a deferred. If its events were never created, they count as
-        dropped.
-        """
+        """Return the events of an item that a close has left: those of a deferred may never be created."""
         if not isinstance(item, Pending):
             return [unstamped(item)]
         if item.events is None:
