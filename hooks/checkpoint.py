@@ -147,7 +147,7 @@ class CheckpointHook(Hook):
         )
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last = save_last
-        self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
+        self.best_metrics = self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
         self.retention = Retention(self._watched, max_keep_ckpts, keep_best)
         self._publisher = Publisher(published_keys, published_format)
         kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
@@ -188,7 +188,7 @@ class CheckpointHook(Hook):
         trainer.state.saves_in(self.directory, self._watched.metrics)
         _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
-        if self._watched and trainer.val_loader is None:
+        if self._watched and trainer.val_loader is None and not trainer.host:
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a "
                 "val_loader"

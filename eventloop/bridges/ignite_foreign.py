@@ -1,0 +1,212 @@
+"""Run handlers of pytorch-ignite in this engine's `Trainer`, attached to an ignite engine that is never run.
+
+    engine = Engine(lambda engine, batch: None)
+    ProgressBar().attach(engine)
+    engine.add_event_handler(Events.ITERATION_COMPLETED(every=100), show)
+    Trainer(..., hooks=[Foreign(engine)])
+
+This trainer moves the engine's counters and calls its handlers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+from weakref import ref
+
+import torch
+from ignite.engine import Engine, Events, State
+
+from eventloop.bridges.foreign import ForeignCall
+from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrainEpoch
+from eventloop.util.checks import length_of
+from eventloop.util.functions import handler_name
+
+SYSTEM = "ignite"
+TRAINING = {
+    Events.STARTED: "before_train",
+    Events.EPOCH_STARTED: "before_train_epoch",
+    Events.GET_BATCH_COMPLETED: "before_train_iter",
+    Events.ITERATION_STARTED: "before_train_iter",
+    Events.ITERATION_COMPLETED: "after_train_iter",
+    Events.EPOCH_COMPLETED: "after_train_epoch",
+    Events.TERMINATE: "after_train",
+    Events.COMPLETED: "after_train",
+    Events.EXCEPTION_RAISED: "after_train",
+}
+"""The event of this trainer at which an engine's handlers run."""
+EVALUATION = {
+    Events.STARTED: "before_{}",
+    Events.EPOCH_STARTED: "before_{}_epoch",
+    Events.GET_BATCH_COMPLETED: "before_{}_iter",
+    Events.ITERATION_STARTED: "before_{}_iter",
+    Events.ITERATION_COMPLETED: "after_{}_iter",
+    Events.EPOCH_COMPLETED: "after_{}_epoch",
+    Events.COMPLETED: "after_{}",
+}
+"""The same for an engine that evaluates, by its mode."""
+REFUSED = {
+    "BasicTimeProfiler": "`eventloop report` has the times of the phases",
+    "HandlersTimeProfiler": "`eventloop report` has the time of each handler",
+}
+"""Handlers that attach others when an engine runs, so that they would do nothing here; and the substitute."""
+_MODE = "_eventloop_mode"
+
+
+def evaluates(engine: Engine, mode: str = "val") -> Engine:
+    """Mark an engine as an evaluator, so that its handlers run in validations, and return it.
+
+        evaluator = evaluates(Engine(lambda engine, batch: None))
+        evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(3, score, engine))
+        Trainer(..., hooks=[Foreign(engine), Foreign(evaluator, name="evaluator")])
+
+    Args:
+        mode: "val" or "test".
+
+    Raises:
+        ValueError: `mode` is neither.
+    """
+    if mode not in ("val", "test"):
+        raise ValueError(f'mode must be "val" or "test", got {mode!r}')
+    setattr(engine, _MODE, mode)
+    return engine
+
+
+def check(callback: Any) -> None:
+    """Refuse an object that is no engine, and an engine with handlers of events that this trainer never has.
+
+    Raises:
+        TypeError: it is a handler without an engine.
+        ValueError: a handler would never be called.
+    """
+    if not isinstance(callback, Engine):
+        raise TypeError(
+            "Foreign takes an ignite Engine with its handlers, got "
+            f"{type(callback).__name__}: attach it to engine = Engine(lambda engine, batch: None), as "
+            "ignite's documentation shows, and give Foreign(engine)"
+        )
+    for fn, *_ in (entry for handlers in callback._event_handlers.values() for entry in handlers):
+        owner = type(getattr(_parent(fn), "__self__", None)).__name__
+        if owner in REFUSED:
+            raise ValueError(f"{owner} attaches its handlers when an engine runs: {REFUSED[owner]}")
+    if unknown := [
+        event
+        for event, handlers in callback._event_handlers.items()
+        if handlers and not _name(callback, event)
+    ]:
+        raise ValueError(
+            f"the engine has a handler of {unknown[0]}, which this trainer never has: its loader and its "
+            "stops are its own"
+        )
+
+
+def stateful(callback: Any) -> bool:
+    """Return True: counters and the user's keys of `engine.state_dict()` are saved."""
+    return True
+
+
+def build(trainer: Any, callbacks: Sequence[Any]) -> _Engines:
+    """Return the driver of all engines of a trainer."""
+    return _Engines(trainer, callbacks)
+
+
+class _Engines:
+    """Move the counters of engines, and call their handlers."""
+
+    def __init__(self, trainer: Any, engines: Sequence[Engine]) -> None:
+        self._trainer = ref(trainer)
+        for engine in engines:
+            engine.state.max_epochs, engine.state.epoch_length = (
+                trainer.max_epochs,
+                length_of(trainer.train_loader),
+            )
+
+    def own_calls(self) -> Iterable[ForeignCall]:
+        """Return no subscriptions: the counters are moved before each call."""
+        return ()
+
+    def calls(self, callback: Engine) -> Iterable[ForeignCall]:
+        """Yield a subscription for each handler of an engine, in the order of attaching."""
+        for event, handlers in callback._event_handlers.items():
+            for entry in handlers:
+                yield self._call(callback, event, entry)
+
+    def _call(self, engine: Engine, event: Any, entry: tuple[Any, ...]) -> ForeignCall:
+        fn, args, kwargs = entry
+        parent = _parent(fn)
+        evaluates = hasattr(engine, _MODE)
+
+        def call(trainer: Any, ours: Any) -> None:
+            if entry not in engine._event_handlers[event] or not _happens(event, ours):
+                return  # the handler was removed
+            if evaluates:
+                _move_evaluator(engine.state, trainer, ours)
+            else:
+                _move(engine.state, trainer, ours)
+            engine.last_event_name = event
+            extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
+            first = (engine,) if args and isinstance(args[0], ref) else ()
+            fn(*first, *extra, *args[len(first) :], **kwargs)
+            if engine.should_terminate:
+                engine.should_terminate = False
+                trainer.stop(f"{handler_name(parent)} of an ignite engine called terminate()")
+
+        return ForeignCall(
+            f"{handler_name(parent)} at {getattr(event, 'name', event)}",
+            (cast(str, _name(engine, event)),),
+            call,
+        )
+
+    def state_dict(self, callback: Engine) -> dict[str, Any]:
+        """Return the user's keys of an engine's state; the counters follow the trainer's."""
+        return {key: getattr(callback.state, key) for key in callback.state_dict_user_keys}
+
+    def load_state_dict(self, callback: Engine, state: Mapping[str, Any]) -> None:
+        """Load the user's keys of an engine's state."""
+        for key, value in state.items():
+            setattr(callback.state, key, value)
+
+
+def _parent(fn: Any) -> Any:
+    """Return the function that a filter of ignite wraps, or the function itself."""
+    return fn._parent() if hasattr(fn, "_parent") else fn
+
+
+def _name(engine: Engine, event: Any) -> str | None:
+    """Return the event of this trainer at which the handlers of an engine's event run, None without one."""
+    if (mode := getattr(engine, _MODE, None)) is not None:
+        found = EVALUATION.get(event)
+        return None if found is None else found.format(mode)
+    return TRAINING.get(event)
+
+
+def _happens(event: Any, ours: Any) -> bool:
+    """Return whether an event of ignite that stands for some ends of a training is this one."""
+    if event == Events.EXCEPTION_RAISED:
+        return bool(ours.reason == "error")
+    if event == Events.TERMINATE:
+        return ours.reason not in (COMPLETED, "error")
+    return not (event == Events.COMPLETED and getattr(ours, "reason", "") == "error")
+
+
+def _move(state: State, trainer: Any, ours: Any) -> None:
+    """Set the counters of a training engine: ignite counts from 1."""
+    in_iteration = hasattr(ours, "batch_idx")
+    state.iteration = ours.iter + in_iteration
+    state.epoch = ours.epoch + (in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch))
+    state.batch, state.output = trainer.batch, _output(trainer.outputs)
+
+
+def _move_evaluator(state: State, trainer: Any, ours: Any) -> None:
+    state.epoch, state.max_epochs, state.epoch_length = 1, 1, length_of(trainer.val_loader)
+    state.iteration = ours.batch_idx + 1 if hasattr(ours, "batch_idx") else state.epoch_length or 0
+    state.batch, state.output = trainer.batch, trainer.outputs
+    state.metrics.update(getattr(ours, "metrics", {}))
+
+
+def _output(outputs: Any) -> Any:
+    """Return the loss of a step that returns nothing else, as ignite's supervised trainers do."""
+    if isinstance(outputs, Mapping) and outputs.keys() == {"loss"}:
+        loss = outputs["loss"]
+        return loss.detach() if isinstance(loss, torch.Tensor) else loss
+    return outputs
