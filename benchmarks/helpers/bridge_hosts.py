@@ -78,7 +78,7 @@ def lightning(ride: Ride, pause: Pause, block: int) -> None:
     pl: Any = import_module("lightning.pytorch")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
-    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(pl.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(8, 2)
@@ -91,7 +91,7 @@ def lightning(ride: Ride, pause: Pause, block: int) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=1e-3)
 
-    class Busy(pl.Callback):  # type: ignore[misc, name-defined]
+    class Busy(pl.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, *arguments: Any) -> None:
             ride.callback()
 

@@ -95,6 +95,17 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         return self._ride.bus
 
     @property
+    def trainer(self) -> DrivenTrainer:
+        """The trainer that handlers are given, which the first run builds.
+
+        Raises:
+            RuntimeError: there was no run yet.
+        """
+        if self._ride.trainer is None:
+            raise RuntimeError("the bridge has no trainer before the first fit of Lightning's trainer")
+        return self._ride.trainer
+
+    @property
     def _driven(self) -> DrivenTrainer:
         return cast(DrivenTrainer, self._ride.trainer)
 
