@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-from greenlet import getcurrent, greenlet
 
 from benchmarks.helpers.bridge_hosts import HOSTS, Ride
 from benchmarks.helpers.timing import (
@@ -41,8 +40,9 @@ class Paused:
 
     def __init__(self, ride: Ride, number: int) -> None:
         self.ride, self.number = ride, number
-        main = getcurrent()
-        self._training = greenlet(lambda: ride.run(main.switch, number), main)
+        greenlet: Any = import_module("greenlet")
+        main = greenlet.getcurrent()
+        self._training = greenlet.greenlet(lambda: ride.run(main.switch, number), main)
 
     def block(self) -> None:
         """Continue until the next pause."""

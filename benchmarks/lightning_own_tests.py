@@ -82,6 +82,9 @@ def callbacks():
 ENTRY_POINT = "[lightning.pytorch.callbacks_factory]\neventloop = eventloop_in_lightning:callbacks\n"
 METADATA = "Metadata-Version: 2.1\nName: eventloop-in-lightning\nVersion: 0\n"
 
+MARKERS = "markers=cloud: of Lightning\nflaky: of a plugin that is not needed"
+"""Marks of Lightning's tests, which it has for plugins."""
+
 Outcomes = dict[str, str]
 """What became of each test: passed, skipped, failed or error."""
 
@@ -102,7 +105,7 @@ def run(tests: Path, name: str, *, factory: Path | None, seconds: float) -> Outc
         path = [str(tests.parent), *([str(factory), str(ROOT)] if factory is not None else [])]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "TMPDIR": scratch}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p",
-                   "no:randomly", f"--junitxml={report}", "--basetemp", f"{scratch}/tests", name]  # fmt: skip
+                   "no:randomly", "-o", MARKERS, f"--junitxml={report}", "--basetemp", f"{scratch}/tests", name]  # fmt: skip
         try:
             subprocess.run(command, cwd=tests, env=environ, timeout=seconds, check=False, capture_output=True)
         except subprocess.TimeoutExpired:

@@ -242,10 +242,6 @@ class ThreadLane(Lane):
         """Start the thread."""
         self._thread.start()
 
-    def join(self, timeout: float) -> None:
-        if self._thread.is_alive() and self.closed.is_set():
-            self._thread.join(timeout)
-
     def wake(self) -> None:
         """Make the thread look at its queue."""
         self._ready.set()

@@ -135,9 +135,6 @@ class Lane(FailingQueue):
         """Wait until the subscriber has ended, also by an error; return False after `timeout` seconds."""
         return self.ended or self.closed.wait(timeout)
 
-    def join(self, timeout: float) -> None:
-        """Wait for the end of a subscriber's own thread, if it has one and it is about to end."""
-
     def waited_in_vain(self, seconds: float) -> None:
         """Note that a thread waited so many seconds for the delivery under way, and no longer waits."""
         began, took = self._under_way()

@@ -95,6 +95,17 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         return self._ride.bus
 
     @property
+    def trainer(self) -> DrivenTrainer:
+        """The trainer that handlers are given, which the first run builds.
+
+        Raises:
+            RuntimeError: there was no run yet.
+        """
+        if self._ride.trainer is None:
+            raise RuntimeError("the bridge has no trainer before the first fit of Lightning's trainer")
+        return self._ride.trainer
+
+    @property
     def _driven(self) -> DrivenTrainer:
         return cast(DrivenTrainer, self._ride.trainer)
 
@@ -343,7 +354,9 @@ def _restored(cls: Any) -> Any:
 
 
 def _optimizers(trainer: Any) -> Any:
-    optimizers = trainer.optimizers
+    optimizers = [
+        each for each in trainer.optimizers if each.param_groups
+    ]  # not that of a module without one
     if len(optimizers) == 1:
         return optimizers[0]
     return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
