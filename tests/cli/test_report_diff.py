@@ -177,7 +177,7 @@ def test_real_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("5", 3, "slower by more than 5 % of an iteration: an iteration by"),
         (" 9.7 % ", 3, "slower by more than 9.7 % of an iteration: an iteration by"),
         ("0.5%", 3, "slower by more than 0.5 % of an iteration: an iteration by"),
-        ("10%", 0, "no row is slower by more than 10 % of an iteration, of which up to 1.0 % are noise\n"),
+        ("10%", 0, "no row is slower by more than 10 % of an iteration, of which up to 1.5 % are noise\n"),
     ],
 )  # fmt: skip
 def test_the_gate_says_in_one_line_which_row_failed(

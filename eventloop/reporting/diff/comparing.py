@@ -14,7 +14,7 @@ from eventloop.reporting.diff.series import ITERATION, LEAST_ITERATIONS, Kind, P
 from eventloop.reporting.report import Report
 
 VERSION = 1
-LEAST = 0.01
+LEAST = 0.015
 """The part of an iteration below which every difference is noise: two processes of the same program differ
 by as much, because their memory lies elsewhere (`benchmarks.report_diff`).
 """
@@ -79,9 +79,9 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     """Compare the costs of two runs.
 
     A row is slower or faster if its interval does not contain 0 and the difference is more than noise: more
-    than `LEAST`, and more than the row differs between parts of one run (`STRETCHES`). What the load of the
-    machine changes within a run, it may change from one run to the next, and no interval of a run shows that.
-    Where the lower deciles are equal and work is rare, the means are compared.
+    than `LEAST`, and more than the row's `spread` within one run. What the load of the machine changes within
+    a run, it may change from one run to the next, and no interval of a run shows that. Where the lower
+    deciles are equal and work is rare, the means are compared.
 
     Args:
         fail_above: a limit in percent of A's iteration. Rows fail if they are slower and the lower end of
@@ -180,7 +180,7 @@ def _ratio(a: float, b: float) -> float | None:
 
 
 def _noise(found: Difference, iteration: float) -> float:
-    return max(LEAST * iteration, found.drift)
+    return max(LEAST * iteration, found.spread)
 
 
 def _verdict(found: Difference, iteration: float) -> Verdict:

@@ -97,7 +97,7 @@ def _notes(diff: Diff) -> list[str]:
     text = (
         f"Times of an iteration, without the first {WARM_UP:.0%} of a run: the lower decile of the trend's "
         "points, or their mean where work is rare. B - A is in percent of an iteration of A. Noise: the "
-        f"interval contains 0, or the difference is below {LEAST:.0%} of an iteration, or below what the row "
+        f"interval contains 0, or the difference is below {LEAST:.1%} of an iteration, or below what the row "
         f"differs within a run. Of an iteration {_noise(diff)} are noise."
     )
     return wrap(text, WIDTH)
