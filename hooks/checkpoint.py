@@ -188,7 +188,7 @@ class CheckpointHook(Hook):
         trainer.state.saves_in(self.directory, self._watched.metrics)
         _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
-        if self._watched and trainer.val_loader is None:
+        if self._watched and trainer.val_loader is None and not trainer.host:
             raise ValueError(
                 f"save_best={', '.join(self._watched.metrics)!r} needs a validation: give the Trainer a "
                 "val_loader"

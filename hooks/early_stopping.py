@@ -113,7 +113,7 @@ class EarlyStoppingHook(Hook):
         Raises:
             ValueError: the trainer has no `val_loader`, or `strict` is True and the metric is not reported.
         """
-        if trainer.val_loader is None:
+        if trainer.val_loader is None and not trainer.host:
             raise ValueError(
                 f"EarlyStoppingHook(monitor={self._monitor!r}) needs a validation: give the Trainer a "
                 "val_loader"

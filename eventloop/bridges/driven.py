@@ -90,6 +90,10 @@ class DrivenTrainer(Trainer):
         self.batch_idx = 0
         self.metrics.epoch = self.epoch
 
+    def drop_iter(self) -> None:
+        """Drop the iteration that the host has begun and does not end. It is not counted."""
+        self._skip_batch()
+
     def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
         """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
 
@@ -108,6 +112,7 @@ class DrivenTrainer(Trainer):
             self.announce(ScalarsLogged, mode=mode, step=step, scalars=numbers)
         if tensors := {name: value for name, value in scalars.items() if name not in numbers}:
             logged = EventStorage(start_iter=step)
-            logged.mode = mode
+            logged.epoch, logged.mode = self.epoch, mode
+            logged.in_iteration = False  # the step is that of completed iterations
             logged.put_scalars(tensors)
             self.bus.post(logged.collect(self.place), ScalarsLogged)

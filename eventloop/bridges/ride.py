@@ -85,7 +85,7 @@ class Ride:
             training: False for a run that only evaluates.
 
         Raises:
-            ValueError: the model is another one than in the first run.
+            ValueError: the model is another one than in the first run, and the bridge has hooks.
         """
         trainer = self.trainer
         if trainer is None:
@@ -94,12 +94,12 @@ class Ride:
                 hooks=self._hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
                 work_dir=self._work_dir if self._work_dir is not None else work_dir,
             )  # fmt: skip
-        elif trainer.model is not model:
+        elif trainer.model is not model and self._hooks:
             raise ValueError(
                 f"this bridge to {self.host} serves the model of its first run, and its hooks hold that "
                 f"model's state; got another {type(model).__name__}: make a bridge for each model"
             )
-        trainer.native, trainer.optimizer = native, optimizer
+        trainer.model, trainer.native, trainer.optimizer = model, native, optimizer
         trainer.max_epochs, trainer.max_iters = max_epochs, max_iters
         trainer.iter = trainer.metrics.iter = iter
         trainer.epoch = trainer.metrics.epoch = epoch

@@ -69,13 +69,17 @@ class ForeignCalls:
         if in_iteration and not self._within:  # the call around it has this call's seconds
             self._charge("hooks", seconds)
 
+    def add_row(self, name: str, event: str, timing: Timing, *, in_iteration: bool) -> None:
+        """Add a row of calls that a bridge clocks and charges by itself, in its own `timing`."""
+        self._calls[name, event] = _Call(timing, in_iteration)
+
     def costs(self, wall: float) -> list[HandlerCost]:
-        """Return one record for each name and moment.
+        """Return one record for each name and moment with a call.
 
         Args:
             wall: seconds of all iterations, of which `share` is a part.
         """
-        return [_cost(*key, *call, wall) for key, call in self._calls.items()]
+        return [_cost(*key, *call, wall) for key, call in self._calls.items() if call.timing.clocked]
 
 
 def _cost(name: str, event: str, timing: Timing, in_iteration: bool, wall: float) -> HandlerCost:

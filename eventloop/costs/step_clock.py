@@ -115,6 +115,10 @@ class StepClock:
         self.began = perf_counter()
         self._asked = self.began - self.excluded
 
+    def begin_data(self) -> None:
+        """Begin the wait for the batch anew, where a host does other work first, which the loop takes."""
+        self._asked, self.data = self.now(), 0.0
+
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
         self._loaded = self.now()

@@ -1,0 +1,374 @@
+"""Attach a bus to a Lightning training: `Trainer(callbacks=[EventLoopCallback(...)])`.
+
+Serves `lightning.pytorch` and `pytorch_lightning`, and imports neither before a callback is made.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.host import require
+from eventloop.bridges.lightning_costs import HostCosts, replaced
+from eventloop.bridges.ride import Ride
+from eventloop.bus import Bus
+from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback as Base
+else:
+    Base = object
+
+LEAST = "2.4"
+"""The oldest version of Lightning that the bridge serves."""
+PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
+"""Lightning's two packages, and the names of their distributions."""
+NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipped"}
+"""Events that no Lightning trainer can emit."""
+
+
+class EventLoopCallback(Base):
+    """Emit the events of a Lightning training on a bus.
+
+        bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
+
+        @bridge.bus.on("after_train_iter", every=100)
+        def show(trainer, event):
+            print(event.iter, trainer.outputs["loss"])
+
+        Trainer(max_epochs=3, callbacks=[bridge]).fit(module, loader)
+
+    An iteration is a batch, also where gradients are accumulated. Handlers find Lightning's own trainer as
+    `trainer.native`, and the LightningModule as `trainer.model`; `trainer.stop(reason)` sets
+    `trainer.native.should_stop`. What `self.log` logs becomes `scalars_logged`. Lightning's checkpoints have
+    the states of the hooks.
+
+    Args:
+        bus: an existing bus to emit events on.
+        hooks, writers: as for `eventloop.Trainer`.
+        work_dir: directory of the files; by default `eventloop` in the trainer's `log_dir`.
+        measure: give each callback, LightningModule hook and logger a row in the costs.
+
+    Raises:
+        ImportError: Lightning is not installed, or too old.
+        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that Lightning does.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        return cast(Self, object.__new__(_with_bases(cls, _packages())))
+
+    def __init__(
+        self,
+        bus: Bus | None = None,
+        *,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] = (),
+        work_dir: str | Path | None = None,
+        measure: bool = True,
+    ) -> None:
+        self._options: dict[str, Any] = {
+            "hooks": hooks, "writers": writers, "work_dir": work_dir, "measure": measure,
+        }  # fmt: skip
+        self._own_bus = bus is None
+        self._begin(bus)
+
+    def _begin(self, bus: Bus | None) -> None:
+        self._ride = Ride("Lightning", NEVER, bus, **self._options)
+        self._costs = HostCosts()
+        self._installed, self._during = ExitStack(), ExitStack()
+        self._trains = False  # whether the run has a training
+        self._metrics_before: dict[str, Any] = {}  # of earlier validations and of the training
+
+    @property
+    def bus(self) -> Bus:
+        """The bus on which the events are emitted."""
+        return self._ride.bus
+
+    @property
+    def _driven(self) -> DrivenTrainer:
+        return cast(DrivenTrainer, self._ride.trainer)
+
+    @property
+    def _running(self) -> bool:
+        return self._ride.trainer is not None and self._ride.trainer.running
+
+    # --- the run -------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Begin to measure the other callbacks and the loggers.
+
+        Raises:
+            ValueError: the trainer has two bridges.
+        """
+        bridges = [each for each in trainer.callbacks if isinstance(each, EventLoopCallback)]
+        if len(bridges) > 1:
+            raise ValueError(
+                f"expected one EventLoopCallback in the callbacks of a Trainer, got {len(bridges)}: give one "
+                "of them all hooks and writers"
+            )
+        if self._ride.measure:
+            self._installed.close()
+            self._installed.enter_context(self._costs.installed(trainer, self))
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stop measuring."""
+        self._end_run()
+        self._installed.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """End the run with the error, which stays Lightning's."""
+        self._end_run(exception)
+        self._installed.close()
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin the run, with its training."""
+        self._begin_run(trainer, training=True)
+        self._driven.loader = trainer.train_dataloader
+        for optimizer in trainer.optimizers:
+            handle = optimizer.register_step_post_hook(self._optimizer_stepped)
+            self._during.callback(handle.remove)
+        self._obey()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the run."""
+        driven = self._driven
+        if trainer.should_stop and driven.stop_reason is None:
+            driven.stop_reason = "trainer.should_stop of Lightning"
+        self._end_run()
+
+    def _begin_run(self, trainer: Any, *, training: bool) -> None:
+        self._trains = training
+        epochs, steps = trainer.max_epochs, trainer.max_steps
+        max_epochs = epochs if training and epochs and epochs > 0 else None
+        driven = self._ride.begin_run(
+            trainer.lightning_module, native=trainer, optimizer=_optimizers(trainer) if training else None,
+            max_epochs=max_epochs, max_iters=_total(trainer, max_epochs) if training else None,
+            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=_work_dir(trainer),
+            iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
+        )  # fmt: skip
+        connector = trainer._logger_connector  # the one place that both with and without loggers gets it all
+        self._during.enter_context(replaced(connector, "log_metrics", self._logging))
+        self._costs.attach(driven)
+
+    def _end_run(self, error: BaseException | None = None) -> None:
+        self._during.close()
+        self._costs.detach()
+        self._ride.end_run(error)
+
+    def _obey(self) -> None:
+        """Stop the host if a handler asked for it."""
+        if self._driven.stopping:
+            self._driven.native.should_stop = True
+
+    # --- the training --------------------------------------------------------------------------------------
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin an epoch."""
+        length = trainer.num_training_batches
+        self._driven.begin_epoch(int(length) if length != float("inf") else None)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Begin an iteration."""
+        driven = self._driven
+        if driven.passing is None:  # Lightning does not begin an epoch that it resumes in its middle
+            self.on_train_epoch_start(trainer, pl_module)
+        driven.batch_idx = batch_idx
+        driven.begin_iter(batch)
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        """Announce that the gradients are there."""
+        if self._running:
+            self._driven.announce(AfterBackward)
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Announce that the optimizer is about to step."""
+        if self._running:
+            self._driven.announce(BeforeOptimizerStep)
+
+    def _optimizer_stepped(self, *_: Any) -> None:
+        self._driven.announce(AfterOptimizerStep)
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """End the iteration, and stop the host if a handler asked for it."""
+        driven = self._driven
+        if isinstance(outputs, torch.Tensor):
+            outputs = {"loss": outputs}
+        if driven.end_iter(outputs):
+            trainer.should_stop = True
+        driven.batch = driven.outputs = None  # Lightning frees them here, too
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the epoch."""
+        driven = self._driven
+        if driven.passing is None:
+            return
+        if driven.metrics.in_iteration:  # the LightningModule has cut the epoch short
+            driven.drop_iter()
+        driven.end_epoch()
+        self._obey()
+
+    def _logging(self, log_metrics: Any) -> Any:
+        """Return Lightning's `log_metrics` that also emits the numbers. Tensors are read in the background."""
+
+        def logging(metrics: Mapping[str, Any], step: int | None = None) -> Any:
+            driven = self._driven
+            at_end = driven.mode != "train" and step is None  # `after_val_epoch` has these
+            if metrics and not at_end and not driven.native.sanity_checking:
+                driven.log(metrics, mode=driven.mode)
+            return log_metrics(metrics, step)
+
+        return logging
+
+    # --- validations and tests -----------------------------------------------------------------------------
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a validation, and the run if it has no training."""
+        self._begin_evaluation(trainer, "val")
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin a test, with its run."""
+        self._begin_evaluation(trainer, "test")
+
+    def _begin_evaluation(self, trainer: Any, mode: Any) -> None:
+        if trainer.sanity_checking:
+            return
+        if not self._running:
+            self._begin_run(trainer, training=False)
+        self._metrics_before = dict(trainer._logger_connector._callback_metrics)
+        self._driven.begin_val(mode)
+
+    def on_validation_batch_start(
+        self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Begin an iteration of the validation."""
+        if not trainer.sanity_checking:
+            self._driven.begin_val_iter(batch, batch_idx)
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """End an iteration of the validation."""
+        if not trainer.sanity_checking:
+            self._driven.end_val_iter(outputs, batch_idx)
+            self._driven.batch = self._driven.outputs = None
+
+    on_test_batch_start = on_validation_batch_start
+    on_test_batch_end = on_validation_batch_end
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the validation with its metrics, and the run if it has no training."""
+        if trainer.sanity_checking:
+            return
+        before, now = self._metrics_before, trainer._logger_connector._callback_metrics
+        self._driven.end_val(_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
+        self._metrics_before = {}
+        self._obey()
+        if not self._trains:
+            self._end_run()
+
+    on_test_end = on_validation_end
+
+    # --- checkpoints and copies ----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of the hooks, for Lightning's checkpoint; {} if no hook has one."""
+        state = self._ride.state_dict()
+        return state if state.get("hooks") else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the states of the hooks from Lightning's checkpoint."""
+        self._ride.load_state_dict(state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy or pickle the callback with its options, as before its first run.
+
+        Raises:
+            TypeError: the bus has handlers, which a copy would not have.
+        """
+        if not self._own_bus or (self._ride.trainer is None and self.bus.stats()):
+            raise TypeError(
+                "an EventLoopCallback is copied, or sent to another process, without the handlers of its "
+                f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
+                "make handlers methods of a Hook, and pass hooks=[...]"
+            )
+        private = ("_ride", "_costs", "_installed", "_during", "_trains", "_metrics_before")
+        state = {name: value for name, value in vars(self).items() if name not in private}
+        return _restored, (_public(type(self)),), state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._begin(None)
+
+
+def _packages() -> tuple[str, ...]:
+    """Return the packages of Lightning that the program has imported, or else an installed one."""
+    found = tuple(name for name in PACKAGES if name in sys.modules)
+    if not found:
+        installed = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
+        found = tuple(installed[:1]) or ("lightning.pytorch",)
+    for name in found:
+        require(name.partition(".")[0], PACKAGES[name], LEAST, extra="lightning")
+    return found
+
+
+@cache
+def _with_bases(cls: type, packages: tuple[str, ...]) -> type:
+    """Return the class with the `Callback` class of each package as a base: a trainer asks for its own."""
+    bases = [import_module(name).Callback for name in packages]
+    missing = tuple(base for base in bases if not issubclass(cls, base))
+    if not missing:
+        return cls
+    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (cls, *missing), {**names, "_public": cls})
+
+
+def _public(cls: type) -> type:
+    return cast(type, vars(cls).get("_public", cls))
+
+
+def _restored(cls: type) -> Any:
+    return cls.__new__(cls)
+
+
+def _optimizers(trainer: Any) -> Any:
+    optimizers = trainer.optimizers
+    if len(optimizers) == 1:
+        return optimizers[0]
+    return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
+
+
+def _total(trainer: Any, max_epochs: int | None) -> int | None:
+    """Return the number of batches of the run, as far as it is known."""
+    steps, batches = trainer.max_steps, trainer.num_training_batches
+    limits = []
+    if max_epochs is not None and batches != float("inf"):
+        limits.append(max_epochs * int(batches))
+    if steps is not None and steps > 0 and trainer.accumulate_grad_batches == 1:
+        limits.append(steps)
+    return min(limits, default=0) or None
+
+
+def _work_dir(trainer: Any) -> Path:
+    return Path(trainer.log_dir or trainer.default_root_dir) / "eventloop"
+
+
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return metrics as floats, read from each device at once."""
+    tensors = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
+    numbers = {name: float(value) for name, value in metrics.items() if name not in tensors}
+    for device in {value.device for value in tensors.values()}:
+        names = [name for name, value in tensors.items() if value.device == device]
+        read = torch.stack([tensors[name].detach().double().reshape(()) for name in names]).tolist()
+        numbers |= dict(zip(names, read, strict=True))
+    return numbers

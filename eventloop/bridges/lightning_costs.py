@@ -1,0 +1,273 @@
+"""Measure the callbacks, module hooks and loggers of a Lightning trainer, by its profiler's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from time import perf_counter
+from typing import Any, Literal
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.costs.timing import Timing
+
+IN_ITERATION = frozenset(
+    {
+        "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward",
+        "on_before_optimizer_step", "on_before_zero_grad", "on_before_batch_transfer",
+        "transfer_batch_to_device", "on_after_batch_transfer", "lr_scheduler_step", "log_metrics",
+    }
+)  # fmt: skip
+"""Hooks of a training batch."""
+PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
+    ("Strategy", "training_step"): "",
+    ("Strategy", "backward"): "backward",
+    ("LightningModule", "optimizer_step"): "optimizer",
+    ("LightningModule", "optimizer_zero_grad"): "optimizer",
+}
+"""Actions that are phases of the iteration; "" is the forward pass."""
+NO_ROWS = ("training_step", "backward", "validation_step", "test_step", "configure_callbacks")
+LOGGER_METHODS = ("log_metrics", "log_hyperparams", "save")
+NEXT_BATCH = "train_dataloader_next"
+
+
+class HostCosts:
+    """The calls of one Lightning trainer, by the names that it gives its profiler.
+
+    The profiler stays the user's object, and does what it did: its `start`, `stop` and `profile` are
+    replaced on that object until the end of the run.
+    """
+
+    def __init__(self) -> None:
+        self.driven: DrivenTrainer | None = None
+        self.under_way: list[list[float]] = []
+        """When each action began, and its seconds that are counted already: the outermost first."""
+        self._rows: dict[str, Row] = {}
+        self._actions: dict[str, Any] = {}
+        self._native: Any = None
+        self._bridge: Any = None
+
+    def attach(self, driven: DrivenTrainer) -> None:
+        """Count calls in the phases of a trainer's iterations, and give each row to it."""
+        self.driven = driven
+        for row in self._rows.values():
+            self._hand_over(row)
+
+    def detach(self) -> None:
+        """Count no further call in the phases."""
+        self.driven = None
+
+    @contextmanager
+    def installed(self, native: Any, bridge: Any) -> Iterator[None]:
+        """Measure the trainer's callbacks, except the bridge, until the block ends."""
+        self._native, self._bridge = native, bridge
+        self._actions.clear()
+        self.under_way.clear()
+        profiler = native.profiler
+        with ExitStack() as during:
+            if _passes_through(profiler):  # spares each action the generator of `Profiler.profile`
+                during.enter_context(replaced(profiler, "profile", lambda _: self._action))
+            during.enter_context(replaced(profiler, "start", self._starting))
+            during.enter_context(replaced(profiler, "stop", self._stopping))
+            for logger in native.loggers:
+                for method in LOGGER_METHODS:
+                    during.enter_context(replaced(logger, method, self._logging(logger, method)))
+            yield
+        self._native = self._bridge = None
+
+    def charges(self) -> bool:
+        """Return whether a call now belongs to an iteration of the training, or to the wait between two."""
+        driven = self.driven
+        return driven is not None and driven.passing is not None and driven.metrics.mode == "train"
+
+    def _action(self, name: str) -> Any:
+        action = self._actions.get(name)
+        if action is None:
+            action = self._actions[name] = self._make(name)
+        return action
+
+    def _starting(self, start: Callable[[str], Any]) -> Callable[[str], Any]:
+        def starting(action_name: str) -> Any:
+            result = start(action_name)
+            self._action(action_name).__enter__()
+            return result
+
+        return starting
+
+    def _stopping(self, stop: Callable[[str], Any]) -> Callable[[str], Any]:
+        def stopping(action_name: str) -> Any:
+            self._action(action_name).__exit__()
+            return stop(action_name)
+
+        return stopping
+
+    def _logging(self, logger: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        row = self._row(f"{_numbered(logger, self._native.loggers)}.{method}", method)
+
+        def measured(fn: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(fn)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with row:
+                    return fn(*args, **kwargs)
+
+            return call
+
+        return measured
+
+    # --- names ---------------------------------------------------------------------------------------------
+
+    def _make(self, name: str) -> Any:
+        """Return the context manager of an action, by the profiler's name of it: `[Callback]Timer.setup`."""
+        kind, _, rest = name.removeprefix("[").partition("]")
+        owner, _, method = rest.rpartition(".")
+        if method == NEXT_BATCH:
+            return NextBatch(self)
+        if (kind, method) in PHASES:
+            return Phase(self, PHASES[kind, method])
+        if kind not in ("Callback", "LightningModule", "LightningDataModule") or method in NO_ROWS:
+            return NOTHING
+        label = self._label(kind, owner, method)
+        return NOTHING if label is None else self._row(f"{label}.{method}", method)
+
+    def _label(self, kind: str, owner: str, method: str) -> str | None:
+        """Return the owner's name in reports; None for a method that does nothing, or is the bridge's."""
+        native = self._native
+        if kind == "Callback":
+            found = next((each for each in native.callbacks if each.state_key == owner), None)
+            if found is self._bridge:
+                return None
+            label = owner if found is None else _numbered(found, native.callbacks)
+        else:
+            found = native.lightning_module if kind == "LightningModule" else native.datamodule
+            label = owner
+        return label if found is None or _defines(found, method, kind) else None
+
+    def _row(self, name: str, method: str) -> Row:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = Row(self, name, method)
+            self._hand_over(row)
+        return row
+
+    def _hand_over(self, row: Row) -> None:
+        if self.driven is not None and not row.handed_over:
+            row.handed_over = True
+            self.driven.foreign_calls.add_row(
+                row.name, row.method, row.timing, in_iteration=row.in_iteration
+            )
+
+
+class Nothing:
+    """An action without a row: a hook that nobody defines."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+NOTHING = Nothing()
+
+
+class Row:
+    """An action with a row in the costs."""
+
+    def __init__(self, costs: HostCosts, name: str, method: str) -> None:
+        self.name, self.method, self.timing = name, method, Timing()
+        self.in_iteration = method in IN_ITERATION
+        self.handed_over = False
+        self._costs = costs
+
+    def __enter__(self) -> None:
+        self._costs.under_way.append([perf_counter(), 0.0])
+
+    def __exit__(self, *_: object) -> None:
+        costs = self._costs
+        began, counted = costs.under_way.pop()
+        seconds = perf_counter() - began
+        self.timing.add(seconds)
+        if costs.driven is None or not costs.charges():
+            return
+        if self.in_iteration:
+            costs.driven.clock.charge("hooks", seconds - counted)
+            if costs.under_way:
+                costs.under_way[-1][1] += seconds
+        elif not costs.under_way:  # after a validation: no part of the next iteration
+            costs.driven.clock.excluded += seconds - counted
+
+
+class Phase:
+    """An action that is a phase of the iteration."""
+
+    def __init__(self, costs: HostCosts, phase: Literal["backward", "optimizer", ""]) -> None:
+        self._costs, self._phase = costs, phase
+
+    def __enter__(self) -> None:
+        self._costs.under_way.append([perf_counter(), 0.0])
+
+    def __exit__(self, *_: object) -> None:
+        costs, phase = self._costs, self._phase
+        began, counted = costs.under_way.pop()
+        seconds = perf_counter() - began
+        if phase and costs.driven is not None and costs.charges():
+            costs.driven.clock.charge(phase, seconds - counted)
+        if costs.under_way:
+            costs.under_way[-1][1] += seconds
+
+
+class NextBatch:
+    """The wait for a batch, with which the iteration's phase `data` begins."""
+
+    def __init__(self, costs: HostCosts) -> None:
+        self._costs = costs
+
+    def __enter__(self) -> None:
+        if self._costs.driven is not None:
+            self._costs.driven.clock.begin_data()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a bound method of one object until the block ends; the object and its class stay."""
+    own = vars(owner)
+    had, former = method in own, getattr(owner, method)
+    own[method] = by(former)
+    try:
+        yield
+    finally:
+        if had:
+            own[method] = former
+        else:
+            own.pop(method, None)
+
+
+def _passes_through(profiler: Any) -> bool:
+    """Return whether the profiler is the default, which records nothing."""
+    return type(profiler).__qualname__ == "PassThroughProfiler" and "profile" not in vars(type(profiler))
+
+
+def _defines(owner: Any, method: str, kind: str) -> bool:
+    """Return whether a hook is defined by the owner's class, and not by Lightning's base class."""
+    if method in vars(owner):  # as in a LambdaCallback
+        return True
+    definer = next((cls for cls in type(owner).__mro__ if method in vars(cls)), None)
+    if definer is None:
+        return False
+    if kind == "Callback":
+        return not (definer.__qualname__ == "Callback" and _is_lightnings(definer))
+    return not _is_lightnings(definer)
+
+
+def _is_lightnings(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
+
+
+def _numbered(owner: Any, among: list[Any]) -> str:
+    """Return the name of an object's class, with a number if it is not the first of that class."""
+    same = [each for each in among if type(each) is type(owner)]
+    number = next(index for index, each in enumerate(same, start=1) if each is owner)
+    return type(owner).__name__ + (f" #{number}" if number > 1 else "")

@@ -1,0 +1,51 @@
+"""Replace methods of another engine's objects for the length of a run; bridges measure calls that way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+_ABSENT = object()
+
+
+class _Replaced(NamedTuple):
+    owner: Any
+    name: str
+    ours: Callable[..., Any]
+    before: Any
+    """What the object's own dictionary had under the name, or `_ABSENT`."""
+
+
+class ReplacedMethods:
+    """Methods of objects that other functions replace, until `restore`.
+
+        methods = ReplacedMethods()
+        methods.replace(callback, "on_step_end", lambda call: measured(call))
+        methods.restore()
+
+    The function becomes an attribute of the object, so its class stays what it is: engines ask
+    `isinstance`. An object that takes no attributes keeps its method.
+    """
+
+    def __init__(self) -> None:
+        self._replaced: list[_Replaced] = []
+
+    def replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Any]) -> None:
+        """Replace a method by the function that `change` returns for the bound method."""
+        before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
+        ours = change(getattr(owner, name))
+        with suppress(AttributeError, TypeError):
+            setattr(owner, name, ours)
+            self._replaced.append(_Replaced(owner, name, ours, before))
+
+    def restore(self) -> None:
+        """Restore all methods, the last replaced first, except methods that other code has replaced since."""
+        while self._replaced:
+            owner, name, ours, before = self._replaced.pop()
+            if getattr(owner, "__dict__", {}).get(name) is not ours:
+                continue
+            if before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)

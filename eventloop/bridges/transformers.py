@@ -1,0 +1,347 @@
+"""Bring the bus into the loop of a Transformers `Trainer`.
+
+    trainer = transformers.Trainer(model, args, train_dataset=data, callbacks=[EventLoopCallback()])
+
+The page "Use it inside Transformers" has the table of its events. All methods run on the training thread.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from numbers import Real
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+from weakref import ref
+
+import torch
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.host import require
+from eventloop.bridges.replaced_methods import ReplacedMethods
+from eventloop.bridges.ride import Ride
+from eventloop.bridges.state_file import read_state, write_state
+from eventloop.bus import Bus
+from eventloop.costs.foreign_calls import ForeignCalls
+from eventloop.evaluation.schedule import Evaluate
+from eventloop.events import (
+    AfterOptimizerStep,
+    BeforeOptimizerStep,
+    OptimizerStepSkipped,
+)
+from eventloop.stops.signals import StopSignals
+
+require("transformers", "transformers", "5.0", extra="transformers")
+
+from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from eventloop.bridges.transformers_host import (
+    PARTS,
+    MeasuredCallbacks,
+    announce_in_step,
+    find_host,
+    measured_part,
+    updates,
+)
+
+__all__ = ["EventLoopCallback"]
+
+NEVER = {
+    "before_val_iter": "Transformers has no callback before a batch of an evaluation: use after_val_iter",
+    "before_test_iter": "Transformers has no callback before a batch of a prediction: use after_test_iter",
+}
+"""Events that the host has no moment for."""
+
+EVALUATIONS: dict[str, Evaluate] = {"evaluate": "val", "predict": "test"}
+"""Methods of the host, and the mode of their evaluation."""
+
+
+class EventLoopCallback(TrainerCallback):
+    """Emit the events of a training that a Transformers `Trainer` runs.
+
+        bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
+
+        @bridge.bus.on("after_train_iter", every=100)
+        def look(trainer, event):
+            print(event.iter, trainer.native.state.epoch)
+
+        transformers.Trainer(model, args, train_dataset=data, callbacks=[bridge]).train()
+
+    An iteration is an update of the optimizer, of one or several batches. Handlers get a `DrivenTrainer`,
+    whose `native` is the Transformers trainer. Its `batch` and `outputs` stay None, because Transformers
+    gives them to no callback. Its checkpoints, `checkpoint-N`, have the states of the hooks in a file
+    `eventloop.pt`, and `resume_from_checkpoint` restores them.
+
+    Give it to the trainer as `callbacks=[...]`, or for each trainer of a program by
+    `transformers.trainer.DEFAULT_CALLBACKS.append(EventLoopCallback)`. It then notices any error that ends
+    `train()`. After `trainer.add_callback(...)` it notices in the first training only those of
+    `training_step` and of the data loader.
+
+    Args:
+        bus: an existing bus to emit events on.
+        hooks, writers: as for `Trainer`. A hook that does a part of the host's loop is refused.
+        work_dir: directory of the run's files; by default the host's `output_dir`.
+        measure: add a row to the costs for each method of each other callback of the host.
+
+    Raises:
+        TypeError, ValueError: an argument is invalid. The host's `Trainer(...)` raises ValueError if it has
+            two of these callbacks.
+    """
+
+    def __init__(
+        self,
+        bus: Bus | None = None,
+        *,
+        hooks: Sequence[Any] = (),
+        writers: Sequence[Any] = (),
+        work_dir: str | Path | None = None,
+        measure: bool = True,
+    ) -> None:
+        self._ride = Ride(
+            "Transformers", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
+        )
+        self._calls = ForeignCalls(self._charge)
+        self._methods = ReplacedMethods()
+        self._callbacks = MeasuredCallbacks(self._calls, ReplacedMethods(), EventLoopCallback)
+        self._watched: ref[Any] | None = None  # the host whose `train` is ours
+        self._within_train = False  # whether `train` will report how it ends
+        self._evaluated: int | None = None  # batches of the evaluation that runs
+        self._logged: dict[str, Any] = {}  # by the host, within an evaluation
+        self._done = 0  # iterations of the epoch that a resumed run goes on with
+        self._step_began = self._hooks_before = 0.0
+
+    @property
+    def bus(self) -> Bus:
+        """The bus, from the beginning."""
+        return self._ride.bus
+
+    @property
+    def trainer(self) -> DrivenTrainer | None:
+        """The trainer that handlers are given; None before the host's first training."""
+        return self._ride.trainer
+
+    # --- the host's run ---------------------------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Watch the training of the host that is being built."""
+        if (found := find_host(self)) is not None:
+            self._watch(found.trainer)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin a run: emit `before_run` and `before_train`."""
+        found = find_host(self)
+        if found is None:
+            raise RuntimeError(
+                "EventLoopCallback serves the loop of a transformers.Trainer, got a call from another loop: "
+                "drive that loop with eventloop.bridges.DrivenTrainer"
+            )
+        host, resumed_from = found
+        self._end()  # the run before, if the host begins again with smaller batches
+        self._watch(host)
+        if not self._within_train:  # added to a trainer that had been built
+            for name in ("training_step", "get_batch_samples"):
+                self._methods.replace(host, name, self._reporting)
+        if resumed_from is not None:
+            self._ride.load_state_dict(read_state(resumed_from))
+        by_epoch, epoch = args.max_steps <= 0, int(state.epoch or 0)
+        trainer = self._ride.begin_run(
+            kwargs["model"], native=host, optimizer=kwargs["optimizer"], by_epoch=by_epoch,
+            max_epochs=state.num_train_epochs if by_epoch else None, max_iters=state.max_steps,
+            work_dir=args.output_dir, iter=state.global_step, epoch=epoch,
+        )  # fmt: skip
+        length = updates(args, kwargs["train_dataloader"])
+        self._done = 0 if length is None else state.global_step - epoch * length
+        self._join(host, trainer)
+
+    def _join(self, host: Any, trainer: DrivenTrainer) -> None:
+        """Replace the methods of the host by which evaluations and phases are seen, until the run ends."""
+        trainer.foreign_calls = self._calls
+        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+        for name, mode in EVALUATIONS.items():
+            self._methods.replace(host, name, partial(self._evaluating, trainer, mode))
+        for name, (phase, event) in PARTS.items():
+            self._methods.replace(host.accelerator, name, partial(measured_part, trainer, phase, event))
+        self._measure(host)
+
+    def _measure(self, host: Any) -> None:
+        if self._ride.measure:
+            self._callbacks.measure(host.callback_handler.callbacks)
+
+    def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
+        """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
+        if self._evaluated is None and self.trainer is not None:
+            self.trainer.clock.charge(phase, seconds)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the run, unless the host's `train` does it, which ends after all callbacks."""
+        self._note_early_end(state, control)
+        if not self._within_train:
+            self._end()
+
+    def _watch(self, host: Any) -> None:
+        """Replace the host's `train` by a method that ends the run however the training ends.
+
+        Raises:
+            ValueError: the host has two of these callbacks.
+        """
+        if sum(isinstance(each, EventLoopCallback) for each in host.callback_handler.callbacks) > 1:
+            raise ValueError(
+                "this Trainer has two EventLoopCallbacks, and each would emit the events of its run: give "
+                "one of them all hooks, writers and the bus"
+            )
+        if self._watched is not None and self._watched() is host:
+            return
+        self._watched, train = ref(host), host.train
+
+        @wraps(train)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._within_train = True
+            try:
+                result = self._reporting(train)(*args, **kwargs)
+            finally:
+                self._within_train = False
+            self._end()
+            return result
+
+        host.train = watched
+
+    def _reporting(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that makes the call, and ends the run with an error that it raises."""
+
+        @wraps(call)
+        def reporting(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except BaseException as error:
+                self._end(error)
+                raise
+
+        return reporting
+
+    def _end(self, error: BaseException | None = None) -> None:
+        """Leave the host as it was, and end the run, if there is one."""
+        self._callbacks.restore()
+        self._methods.restore()
+        self._evaluated = None
+        self._ride.end_run(error)
+
+    # --- its epochs and iterations ------------------------------------------------------------------------
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin an epoch: emit `before_train_epoch`."""
+        trainer = self._running()
+        self._measure(trainer.native)  # callbacks that were added since
+        trainer.begin_epoch(updates(args, kwargs["train_dataloader"]))
+        trainer.batch_idx, self._done = self._done, 0
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the epoch: emit `after_train_epoch`."""
+        trainer = self._running()
+        self._note_early_end(state, control)
+        trainer.end_epoch()
+        if trainer.stopping:
+            control.should_training_stop = True
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin an iteration: emit `before_train_iter`."""
+        if not self._running().begin_iter(None):
+            raise RuntimeError(
+                "a handler of before_train_iter raised SkipIteration, and Transformers cannot skip a batch: "
+                "filter the data set instead"
+            )
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Emit `before_optimizer_step`, after the gradients were clipped."""
+        trainer = self._running()
+        announce_in_step(trainer, BeforeOptimizerStep)
+        self._step_began, self._hooks_before = perf_counter(), trainer.clock.hooks
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Emit `after_optimizer_step`, or `optimizer_step_skipped`."""
+        trainer = self._running()
+        clock = trainer.clock
+        callbacks = clock.hooks - self._hooks_before  # of others, between our two methods
+        clock.charge("optimizer", perf_counter() - self._step_began - callbacks)
+        if trainer.native.accelerator.optimizer_step_was_skipped:
+            announce_in_step(trainer, OptimizerStepSkipped, reason="non-finite gradients")
+        else:
+            announce_in_step(trainer, AfterOptimizerStep)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """End the iteration: emit `after_train_iter`, and count it."""
+        if self._running().end_iter(None):
+            control.should_training_stop = True
+
+    # --- its evaluations, numbers and checkpoints ---------------------------------------------------------
+
+    def _evaluating(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[..., Any]) -> Any:
+        """Return a function that makes a call of the host's `evaluate` or `predict` as an evaluation."""
+
+        @wraps(call)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            # the host evaluates several data sets by calls within a call; a callback may evaluate in a step
+            if self._evaluated is not None or trainer.metrics.in_iteration:
+                return call(*args, **kwargs)
+            trainer.begin_val(mode)
+            self._evaluated = 0
+            result = call(*args, **kwargs)
+            metrics = _numbers(result if mode == "val" else result.metrics or {})
+            trainer.end_val(metrics)
+            self._evaluated = None
+            if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
+                trainer.log(extra, mode=mode, step=trainer.iter)
+            self._logged = {}
+            if trainer.stopping:
+                trainer.native.control.should_training_stop = True
+            return result
+
+        return evaluate
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Emit `after_val_iter`, or `after_test_iter`."""
+        if self._evaluated is not None:
+            self._running().end_val_iter(None, self._evaluated)
+            self._evaluated += 1
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Emit the numbers that the host logs, as `scalars_logged`."""
+        if (trainer := self.trainer) is None or not trainer.running:
+            return
+        numbers = _numbers(kwargs["logs"])
+        if self._evaluated is not None:  # our logger logs the metrics of an evaluation, at its end
+            self._logged |= numbers
+        else:
+            trainer.log(numbers, step=state.global_step)
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Save the states of the hooks in the host's checkpoint."""
+        checkpoint = Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}")
+        if state.is_world_process_zero and checkpoint.is_dir():
+            write_state(checkpoint, self._ride.state_dict())
+
+    # --- parts --------------------------------------------------------------------------------------------
+
+    def _running(self) -> DrivenTrainer:
+        if (trainer := self.trainer) is None:
+            raise RuntimeError("EventLoopCallback got the host's event before on_train_begin")
+        return trainer
+
+    def _note_early_end(self, state: Any, control: Any) -> None:
+        """Give the run a reason if another callback ends it, so that an epoch cut short is not counted."""
+        trainer = self._running()
+        early = control.should_training_stop and state.global_step < state.max_steps
+        if early and trainer.running and trainer.stop_reason is None:
+            trainer.stop("a callback of Transformers set control.should_training_stop")
+
+
+def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers, and tensors of one element, among the values of a mapping."""
+    return {
+        name: value
+        for name, value in logs.items()
+        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+    }

@@ -1,0 +1,142 @@
+"""Find the Transformers trainer that calls a callback, and measure its other callbacks and its parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal, NamedTuple
+
+from transformers import Trainer, TrainerCallback
+
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.replaced_methods import ReplacedMethods
+from eventloop.costs.foreign_calls import ForeignCalls
+from eventloop.events import AfterBackward, Event
+from eventloop.util.checks import length_of
+
+POINTS = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
+"""The methods of callbacks."""
+
+IN_ITERATION = frozenset(
+    {
+        "on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end",
+        "on_log", "on_save",
+    }
+)  # fmt: skip
+"""Methods whose time belongs to an iteration, or to the wait for the next one."""
+
+
+PARTS: dict[str, tuple[Literal["backward", "optimizer"], type[Event] | None]] = {
+    "backward": ("backward", AfterBackward),
+    "clip_grad_norm_": ("optimizer", None),
+}
+"""Methods of the host's accelerator: the phase that their time belongs to, and the event that follows."""
+
+
+class Host(NamedTuple):
+    """The trainer that calls a callback, and the checkpoint that it has resumed from."""
+
+    trainer: Any
+    resumed_from: Path | None
+
+
+def find_host(callback: TrainerCallback) -> Host | None:
+    """Return the Transformers trainer that is calling a callback, or None if another loop calls it.
+
+    Transformers gives its callbacks no trainer, but the trainer is the `self` of a function that is being
+    called, and `resume_from_checkpoint` is an argument there.
+    """
+    trainer, frame = None, inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Trainer) and callback in caller.callback_handler.callbacks:
+            trainer = caller
+            if isinstance(path := frame.f_locals.get("resume_from_checkpoint"), str | Path):
+                return Host(trainer, Path(path))
+        elif trainer is not None and caller is not None:
+            break
+        frame = frame.f_back
+    return None if trainer is None else Host(trainer, None)
+
+
+class MeasuredCallbacks:
+    """Give each method of a trainer's callbacks a row in the costs, until `restore`.
+
+    Args:
+        calls: has the rows.
+        methods: the methods that are replaced.
+        own: the class of callbacks that are left out.
+    """
+
+    def __init__(self, calls: ForeignCalls, methods: ReplacedMethods, own: type[TrainerCallback]) -> None:
+        self._calls, self._methods, self._own = calls, methods, own
+        self._known: dict[int, TrainerCallback] = {}  # they stay alive, so that no id is used twice
+        self._names: dict[str, int] = {}
+
+    def measure(self, callbacks: Iterable[TrainerCallback]) -> None:
+        """Measure callbacks that are not measured yet."""
+        for callback in callbacks:
+            if isinstance(callback, self._own) or id(callback) in self._known:
+                continue
+            self._known[id(callback)] = callback
+            label = self._label(callback)
+            for point in POINTS:
+                if getattr(type(callback), point, None) is not getattr(TrainerCallback, point):
+                    self._replace(callback, point, f"{label}.{point}")
+
+    def _replace(self, callback: TrainerCallback, point: str, name: str) -> None:
+        self._methods.replace(
+            callback,
+            point,
+            lambda call: self._calls.measured(call, name, point, in_iteration=point in IN_ITERATION),
+        )
+
+    def _label(self, callback: TrainerCallback) -> str:
+        """Return the class's name, with a number for the second callback of a class."""
+        name = type(callback).__name__
+        self._names[name] = number = self._names.get(name, 0) + 1
+        return name if number == 1 else f"{name} #{number}"
+
+    def restore(self) -> None:
+        """Give all callbacks their own methods back."""
+        self._methods.restore()
+        self._known.clear()
+        self._names.clear()
+
+
+def updates(args: Any, loader: Any) -> int | None:
+    """Return the optimizer's updates of an epoch; None if the loader has no length."""
+    length = length_of(loader)
+    return None if length is None else max(1, -(-length // args.gradient_accumulation_steps))
+
+
+def measured_part(
+    trainer: DrivenTrainer,
+    phase: Literal["backward", "optimizer"],
+    event_type: type[Event] | None,
+    call: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Return a function that makes the call, and counts its time in a phase of the iteration."""
+    charge = trainer.clock.charge
+
+    @wraps(call)
+    def part(*args: Any, **kwargs: Any) -> Any:
+        began = perf_counter()
+        result = call(*args, **kwargs)
+        charge(phase, perf_counter() - began)
+        if event_type is not None:
+            announce_in_step(trainer, event_type)
+        return result
+
+    return part
+
+
+def announce_in_step(trainer: DrivenTrainer, event_type: type[Event], **fields: Any) -> None:
+    """Emit an event within the host's step, and count the time of its handlers in the hooks phase."""
+    if trainer.bus.wants(event_type):
+        began = perf_counter()
+        trainer.announce(event_type, **fields)
+        trainer.clock.charge("hooks", perf_counter() - began)
