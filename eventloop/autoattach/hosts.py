@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
@@ -20,6 +22,12 @@ PACKAGES = {
     "MMEngine": ("mmengine",),
 }
 """The engines, and their packages."""
+
+
+NO_ENTRY_POINT = (
+    "Lightning starts the script again for each rank, and finds no entry point of eventloop there: install "
+    "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
+)
 
 
 def any_installed() -> bool:
@@ -43,31 +51,48 @@ def attached(attacher: Attacher) -> Iterator[None]:
         yield
 
 
-def lightning_callbacks(attacher: Attacher) -> list[Any]:
-    """Return Lightning's callback for another trainer; none if the installed Lightning is too old."""
+def lightning_callback(attacher: Attacher) -> Any:
+    """Return Lightning's callback for another trainer; None, with a problem, if Lightning is too old."""
     bridge = attacher.bridge("Lightning", "lightning")
     try:
         callback = bridge and bridge.EventLoopCallback(**attacher.arguments())
     except ImportError as error:  # the bridge looks at the version when a callback is made
         attacher.problems["Lightning"] = str(error)
-        return []
-    if callback is None:
-        return []
-    attacher.follow(callback._ride)
-    return [callback]
+        return None
+    if callback is not None:
+        attacher.follow(callback._ride)
+    return callback
 
 
-def _lightning(attacher: Attacher, changes: ExitStack, connector: ModuleType) -> None:
-    """Add the callback to those of Lightning's entry points, of which a checkout of eventloop has none."""
-    load = connector._load_external_callbacks
+def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Add the callback to those of each trainer, before its checkpoints."""
+    connector_class = module._CallbackConnector
+    configure = connector_class.on_trainer_init
 
-    @wraps(load)
-    def loading(group: str) -> list[Any]:
-        found: list[Any] = load(group)
-        ours = any(type(each).__module__ == "eventloop.bridges.lightning" for each in found)
-        return found if ours else [*found, *lightning_callbacks(attacher)]
+    @wraps(configure)
+    def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
+        configure(connector, *args, **kwargs)
+        trainer = connector.trainer
+        bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
+        if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
+            return
+        if _starts_ranks(trainer) and not _has_entry_point():
+            attacher.problems["Lightning"] = NO_ENTRY_POINT
+        elif (callback := lightning_callback(attacher)) is not None:
+            trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
 
-    _replace(changes, connector, "_load_external_callbacks", loading)
+    _replace(changes, connector_class, "on_trainer_init", configuring)
+
+
+def _starts_ranks(trainer: Any) -> bool:
+    """Return whether Lightning will start the script again, for each further rank."""
+    return type(trainer.strategy.launcher).__name__ == "_SubprocessScriptLauncher"
+
+
+def _has_entry_point() -> bool:
+    """Return whether Lightning finds `lightning_ranks.callbacks` in the processes that it starts."""
+    points = entry_points(group="lightning.pytorch.callbacks_factory")
+    return any(point.module == "eventloop.autoattach.lightning_ranks" for point in points)
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:

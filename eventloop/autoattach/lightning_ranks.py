@@ -21,6 +21,7 @@ def callbacks() -> list[Any]:
     if options is None or options.pid == os.getpid() or "LOCAL_RANK" not in os.environ:
         return []
     from eventloop.autoattach.attacher import Attacher
-    from eventloop.autoattach.hosts import lightning_callbacks
+    from eventloop.autoattach.hosts import lightning_callback
 
-    return lightning_callbacks(Attacher(options))
+    callback = lightning_callback(Attacher(options))
+    return [] if callback is None else [callback]

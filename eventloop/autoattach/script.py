@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import runpy
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from io import open_code
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 
-_OWN = ("<frozen runpy>", str(Path(__file__).parents[1]) + os.sep)
-"""Beginnings of the files of frames that are above the script's."""
+_RUNNERS = ("<frozen runpy>", __file__)
+"""The files of the frames between `run_main` and the script."""
 
 
 def check_script(script: str, *, module: bool) -> None:
@@ -19,18 +21,15 @@ def check_script(script: str, *, module: bool) -> None:
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: the file is not of Python, or has a byte that no script has.
+        ValueError: the file is not of Python.
     """
     if module:
         _check_module(script)
         return
     path = Path(script)
-    if path.is_dir():
-        if not (path / "__main__.py").is_file():
-            raise ValueError(f"{path} is a folder without a __main__.py: give a Python script")
-    elif not path.is_file():
+    if not path.is_file():
         raise FileNotFoundError(f"no file at {path}: give a Python script, or -m and a module")
-    elif path.suffix not in (".py", ".pyw", ""):
+    if path.suffix not in (".py", ".pyw", ""):
         raise ValueError(f"expected a Python script, got {path}: give a file that ends in .py")
 
 
@@ -59,15 +58,38 @@ def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
     if module:
         runpy.run_module(script, run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(script, run_name="__main__")
+        _run_file(script)
+
+
+def _run_file(script: str) -> None:
+    """Run a file in a new `__main__`, which stays: the script's exit functions may need it."""
+    path = os.path.abspath(script)
+    main = ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    with open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(main))
 
 
 def _begin_tracebacks_at_the_script() -> None:
     shown = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        while traceback is not None and traceback.tb_frame.f_code.co_filename.startswith(_OWN):
-            traceback = traceback.tb_next
-        shown(kind, error.with_traceback(traceback), traceback)
+        below = _below_run_main(traceback)
+        shown(kind, error.with_traceback(below), below)
 
     sys.excepthook = show
+
+
+def _below_run_main(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is the script's; all of it if the script did not run."""
+    below = traceback
+    while below is not None and below.tb_frame.f_code is not run_main.__code__:
+        below = below.tb_next
+    if below is None:
+        return traceback
+    below = below.tb_next
+    while below is not None and below.tb_frame.f_code.co_filename in _RUNNERS:
+        below = below.tb_next
+    return below

@@ -63,11 +63,16 @@ def run(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
     attacher.options.put(os.environ)
+    succeeded = False
     try:
         with attached(attacher):
             run_main(options.script, options.arguments, module=options.module)
+        succeeded = True
+    except SystemExit as ended:
+        succeeded = not ended.code
+        raise
     finally:
-        _report(options.script, attacher)
+        _report(options.script, attacher, succeeded=succeeded)
     return 0
 
 
@@ -102,18 +107,20 @@ def _writer(name: str) -> str:
         ImportError: its library is not installed.
         ValueError: it is unknown.
     """
-    from eventloop.registry import WRITERS, build
+    from eventloop.registry import WRITERS
     from eventloop.util.suggest import suggest
 
     short = {each.removesuffix("Writer").lower(): each for each in WRITERS.names()}
     found = short.get(name.lower().removesuffix("writer"))
     if found is None:
         raise ValueError(f"--writers has an unknown writer {name!r}{suggest(name, [*short])}")
-    build({"type": found}, WRITERS)
+    writer = WRITERS.find(found)  # without the lookup among hooks, which import torch
+    assert writer is not None
+    writer()
     return found
 
 
-def _report(script: str, attacher: Any) -> None:
+def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     """Print the summaries of the runs, or what to write if there was none, on the first rank."""
     if sys.stderr is None or os.environ.get("RANK", "0") != "0":
         return
@@ -121,10 +128,11 @@ def _report(script: str, attacher: Any) -> None:
         sys.stdout.flush()
     for directory, summary in attacher.summaries.items():
         sys.stderr.write(printable(f"\n{summary}\n"))
-        tell(f"the run is in {directory}: eventloop report {shlex.quote(str(directory))}")
+        shown = os.path.relpath(directory) if directory.is_relative_to(Path.cwd()) else str(directory)
+        tell(f"the run is in {shown}: eventloop report {shlex.quote(shown)}")
     for host, problem in attacher.problems.items():
         tell(f"{host} ran without a bus: {problem}")
-    if attacher.summaries or attacher.problems:
+    if attacher.summaries or attacher.problems or not succeeded:
         return
     if attacher.hosts:
         tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended in this process, so there is no summary")
