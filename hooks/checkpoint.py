@@ -147,7 +147,7 @@ class CheckpointHook(Hook):
         )
         self._interval, self._by_epoch, self._begin = interval, by_epoch, save_begin
         self._save_last = save_last
-        self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
+        self.best_metrics = self._watched = BestMetrics(save_best, rule, greater_keys, less_keys)
         self.retention = Retention(self._watched, max_keep_ckpts, keep_best)
         self._publisher = Publisher(published_keys, published_format)
         kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}

@@ -13,7 +13,7 @@ import eventloop
 
 BANNED = ("eventloop.hooks", "eventloop.writers", "tensorboard", "rich", "visdom", "sklearn")
 ROOT = Path(eventloop.__file__).parent
-MAY_NAME_THEM = {"cli", "registry.py", "hooks", "writers"}
+MAY_NAME_THEM = {"cli", "bridges", "registry.py", "hooks", "writers"}
 CORE = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in MAY_NAME_THEM)
 
 LOADED = """

@@ -17,7 +17,7 @@ from math import inf
 from os import PathLike
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -87,6 +87,9 @@ class EventLogWriter(Writer):
     events: tuple[str | type[Event], ...] = ("*",)
     batch = 128
 
+    # of the class, so that a writer can be pickled
+    _encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder(enc_hook=plain)
+
     def __init__(
         self,
         filename: str | PathLike[str] = FILE_NAME,
@@ -100,7 +103,6 @@ class EventLogWriter(Writer):
         self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
         self.fsync_interval = _check_interval(fsync_interval)
         self.name = name
-        self._encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
         self._file: FileIO | None = None
         self._sync: _Sync | None = None
         self._size = self._sequence = self._rank = 0
@@ -140,7 +142,7 @@ class EventLogWriter(Writer):
             try:
                 records.append(self._record(now, tag, event))
             except Exception as error:  # only this event fails; the next one gets its sequence number
-                bad.append(why_not(event, error, lambda value: self._encode(self._as_text(value))))
+                bad.append(why_not(event, error, lambda value: self._encoder.encode(self._as_text(value))))
             else:
                 self._sequence += 1
         self._append(b"".join(records))
@@ -163,23 +165,23 @@ class EventLogWriter(Writer):
 
     def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
         try:
-            payload = self._encode((tag, self._sequence, now, self._rank, body))
+            payload = self._encoder.encode((tag, self._sequence, now, self._rank, body))
         except _NO_ENCODING:  # such an event must not disable the writer
             fields = {name: self._as_text(value) for name, value in msgspec.structs.asdict(body).items()}
-            payload = self._encode((tag, self._sequence, now, self._rank, fields))
+            payload = self._encoder.encode((tag, self._sequence, now, self._rank, fields))
         return pack(payload) + payload
 
     def _as_text(self, value: Any) -> Any:
         """Return `value`, as text if msgpack cannot encode it, and with escapes for lone surrogates."""
         try:
-            self._encode(value)
+            self._encoder.encode(value)
             return value
         except UnicodeEncodeError:
             value = encodable(value)
         except _NO_ENCODING:
             return escaped(str(value))
         try:  # a large number beside the surrogate
-            self._encode(value)
+            self._encoder.encode(value)
             return value
         except _NO_ENCODING:
             return escaped(str(value))

@@ -11,7 +11,7 @@ from io import FileIO
 from math import isfinite
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -81,6 +81,9 @@ class JSONLWriter(Writer):
     )  # fmt: skip
     batch = 64
 
+    # of the class, so that a writer can be pickled
+    _encoder: ClassVar[msgspec.json.Encoder] = msgspec.json.Encoder(enc_hook=plain)
+
     def __init__(
         self,
         filename: str | PathLike[str] = FILE_NAME,
@@ -93,7 +96,6 @@ class JSONLWriter(Writer):
         self.name = name
         if events is not None:
             self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
-        self._encoder = msgspec.json.Encoder(enc_hook=plain)
         self._file: FileIO | None = None
 
     def open(self, run: Run) -> None:

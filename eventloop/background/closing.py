@@ -34,6 +34,9 @@ SPARE_SECONDS = 0.5
 It keeps as many again for subscribers to health events. Each of the two is at most a quarter of the timeout.
 """
 
+JOIN_SECONDS = 1.0
+"""The longest that a close waits for a thread that was told to end, which may be busy with a last look."""
+
 
 class Posted:
     """Events that are created later, and their places in the queues of their subscribers."""
@@ -228,6 +231,7 @@ class Closing(ABC):
         for lane in lanes:
             lane.pass_left_events(self.keep_left)
         self._stop()
+        self._join()
         self._let_go()
         self.finished = True
 
@@ -258,6 +262,16 @@ class Closing(ABC):
         self.wake()
         if self._coroutines is not None:
             self._coroutines.stop()
+
+    def _join(self) -> None:
+        """Wait until the threads that were told to end have ended, so that the caller finds none of them."""
+        if self.on_background_thread():
+            return
+        for lane in self.lanes:
+            lane.join(JOIN_SECONDS)
+        for thread in (self._thread, None if self._coroutines is None else self._coroutines.thread):
+            if thread is not None:
+                thread.join(JOIN_SECONDS)
 
     def _tell_losses(self) -> None:
         losses = [text for lane in self.lanes if (text := lane.new_losses())]

@@ -17,8 +17,8 @@ from eventloop.events.priority import Priority, get_priority
 from eventloop.hooks.hook import Hook
 
 ADAPTERS = {
-    "lightning": "eventloop.bridges.lightning_foreign",
-    "pytorch_lightning": "eventloop.bridges.lightning_foreign",
+    "lightning": "eventloop.bridges.lightning.foreign",
+    "pytorch_lightning": "eventloop.bridges.lightning.foreign",
     "transformers": "eventloop.bridges.transformers_foreign",
     "ignite": "eventloop.bridges.ignite_foreign",
     "mmengine": "eventloop.bridges.mmengine_foreign",
@@ -58,7 +58,7 @@ class ForeignTrainer(Protocol):
 
 
 class Adapter(Protocol):
-    """The module of a system, such as `lightning_foreign`: what it must define."""
+    """The module of a system, such as `lightning.foreign`: what it must define."""
 
     SYSTEM: str
     """The name of the system in reports, such as "lightning"."""

@@ -54,7 +54,7 @@ _MODE = "_eventloop_mode"
 
 
 def evaluates(engine: Engine, mode: str = "val") -> Engine:
-    """Mark an engine as one that evaluates, so that its handlers run in validations, and return it.
+    """Mark an engine as an evaluator, so that its handlers run in validations, and return it.
 
         evaluator = evaluates(Engine(lambda engine, batch: None))
         evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(3, score, engine))

@@ -43,7 +43,7 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
         Runner(..., custom_hooks=[ride]).train()
 
-    It runs after the runner's other hooks, but for those of lowest priority. Numbers that hooks of the runner
+    It runs after the runner's other hooks, except those of lowest priority. Numbers that hooks of the runner
     put into its message hub are logged, too. The runner's checkpoints have the states of `hooks`.
 
     Args:
@@ -75,13 +75,13 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
     @property
     def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers are given; there is none before the first run."""
+        """The trainer that handlers are given; it exists from the first run on."""
         return cast(DrivenTrainer, self._ride.trainer)
 
     # --- the run -------------------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Let the runner's loops end the run however they end: MMEngine has no event for an error.
+        """Let the runner's loops end the run however they end: no event of MMEngine reports an error.
 
         Raises:
             ValueError: the runner has another `EventLoopHook`.

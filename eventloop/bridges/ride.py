@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eventloop.assembly.argument_checks import check_bus, check_lists
-from eventloop.assembly.attach import check_owner
+from eventloop.assembly.attach import DEFAULT_HOOKS, check_owner
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
@@ -17,7 +17,7 @@ from eventloop.data.plain_values import plain
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
-from eventloop.registry import HOOKS, build
+from eventloop.registry import HOOKS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches, prepare_hooks
 from eventloop.state.rollback import Rollback
 from eventloop.util.checks import check_bools, check_path
@@ -59,6 +59,8 @@ class Ride:
         for hook in self._hooks:
             check_owner(hook, host)
         self._writers, self._work_dir = writers, work_dir
+        for name in DEFAULT_HOOKS.values():
+            find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
         self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
         """Returns the directory of the trainer, given the bridge's, or else the host's."""

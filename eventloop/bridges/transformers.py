@@ -45,6 +45,7 @@ from eventloop.bridges.transformers_host import (
     find_host,
     measured_part,
     updates,
+    waits_for_data,
 )
 
 __all__ = ["EventLoopCallback"]
@@ -161,6 +162,7 @@ class EventLoopCallback(TrainerCallback):
         trainer.foreign_calls = self._calls
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+        self._methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
         for name, mode in EVALUATIONS.items():
             self._methods.replace(host, name, partial(self._evaluating, trainer, mode))
         for name, (phase, event) in PARTS.items():

@@ -113,6 +113,18 @@ def updates(args: Any, loader: Any) -> int | None:
     return None if length is None else max(1, -(-length // args.gradient_accumulation_steps))
 
 
+def waits_for_data(trainer: DrivenTrainer, call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that makes the call, with which the wait for the batches of an iteration begins."""
+    clock = trainer.clock
+
+    @wraps(call)
+    def fetch(*args: Any, **kwargs: Any) -> Any:
+        clock.begin_data()
+        return call(*args, **kwargs)
+
+    return fetch
+
+
 def measured_part(
     trainer: DrivenTrainer,
     phase: Literal["backward", "optimizer"],

@@ -116,7 +116,7 @@ class StepClock:
         self._asked = self.began - self.excluded
 
     def begin_data(self) -> None:
-        """Begin the wait for the batch anew, where a host does other work first, which the loop takes."""
+        """Begin the wait for the batch here, after other work of a host, which counts as the loop's."""
         self._asked, self.data = self.now(), 0.0
 
     def end_data(self) -> None:

@@ -160,9 +160,7 @@ class Trainer(LoopSteps):
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
-        own_val_step = (
-            val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
-        )
+        own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := length_of(train_loader)) is not None:

@@ -3,52 +3,29 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import json
-import os
-import signal
-import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 WHY = "transformers or accelerate is not installed: pip install 'torch-eventloop[transformers]'"
 pytest.importorskip("transformers", reason=WHY)
 pytest.importorskip("accelerate", reason=WHY)
 
 from transformers import TrainerCallback
-from transformers import trainer as transformers_trainer
 
-from eventloop import SkipIteration
 from eventloop.bridges.transformers import EventLoopCallback
-from eventloop.checkpoint import CheckpointError
 from eventloop.costs.records import read_costs
-from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
+from eventloop.hooks import EMAHook
 from eventloop.writers import JSONLWriter
 from tests.support.reading import watch_reads
-from tests.support.transformers_host import TinyModel, host, record, rows
+from tests.support.transformers_host import TinyModel, host, lines, record, rows, same
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
 
 
-def lines(work_dir: Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`."""
-    return [json.loads(line) for line in (work_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def same(model: nn.Module, other: nn.Module) -> bool:
-    """Whether two models have bitwise the same weights."""
-    pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
-# --- events ------------------------------------------------------------------------------------------------
+# --- events ---------------------------------------------------------------------------------------------------
 
 
 def test_events_of_a_training(tmp_path: Path) -> None:
@@ -179,7 +156,7 @@ def test_nothing_is_read_from_a_device(tmp_path: Path, monkeypatch: pytest.Monke
     assert counted[1] == counted[0]
 
 
-# --- the host trains as without it -------------------------------------------------------------------------
+# --- the host trains as without it ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -210,7 +187,7 @@ def test_weights_are_those_without_the_bridge(tmp_path: Path, arguments: dict[st
     ]
 
 
-# --- costs -------------------------------------------------------------------------------------------------
+# --- costs ----------------------------------------------------------------------------------------------------
 
 
 class Busy(TrainerCallback):
@@ -297,414 +274,3 @@ def test_objects_of_the_host_are_as_before(tmp_path: Path, fails: bool) -> None:
     assert vars(copy.deepcopy(busy)) == vars(busy)
     assert not {"evaluate", "predict"} & set(vars(native))
     assert set(vars(native.accelerator)) == before[2]
-
-
-# --- stopping and errors -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("event", ["after_train_iter", "after_train_epoch", "after_val_epoch"])
-def test_a_handler_stops_the_host(tmp_path: Path, event: str) -> None:
-    """`trainer.stop` ends the host's training after that iteration, epoch or validation."""
-    bridge = EventLoopCallback()
-    bridge.bus.subscribe(lambda trainer, event: trainer.stop("enough"), event)
-
-    native = host(tmp_path, bridge, eval_strategy="epoch", eval_dataset=rows(4))
-    native.train()
-
-    assert native.state.global_step == (1 if event == "after_train_iter" else 4)
-    assert (after_run := bridge.bus.latest("after_run")) is not None
-    assert after_run.reason == "enough"
-
-
-def test_an_early_stop_of_the_host(tmp_path: Path) -> None:
-    """The run names the stop of a callback of the host as its reason, and an epoch that it cuts short is not counted."""
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            control.should_training_stop = state.global_step == 6
-
-    bridge = EventLoopCallback()
-
-    host(tmp_path, Stop(), bridge).train()
-
-    after_run = bridge.bus.latest("after_run")
-    assert after_run is not None
-    assert (after_run.iter, after_run.epoch) == (6, 1)
-    assert after_run.reason == "a callback of Transformers set control.should_training_stop"
-
-
-class Fails(TrainerCallback):
-    """A callback that raises an error in the third iteration."""
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Raise the error."""
-        if state.global_step == 3:
-            raise self.error
-
-
-class FailingModel(TinyModel):
-    """A model that raises an error in its third step."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error, self.steps = error, 0
-
-    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Raise the error, or return the loss."""
-        self.steps += 1
-        if self.steps == 3:
-            raise self.error
-        return super().forward(inputs, labels)
-
-
-class FailingData(list[Any]):
-    """A data set whose items raise an error."""
-
-    error: BaseException
-
-    def __getitem__(self, index: Any) -> Any:
-        raise self.error
-
-
-def failing_data(error: BaseException) -> FailingData:
-    """A data set that raises the error."""
-    data = FailingData(rows(16))
-    data.error = error
-    return data
-
-
-PLACES: dict[str, Callable[[BaseException], dict[str, Any]]] = {
-    "a callback": lambda error: {"callback": Fails(error)},
-    "the model": lambda error: {"model": FailingModel(error)},
-    "the data": lambda error: {"train_dataset": failing_data(error)},
-}
-
-
-@pytest.mark.parametrize("error", [OSError("broken"), KeyboardInterrupt()], ids=["error", "Ctrl-C"])
-@pytest.mark.parametrize("place", PLACES)
-def test_an_error_in_the_host_closes_the_run(tmp_path: Path, place: str, error: BaseException) -> None:
-    """An error reaches the program untouched; events, costs and writers are complete, and no thread is left."""
-    parts = PLACES[place](error)
-    callbacks = [parts.pop("callback")] if "callback" in parts else []
-    bridge = EventLoopCallback(writers=[JSONLWriter()])
-    native = host(tmp_path, bridge, *callbacks, **parts)
-
-    with pytest.raises(type(error)) as raised:
-        native.train()
-
-    assert raised.value is error
-    assert not hasattr(error, "__notes__")
-    after_run = lines(tmp_path)[-1]
-    assert (after_run["event"], after_run["reason"]) == ("after_run", "error")
-    assert bridge.bus.closed
-    assert read_costs(tmp_path)
-    assert not [each for each in threading.enumerate() if each.name.startswith("eventloop ")]
-
-
-@pytest.mark.parametrize("place", ["the model", "the data"])
-def test_an_error_where_the_bridge_was_added_later(tmp_path: Path, place: str) -> None:
-    """After `add_callback` errors of the model and of the data close the run as well."""
-    bridge = EventLoopCallback()
-    native = host(tmp_path, **PLACES[place](OSError("broken")))
-    native.add_callback(bridge)
-
-    with pytest.raises(OSError, match="broken"):
-        native.train()
-
-    assert (after_run := bridge.bus.latest("after_run")) is not None
-    assert after_run.error == "OSError: broken"
-    assert bridge.bus.closed
-
-
-def test_a_training_where_the_bridge_was_added_later(tmp_path: Path) -> None:
-    """After `add_callback` a training has all its events and ends its run, and so has the next training."""
-    bridge = EventLoopCallback()
-    seen = record(bridge)
-    native = host(tmp_path)
-    native.add_callback(bridge)
-
-    native.train()
-    native.train()
-
-    assert [row for row in seen if row[0] in ("BeforeRun", "AfterRun")] == [
-        ("BeforeRun", 0, 0), ("AfterRun", 8, 2), ("BeforeRun", 0, 0), ("AfterRun", 8, 2),
-    ]  # fmt: skip
-    assert bridge.bus.closed
-
-
-def test_sigterm_ends_the_run_and_the_program(tmp_path: Path) -> None:
-    """SIGTERM stops the host after the iteration; with the writers complete the program ends with its code."""
-
-    class Terminate(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-    native = host(tmp_path, EventLoopCallback(writers=[JSONLWriter()]), Terminate())
-
-    with pytest.raises(SystemExit) as ended:
-        native.train()
-
-    assert ended.value.code == 128 + signal.SIGTERM
-    assert native.state.global_step == 3
-    assert lines(tmp_path)[-1]["reason"] == "preempted by SIGTERM"
-    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-
-
-def test_the_programs_own_handler_of_sigterm_stays(tmp_path: Path) -> None:
-    """A handler that the program has installed is left alone."""
-    found = []
-    before = signal.signal(signal.SIGTERM, own := lambda signum, frame: None)
-    bridge = EventLoopCallback()
-    bridge.bus.subscribe(lambda event: found.append(signal.getsignal(signal.SIGTERM)), "before_train_epoch")
-    try:
-        host(tmp_path, bridge, num_train_epochs=1).train()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-    assert found == [own]
-
-
-def test_a_training_that_begins_again(tmp_path: Path) -> None:
-    """After an out-of-memory error `auto_find_batch_size` trains again: a run of its own, and the first one is closed."""
-    model = FailingModel(RuntimeError("CUDA out of memory."))
-    bridge = EventLoopCallback()
-    seen = record(bridge)
-
-    host(tmp_path, bridge, model=model, num_train_epochs=1, auto_find_batch_size=True).train()
-
-    runs = [row[0] for row in seen if row[0] in ("BeforeRun", "AfterRun")]
-    assert runs == ["BeforeRun", "AfterRun"] * 2
-
-
-# --- hooks and checkpoints ---------------------------------------------------------------------------------
-
-
-def test_the_average_is_evaluated(tmp_path: Path) -> None:
-    """The host's validation runs with the average of EMAHook, and its training goes on with the model's own weights."""
-    ema, seen = EMAHook(momentum=0.5), []
-
-    class Look(TrainerCallback):
-        def on_prediction_step(self, *args: Any, **kwargs: Any) -> None:
-            seen.append(copy.deepcopy(native.model))
-
-    native = host(
-        tmp_path, EventLoopCallback(hooks=[ema]), Look(), num_train_epochs=1, eval_strategy="epoch",
-        eval_dataset=rows(4),
-    )  # fmt: skip
-    native.train()
-
-    assert same(seen[0], ema.ema_model.module)
-    assert not same(seen[0], native.model)
-
-
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
-    """A resumed host has its counters in the events, and the hooks' states: the averages are bitwise the same."""
-    whole, rest = EMAHook(momentum=0.5), EMAHook(momentum=0.5)
-    first = host(tmp_path, EventLoopCallback(hooks=[whole]), save_strategy="steps", save_steps=3)
-    first.train()
-    resumed = EventLoopCallback(hooks=[rest], work_dir=tmp_path / "resumed")
-    seen = record(resumed)
-    second = host(tmp_path, resumed)
-
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-
-    assert seen[0] == ("AfterLoadCheckpoint", 3, 0)
-    assert seen[1] == ("BeforeRun", 3, 0)
-    iterations = [(index, epoch) for name, index, epoch in seen if name == "AfterTrainIter"]
-    assert iterations == [(3, 0), (4, 1), (5, 1), (6, 1), (7, 1)]
-    assert same(first.model, second.model)
-    assert same(whole.ema_model.module, rest.ema_model.module)
-    assert rest.state_dict() == {"steps": 8}
-
-
-def test_the_newest_checkpoint_of_the_host(tmp_path: Path) -> None:
-    """`resume_from_checkpoint=True` restores the hooks too."""
-    stopping = EarlyStoppingHook("eval_loss", rule="greater", patience=9)
-    options: dict[str, Any] = {"eval_strategy": "epoch", "eval_dataset": rows(4), "save_strategy": "epoch"}
-    host(tmp_path, EventLoopCallback(hooks=[stopping]), num_train_epochs=1, **options).train()
-    again = EarlyStoppingHook("eval_loss", rule="greater", patience=9)
-
-    host(tmp_path, EventLoopCallback(hooks=[again]), **options).train(resume_from_checkpoint=True)
-
-    assert again.state_dict() != stopping.state_dict()  # of the second epoch
-    loaded = torch.load(tmp_path / "checkpoint-4" / "eventloop.pt", weights_only=True)
-    assert loaded["hooks"]["EarlyStoppingHook"] == stopping.state_dict()
-    assert "state_dict" not in loaded  # the host's checkpoint has the weights
-
-
-def test_a_checkpoint_without_the_bridge(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A run without the bridge is resumed with it: a warning names the hooks without a state."""
-    host(tmp_path, num_train_epochs=1, save_strategy="epoch").train()
-    bridge = EventLoopCallback(hooks=[EMAHook()])
-
-    host(tmp_path, bridge).train(resume_from_checkpoint=True)
-
-    assert "has no state of the hook EMAHook, which starts afresh" in caplog.text
-    assert bridge.trainer is not None
-    assert bridge.trainer.iter == 8
-
-
-@pytest.mark.parametrize("content", [b"no checkpoint", None])
-def test_a_damaged_file_of_the_hooks(tmp_path: Path, content: bytes | None) -> None:
-    """A file that cannot be read, or has no states of hooks, is refused by its path when the training begins."""
-    host(tmp_path, EventLoopCallback(), num_train_epochs=1, save_strategy="epoch").train()
-    path = tmp_path / "checkpoint-4" / "eventloop.pt"
-    if content is None:
-        torch.save({"weights": 1}, path)
-    else:
-        path.write_bytes(content)
-
-    with pytest.raises(CheckpointError, match=r"eventloop.pt (cannot be read|has no states of hooks)"):
-        host(tmp_path, EventLoopCallback()).train(resume_from_checkpoint=True)
-
-
-def test_our_checkpoints_ride_along(tmp_path: Path) -> None:
-    """A CheckpointHook saves the best checkpoint by a metric of the host's validation."""
-    hook = CheckpointHook(interval=1, save_best="eval_loss")
-
-    host(tmp_path, EventLoopCallback(hooks=[hook]), eval_strategy="epoch", eval_dataset=rows(8)).train()
-
-    assert (tmp_path / "epoch_2").is_dir()
-    assert [path.name for path in tmp_path.glob("best_eval_loss_epoch_*")]
-
-
-def test_our_early_stopping_rides_along(tmp_path: Path) -> None:
-    """An EarlyStoppingHook on a metric of the host ends its training."""
-    hook = EarlyStoppingHook("eval_runtime", rule="less", patience=1, min_delta=100.0)
-
-    native = host(
-        tmp_path,
-        EventLoopCallback(hooks=[hook]),
-        num_train_epochs=5,
-        eval_strategy="epoch",
-        eval_dataset=rows(8),
-    )
-    native.train()
-
-    assert native.state.global_step == 8
-
-
-# --- several trainers, and bad input -----------------------------------------------------------------------
-
-
-def test_every_trainer_of_a_program_has_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In `DEFAULT_CALLBACKS` the class gives each Trainer a bridge of its own."""
-    defaults = [*transformers_trainer.DEFAULT_CALLBACKS, EventLoopCallback]
-    monkeypatch.setattr(transformers_trainer, "DEFAULT_CALLBACKS", defaults)
-
-    hosts = [host(tmp_path / name) for name in ("a", "b")]
-    for each in hosts:
-        each.train()
-
-    bridges = [
-        cb for each in hosts for cb in each.callback_handler.callbacks if isinstance(cb, EventLoopCallback)
-    ]
-    assert len({id(each.bus) for each in bridges}) == 2
-    assert [read_costs(tmp_path / name).phases.iterations for name in ("a", "b")] == [8, 8]
-
-
-def test_two_bridges_on_one_trainer(tmp_path: Path) -> None:
-    """A second bridge is refused by the line that builds the trainer, or that trains if it was added later."""
-    with pytest.raises(ValueError, match="this Trainer has two EventLoopCallbacks"):
-        host(tmp_path, EventLoopCallback(), EventLoopCallback())
-    native = host(tmp_path, EventLoopCallback())
-    native.add_callback(EventLoopCallback())
-    with pytest.raises(ValueError, match="this Trainer has two EventLoopCallbacks"):
-        native.train()
-
-
-def test_one_bridge_on_two_models(tmp_path: Path) -> None:
-    """A bridge whose hooks hold the state of one model is refused for another."""
-    bridge = EventLoopCallback(hooks=[EMAHook()])
-    host(tmp_path, bridge).train()
-
-    with pytest.raises(ValueError, match="this bridge to Transformers serves the model of its first run"):
-        host(tmp_path, bridge).train()
-
-
-@pytest.mark.parametrize(
-    ("event", "words"),
-    [
-        (
-            "before_val_iter",
-            "before_val_iter, which this bus never has: Transformers has no callback before a",
-        ),
-        (
-            "before_test_iter",
-            "before_test_iter, which this bus never has: Transformers has no callback before",
-        ),
-    ],
-)
-def test_an_event_that_the_host_never_has(event: str, words: str) -> None:
-    """A subscription to an event without a moment in the host is refused at its line."""
-    with pytest.raises(ValueError, match=words):
-        EventLoopCallback().bus.on(event)(print)
-
-
-@pytest.mark.parametrize(
-    ("name", "found", "words"),
-    [
-        (
-            "find_spec",
-            None,
-            r"needs transformers>=5.0, which is not installed: pip install 'torch-eventloop\[tr",
-        ),
-        (
-            "version",
-            "4.57.1",
-            r"needs transformers>=5.0, got 4.57.1: pip install 'torch-eventloop\[transform",
-        ),
-    ],
-    ids=["missing", "old"],
-)
-def test_transformers_is_missing_or_old(
-    monkeypatch: pytest.MonkeyPatch, name: str, found: str | None, words: str
-) -> None:
-    """The import of the bridge names the version that it needs, and the extra."""
-    monkeypatch.setattr(f"eventloop.bridges.host.{name}", lambda package: found)
-    monkeypatch.delitem(sys.modules, "eventloop.bridges.transformers")
-
-    with pytest.raises(ImportError, match=words):
-        importlib.import_module("eventloop.bridges.transformers")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ({"bus": 3}, TypeError, "bus must be a Bus"),
-        ({"hooks": EMAHook()}, TypeError, "hooks must be a list"),
-        ({"hooks": [OptimizerHook()]}, ValueError, "OptimizerHook does backward and the optimizer's step itself, which Transformers"),
-        ({"measure": 1}, TypeError, "measure must be True or False, got 1"),
-        ({"work_dir": 3}, TypeError, "work_dir must be a path"),
-    ],
-)  # fmt: skip
-def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
-    """A bad argument is refused by the line that makes the bridge."""
-    with pytest.raises(error, match=words):
-        EventLoopCallback(**arguments)
-
-
-def test_a_batch_cannot_be_skipped(tmp_path: Path) -> None:
-    """A handler that raises SkipIteration is an error: the host has no way to skip a batch."""
-    bridge = EventLoopCallback()
-
-    @bridge.bus.on("before_train_iter")
-    def skip(event: Any) -> None:
-        raise SkipIteration
-
-    with pytest.raises(RuntimeError, match="raised SkipIteration, and Transformers cannot skip a batch"):
-        host(tmp_path, bridge).train()
-
-
-def test_another_loop_that_calls_callbacks(tmp_path: Path) -> None:
-    """A loop that is no Transformers trainer is told to drive a DrivenTrainer."""
-    native = host(tmp_path)
-
-    with pytest.raises(
-        RuntimeError, match=r"serves the loop of a transformers.Trainer, got a call from another"
-    ):
-        EventLoopCallback().on_train_begin(native.args, native.state, native.control)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,14 @@ def record(bridge: EventLoopCallback) -> list[tuple[str, int, int]]:
 
     bridge.bus.subscribe(note, "*")
     return found
+
+
+def lines(work_dir: Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`."""
+    return [json.loads(line) for line in (work_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def same(model: nn.Module, other: nn.Module) -> bool:
+    """Whether two models have bitwise the same weights."""
+    pairs = zip(model.state_dict().values(), other.state_dict().values(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)

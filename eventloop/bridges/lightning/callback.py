@@ -12,13 +12,14 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import new_class
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.lightning_costs import HostCosts, replaced
+from eventloop.bridges.lightning.costs import HostCosts, replaced
 from eventloop.bridges.ride import Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -36,7 +37,7 @@ NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipp
 """Events that no Lightning trainer can emit."""
 
 
-class EventLoopCallback(Base):
+class EventLoopCallback(Base):  # type: ignore[misc]
     """Emit the events of a Lightning training on a bus.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
@@ -64,7 +65,7 @@ class EventLoopCallback(Base):
     """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        return cast(Self, object.__new__(_with_bases(cls, _packages())))
+        return cast(Self, object.__new__(_with_bases(cast(type, cls), _packages())))
 
     def __init__(
         self,
@@ -92,6 +93,17 @@ class EventLoopCallback(Base):
     def bus(self) -> Bus:
         """The bus on which the events are emitted."""
         return self._ride.bus
+
+    @property
+    def trainer(self) -> DrivenTrainer:
+        """The trainer that handlers are given, which the first run builds.
+
+        Raises:
+            RuntimeError: there was no run yet.
+        """
+        if self._ride.trainer is None:
+            raise RuntimeError("the bridge has no trainer before the first fit of Lightning's trainer")
+        return self._ride.trainer
 
     @property
     def _driven(self) -> DrivenTrainer:
@@ -219,7 +231,7 @@ class EventLoopCallback(Base):
         self._obey()
 
     def _logging(self, log_metrics: Any) -> Any:
-        """Return Lightning's `log_metrics` that also emits the numbers. Tensors are read in the background."""
+        """Return Lightning's `log_metrics` that also emits the numbers, which nothing waits for."""
 
         def logging(metrics: Mapping[str, Any], step: int | None = None) -> Any:
             driven = self._driven
@@ -307,7 +319,7 @@ class EventLoopCallback(Base):
         return _restored, (_public(type(self)),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
+        self.__dict__.update(state)
         self._begin(None)
 
 
@@ -330,14 +342,14 @@ def _with_bases(cls: type, packages: tuple[str, ...]) -> type:
     if not missing:
         return cls
     names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, *missing), {**names, "_public": cls})
+    return new_class(cls.__name__, (cls, *missing), exec_body=lambda body: body.update(names, _public=cls))
 
 
 def _public(cls: type) -> type:
     return cast(type, vars(cls).get("_public", cls))
 
 
-def _restored(cls: type) -> Any:
+def _restored(cls: Any) -> Any:
     return cls.__new__(cls)
 
 

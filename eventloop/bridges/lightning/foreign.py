@@ -1,0 +1,70 @@
+"""The adapter of `Foreign` for callbacks of Lightning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from eventloop.bridges.host import require
+from eventloop.bridges.lightning.callback import LEAST, PACKAGES
+from eventloop.bridges.lightning.methods import WITHOUT_EVENT, base_of, defines, package_of
+from eventloop.bridges.lightning.own_trainer import OwnTrainer
+
+SYSTEM = "lightning"
+REFUSED = {
+    "GradientAccumulationScheduler": "hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]",
+    "LearningRateFinder": "a loop over rates by hand, or Lightning itself",
+    "BatchSizeFinder": "a loop over batch sizes by hand, or Lightning itself",
+    "StochasticWeightAveraging": 'hooks=[EMAHook(ema_type="StochasticWeightAverage")]',
+    "Checkpoint": "hooks=[CheckpointHook(...)]",
+    "BasePredictionWriter": "a loop over the batches to predict",
+    "ThroughputMonitor": "the phases and times in eventloop report",
+    "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
+}
+"""Classes whose effect is on Lightning's own loop, or needs it, and the alternative here."""
+
+
+def check(callback: Any) -> None:
+    """Refuse an object that is no callback, or steers Lightning's own loop.
+
+    Raises:
+        TypeError, ValueError: see the message.
+        ImportError: Lightning is too old.
+    """
+    package, name = package_of(callback), type(callback).__name__
+    if not package:
+        raise TypeError(f"Foreign takes a callback of Lightning, a Callback, got {callback!r}")
+    for cls in type(callback).__mro__:
+        if cls.__name__ in REFUSED:
+            raise ValueError(
+                f"{name} needs Lightning's own loop, and would have no effect here: use "
+                f"{REFUSED[cls.__name__]}"
+            )
+    for method in WITHOUT_EVENT:
+        if defines(callback, method):
+            raise ValueError(
+                f"{name} defines {method}, which would never be called: no event of this trainer corresponds "
+                "to it"
+            )
+    distribution = next(each for module, each in PACKAGES.items() if module.partition(".")[0] == package)
+    require(package, distribution, LEAST, extra="lightning")
+
+
+def stateful(callback: Any) -> bool:
+    """Return whether the callback's class has a state to save."""
+    return type(callback).state_dict is not cast(Any, base_of(callback)).state_dict
+
+
+def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
+    """Return Lightning's own trainer object for our trainer.
+
+    Raises:
+        ValueError: the callbacks come from both of Lightning's packages.
+    """
+    packages = sorted({package_of(each) for each in callbacks})
+    if len(packages) > 1:
+        raise ValueError(
+            f"expected callbacks of one package, got some of {' and some of '.join(packages)}: import all "
+            "from one of them"
+        )
+    return OwnTrainer(trainer, callbacks, packages[0])

@@ -1,0 +1,93 @@
+"""Make a Lightning trainer that serves callbacks in our trainer, with its module and its logger."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from eventloop.bridges.lightning.counters import validates_every_epoch
+from eventloop.optim.optimizers import each_optimizer
+
+
+def make_module(pl: Any, model: torch.nn.Module) -> Any:
+    """Return the model if it is a LightningModule, else a LightningModule with the model's own parts."""
+    if isinstance(model, pl.LightningModule):
+        return model
+
+    class Shared(pl.LightningModule):  # type: ignore[misc]
+        """A LightningModule with the parameters, buffers and children of another module."""
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return model(*args, **kwargs)
+
+    Shared.__name__ = Shared.__qualname__ = type(model).__name__
+    shared = Shared()
+    for parts in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+        shared.__dict__[parts] = getattr(model, parts)
+    return shared
+
+
+def make_logger(pl: Any, trainer: Any) -> Any:
+    """Return a logger whose numbers go to the metrics of our trainer."""
+    base: Any = import_module(f"{pl.__name__}.loggers").Logger
+
+    class MetricsLogger(base):  # type: ignore[misc]
+        """Put logged numbers into `trainer.metrics`, from which the writers get them."""
+
+        @property
+        def name(self) -> str:
+            return "eventloop"
+
+        @property
+        def version(self) -> int:
+            return 0
+
+        def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+            trainer.metrics.put_scalars(dict(metrics), smoothing_hint=False)
+
+        def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+            """Nothing: the program knows its parameters."""
+
+    return MetricsLogger()
+
+
+def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -> Any:
+    """Return a trainer in the state of a `fit` that has begun, with the options of ours."""
+    device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
+    bar = any(isinstance(each, pl.callbacks.ProgressBar) for each in callbacks)
+    with _quiet(pl):
+        native = pl.Trainer(
+            max_epochs=trainer.max_epochs or -1, max_steps=-1 if trainer.by_epoch else trainer.max_iters,
+            logger=make_logger(pl, trainer), callbacks=list(callbacks), enable_checkpointing=False,
+            enable_progress_bar=bar, enable_model_summary=False, use_distributed_sampler=False,
+            check_val_every_n_epoch=1 if validates_every_epoch(trainer) else 2, log_every_n_steps=10,
+            strategy=pl.strategies.SingleDeviceStrategy(str(device)), default_root_dir=str(trainer.work_dir),
+            accelerator="cuda" if device.type == "cuda" else "cpu", devices=1,
+        )  # fmt: skip
+    native.strategy._lightning_module = native.strategy.model = module
+    native.strategy.optimizers = [each for each in each_optimizer(trainer.optimizer) if each is not None]
+    module._trainer = native
+    states = import_module(f"{pl.__name__}.trainer.states")
+    native.state.fn, native.state.status = states.TrainerFn.FITTING, states.TrainerStatus.RUNNING
+    native.training = True
+    native.fit_loop.min_epochs, native.fit_loop.max_epochs = 0, trainer.max_epochs or -1
+    return native
+
+
+@contextmanager
+def _quiet(pl: Any) -> Iterator[None]:
+    """Keep Lightning from telling which devices its trainer found: our trainer has its own."""
+    names = (pl.__name__.partition(".")[0], pl.__name__, f"{pl.__name__}.utilities.rank_zero")
+    levels = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)

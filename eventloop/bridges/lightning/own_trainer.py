@@ -1,0 +1,143 @@
+"""Call Lightning's callbacks with a Lightning trainer that is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any, cast
+
+import torch
+
+from eventloop.bridges.foreign import ForeignCall
+from eventloop.bridges.lightning.counters import Counters, resumes_evaluation, validates_next
+from eventloop.bridges.lightning.methods import METHODS, Method, defines
+from eventloop.bridges.lightning.objects import make_module, make_trainer
+from eventloop.checkpoint.weights import OWN, unwrap
+from eventloop.data.plain_values import plain
+from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrain
+
+AFTER_OTHERS = 51
+"""The priority of `on_train_epoch_end`, which follows each callback's `on_validation_end`."""
+
+
+class OwnTrainer:
+    """A Lightning `Trainer` that is never run, a module with the model's parts, and the callbacks.
+
+    Args:
+        trainer: ours.
+        callbacks: all of Lightning's callbacks that it has.
+        package: Lightning's package from which they come.
+    """
+
+    def __init__(self, trainer: Any, callbacks: Sequence[Any], package: str) -> None:
+        self._ours = trainer
+        pl = import_module("lightning.pytorch" if package == "lightning" else package)
+        self.module = make_module(pl, unwrap(trainer.model))
+        self.native = make_trainer(pl, trainer, self.module, callbacks)
+        self._counters = Counters(pl, self.native, self.module)
+        self._ready: set[int] = set()  # callbacks that were set up for the run
+        for callback in callbacks:
+            callback.log, callback.log_dict = self._log, self._log_dict
+
+    def _log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        self._ours.metrics.put_scalar(name, value)
+
+    def _log_dict(self, values: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        self._ours.metrics.put_scalars(values)
+
+    def own_calls(self) -> Iterator[ForeignCall]:
+        """Return the handlers that move the counters."""
+        yield from self._counters.calls()
+        yield ForeignCall("counters.end", ("after_train",), lambda trainer, event: self._ready.clear(), 100)
+
+    def calls(self, callback: Any) -> Iterator[ForeignCall]:
+        """Return a subscription for each method that the callback defines."""
+        for name, method in METHODS.items():
+            if name == "on_train_end" and defines(callback, "on_exception"):
+                yield ForeignCall("on_exception", ("after_train",), partial(self._failed, callback))
+            if defines(callback, name):
+                yield ForeignCall(name, (method.event,), self._caller(callback, name, method))
+            if name == "on_validation_end" and defines(callback, "on_train_epoch_end"):
+                yield self._epoch_end(callback)
+
+    def _caller(self, callback: Any, name: str, method: Method) -> Callable[[Any, Any], object]:
+        if name == "setup":
+            return partial(self._set_up, callback)
+        if name == "on_load_checkpoint":
+            return partial(self._load, callback)
+        return partial(self._call, callback, name, method)
+
+    def _call(self, callback: Any, name: str, method: Method, trainer: Any, event: Any) -> None:
+        if method.event == "after_train" and trainer.failure is not None:
+            return  # Lightning calls on_exception alone
+        getattr(callback, name)(self.native, self.module, *method.arguments(trainer))
+        self._obey(callback, trainer)
+
+    def _set_up(self, callback: Any, *_: Any) -> None:
+        """Call `setup` once, before the run or before a checkpoint is loaded for it."""
+        if id(callback) not in self._ready:
+            self._ready.add(id(callback))
+            callback.setup(self.native, self.module, "fit")
+
+    def _failed(self, callback: Any, trainer: Any, event: Any) -> None:
+        if trainer.failure is not None:
+            callback.on_exception(self.native, self.module, trainer.failure)
+
+    def _epoch_end(self, callback: Any) -> ForeignCall:
+        """Return the subscription of `on_train_epoch_end`, which in Lightning follows the validation."""
+        waits = False
+
+        def epoch_end(trainer: Any, event: Any) -> None:
+            nonlocal waits
+            if isinstance(event, BeforeTrain):
+                waits = resumes_evaluation(trainer)
+                return
+            ends = isinstance(event, AfterTrainEpoch)
+            waits = waits or ends
+            if not waits or (ends and event.reason == COMPLETED and validates_next(trainer)):
+                return
+            waits, self.native.training = False, True
+            callback.on_train_epoch_end(self.native, self.module)
+            self._obey(callback, trainer)
+
+        events = ("before_train", "after_train_epoch", "after_val", "after_train")
+        return ForeignCall("on_train_epoch_end", events, epoch_end, AFTER_OTHERS)
+
+    def _obey(self, callback: Any, trainer: Any) -> None:
+        """Stop our trainer if the callback has stopped Lightning's."""
+        if self.native.should_stop:
+            self.native.should_stop = False
+            trainer.stop(f"{type(callback).__name__} of Lightning set trainer.should_stop")
+
+    # --- checkpoints ---------------------------------------------------------------------------------------
+
+    def _load(self, callback: Any, trainer: Any, event: Any) -> None:
+        """Let a callback load its part of a checkpoint, with the checkpoint's weights in the model.
+
+        A checkpoint may still be refused, so the model gets its weights back.
+        """
+        checkpoint, module = trainer.checkpoint, self.module
+        self._set_up(callback)
+        kept = _copied(module)
+        try:
+            module.load_state_dict(checkpoint.get(OWN, checkpoint["state_dict"]), strict=False)
+            callback.on_load_checkpoint(self.native, module, checkpoint)
+            checkpoint[OWN] = _copied(module)
+        finally:
+            module.load_state_dict(kept)
+
+    def state_dict(self, callback: Any) -> dict[str, Any]:
+        """Return the state of a callback."""
+        return cast(dict[str, Any], plain(callback.state_dict(), type(callback).__name__))
+
+    def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
+        """Load the state of a callback."""
+        callback.load_state_dict(dict(state))
+
+
+def _copied(module: torch.nn.Module) -> dict[str, Any]:
+    return {
+        name: value.clone() if isinstance(value, torch.Tensor) else value
+        for name, value in module.state_dict().items()
+    }

@@ -1,0 +1,143 @@
+"""Run hooks of MMEngine in this engine's `Trainer`, with a runner of MMEngine that is never run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from weakref import ref
+
+import mmengine.hooks
+import torch
+from mmengine.optim import OptimWrapper, OptimWrapperDict
+from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, ValLoop
+from mmengine.runner import get_priority as theirs
+
+from eventloop.bridges.foreign import ForeignCall
+from eventloop.checkpoint.weights import unwrap
+from eventloop.data.rng import rng_state, set_rng_state
+from eventloop.optim.optimizers import named_optimizers
+
+SYSTEM = "mmengine"
+REFUSED = {
+    "ParamSchedulerHook": "give the Trainer the schedulers, schedulers=[...], which steps them",
+    "DistSamplerSeedHook": "this trainer seeds its samplers",
+    "PrepareTTAHook": "it replaces the model of a test runner; wrap the model yourself",
+}
+"""Hooks that steer the loop of a runner, and so would do nothing here; and the substitute."""
+OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
+
+
+def check(callback: Any) -> None:
+    """Refuse an object that is no hook, and hooks that steer the loop of a runner.
+
+    Raises:
+        TypeError: it is no hook of MMEngine.
+        ValueError: it steers a runner's loop.
+    """
+    if not isinstance(callback, mmengine.hooks.Hook):
+        raise TypeError(
+            f"Foreign takes a hook of MMEngine, got {type(callback).__name__}, which has another base class"
+        )
+    for base in type(callback).__mro__:
+        if base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+            raise ValueError(f"{type(callback).__name__} can have no effect here: {REFUSED[base.__name__]}")
+
+
+def stateful(callback: Any) -> bool:
+    """Return False: MMEngine's hooks have no state of their own."""
+    return False
+
+
+def build(trainer: Any, callbacks: Sequence[Any]) -> _Driver:
+    """Return the driver of the runner that all hooks of a trainer share."""
+    return _Driver(trainer, callbacks)
+
+
+class _Driver:
+    """A runner whose counters this trainer moves."""
+
+    def __init__(self, trainer: Any, hooks: Sequence[Any]) -> None:
+        self._trainer = ref(trainer)
+        self._runner = _runner(trainer)
+        for hook in hooks:
+            self._runner.register_hook(hook)
+
+    def own_calls(self) -> Iterable[ForeignCall]:
+        """Return no subscriptions: the counters are moved before each call."""
+        return ()
+
+    def calls(self, callback: Any) -> Iterable[ForeignCall]:
+        """Yield a subscription for each method that the hook's class overrides."""
+        priority = int(theirs(callback.priority))
+        for stage in callback.get_triggered_stages():
+            yield ForeignCall(stage, (stage,), self._calling(getattr(callback, stage), stage), priority)
+
+    def _calling(self, method: Callable[..., Any], stage: str) -> Callable[[Any, Any], object]:
+        def call(trainer: Any, event: Any) -> None:
+            runner = self._runner
+            runner._train_loop._iter, runner._train_loop._epoch = event.iter, event.epoch
+            logged = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
+            method(runner, **_arguments(trainer, event, stage))
+            self._forward(trainer, logged)
+            if runner._train_loop.stop_training:
+                runner._train_loop.stop_training = False
+                trainer.stop(f"{type(method.__self__).__name__} of MMEngine set stop_training")  # type: ignore[attr-defined]
+
+        return call
+
+    def _forward(self, trainer: Any, logged: Mapping[str, int]) -> None:
+        """Put the numbers that a hook has put into the message hub."""
+        for name, buffer in self._runner.message_hub.log_scalars.items():
+            if len(buffer.data[0]) > logged.get(name, 0):
+                trainer.metrics.put_scalar(name.partition("/")[2] or name, float(buffer.current()))
+
+    def state_dict(self, callback: Any) -> dict[str, Any]:
+        """Return {}: a hook of MMEngine has no state."""
+        return {}
+
+    def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
+        """Do nothing: a hook of MMEngine has no state."""
+
+
+def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
+    """Return what MMEngine gives a hook at a stage besides the runner."""
+    if stage.endswith("_iter"):
+        arguments = {"batch_idx": event.batch_idx, "data_batch": trainer.batch}
+        return arguments | {"outputs": trainer.outputs} if stage in OUTPUTS else arguments
+    if stage in ("after_val_epoch", "after_test_epoch"):
+        return {"metrics": dict(event.metrics)}
+    if stage in ("before_save_checkpoint", "after_load_checkpoint"):
+        return {"checkpoint": trainer.checkpoint}
+    return {}
+
+
+def _runner(trainer: Any) -> Runner:
+    """Build a runner for the trainer's model and optimizers; random state and device stay as they are."""
+    state = rng_state()  # a runner seeds everything
+    try:
+        runner = Runner(
+            model=torch.nn.Module(), work_dir=str(trainer.work_dir / "mmengine"), log_level="WARNING",
+            default_hooks=dict.fromkeys(_DEFAULTS), experiment_name=f"run_{id(trainer)}",
+            env_cfg={"mp_cfg": {"mp_start_method": None}},
+        )  # fmt: skip
+    finally:
+        set_rng_state(state)
+    runner.model = unwrap(trainer.model)
+    runner.optim_wrapper = _wrapper(trainer.optimizer)
+    loop = object.__new__(EpochBasedTrainLoop if trainer.by_epoch else IterBasedTrainLoop)
+    loop._runner, loop.dataloader = runner, trainer.train_loader
+    loop._iter = loop._epoch = 0
+    loop._max_iters, loop._max_epochs, loop.stop_training = trainer.max_iters, trainer.max_epochs or 1, False
+    runner._train_loop = loop
+    if trainer.val_loader is not None:
+        runner._val_loop = object.__new__(ValLoop)
+        runner._val_loop._runner, runner._val_loop.dataloader = runner, trainer.val_loader
+    return runner
+
+
+def _wrapper(optimizer: Any) -> Any:
+    wrappers = {name: OptimWrapper(each) for name, each in named_optimizers(optimizer).items()}
+    return wrappers.get("") or (OptimWrapperDict(**wrappers) if wrappers else None)
+
+
+_DEFAULTS = ("runtime_info", "timer", "sampler_seed", "logger", "param_scheduler", "checkpoint")

@@ -1,0 +1,302 @@
+"""Run callbacks of Transformers in this engine's `Trainer`, with its own state and control, which we move."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from eventloop.bridges.foreign import ForeignCall
+from eventloop.bridges.host import require
+from eventloop.data.plain_values import plain
+from eventloop.events import ScalarsLogged
+from eventloop.events.priority import Priority
+from eventloop.hooks.checkpoint import CheckpointHook
+from eventloop.optim.optimizers import each_optimizer
+from eventloop.util.checks import length_of
+
+require("transformers", "transformers", "5.0", extra="transformers")
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState, TrainerControl, TrainerState
+
+SYSTEM = "transformers"
+
+REFUSED = {
+    "DefaultFlowCallback": "val_interval=, the interval of the default hook logger, and CheckpointHook",
+    "JITCheckpointCallback": "this trainer, which saves at SIGTERM by CheckpointHook and PreemptionHook",
+    "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
+}
+"""Classes whose effect is on the loop of Transformers, or needs it, and what serves here in their place."""
+
+FLAGS = {
+    "should_epoch_stop": "trainer.stop(reason) in a hook, which ends the run",
+    "should_save": "CheckpointHook(interval=...)",
+    "should_evaluate": "val_interval=...",
+    "should_log": "default_hooks=dict(logger=dict(interval=...))",
+}
+"""Flags of the control that have no effect here, and what serves in their place."""
+
+NAMES = {"lr": "learning_rate"}
+"""Transformers' names of numbers that we log under another name."""
+
+LOGS = 95
+"""Priority of `on_log`, after our logger, and before `on_train_end`."""
+
+
+def check(callback: Any) -> None:
+    """Refuse an object that is no callback, or steers the loop of Transformers.
+
+    Raises:
+        TypeError, ValueError: see the message.
+    """
+    name = type(callback).__name__
+    if not isinstance(callback, TrainerCallback):
+        raise TypeError(f"Foreign takes a callback of Transformers, a TrainerCallback, got {callback!r}")
+    for cls in type(callback).__mro__:
+        if cls.__name__ in REFUSED:
+            raise ValueError(
+                f"{name} needs the loop of Transformers, and would have no effect here: use "
+                f"{REFUSED[cls.__name__]}"
+            )
+    if _defines(callback, "on_push_begin"):
+        raise ValueError(f"{name} defines on_push_begin, which would never be called: nothing is pushed here")
+
+
+def stateful(callback: Any) -> bool:
+    """Return whether the callback has a state to save."""
+    return isinstance(callback, ExportableState)
+
+
+def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
+    """Return the state and the control for all callbacks of one of our trainers.
+
+    Raises:
+        ValueError: an EarlyStoppingCallback watches a metric that the validation does not report.
+    """
+    return OwnTrainer(trainer, callbacks)
+
+
+class _Entry(NamedTuple):
+    """Numbers that were logged, and the counters at that time."""
+
+    logs: dict[str, float]
+    step: int
+    epoch: float
+
+
+class OwnTrainer:
+    """The arguments, the state and the control that callbacks of Transformers are given.
+
+    Numbers are read in the background, so `on_log` is called some iterations after those were logged, with
+    the state's counters of that time.
+    """
+
+    def __init__(self, trainer: Any, callbacks: Sequence[Any]) -> None:
+        self._ours = trainer
+        self.control = TrainerControl()
+        self.args = _arguments(trainer)
+        self.state = TrainerState(
+            is_local_process_zero=trainer.rank == 0, is_world_process_zero=trainer.rank == 0,
+            num_train_epochs=self.args.num_train_epochs,
+        )  # fmt: skip
+        self._arrived: deque[ScalarsLogged] = deque()  # from the background
+        self._due: list[_Entry] = []  # for `on_log` of each callback
+        self._updates: dict[int, int] = {}  # after an iteration whose numbers may be on their way
+        self._opens = self._stepped = self._updated = True
+        self._every_iteration = True
+        self._logs = any(_defines(callback, "on_log") for callback in callbacks)
+        if stops := [each for each in callbacks if isinstance(each, EarlyStoppingCallback)]:
+            option = f"Foreign({type(stops[0]).__name__}(...))"
+            if trainer.val_loader is None:
+                raise ValueError(f"{option} needs a validation: give the Trainer a val_loader")
+            trainer.monitored.require(self.args.metric_for_best_model, option)
+
+    # --- counters ------------------------------------------------------------------------------------------
+
+    def own_calls(self) -> Iterator[ForeignCall]:
+        """Return the handlers that move the counters, and collect what was logged."""
+        yield ForeignCall("counters.before_train", ("before_train",), self._begin, Priority.HIGHEST)
+        yield ForeignCall("counters.before_train_iter", ("before_train_iter",), self._open, Priority.HIGHEST)
+        events = ("after_optimizer_step", "optimizer_step_skipped")
+        yield ForeignCall("counters.after_optimizer_step", events, self._step, Priority.HIGHEST)
+        yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._count, 45)
+        yield ForeignCall("counters.after_val_epoch", ("after_val_epoch",), self._note_best, Priority.LOWEST)
+        if self._logs:
+            self._ours.bus.subscribe(
+                self._arrived.append, ScalarsLogged, offload="thread", name=f"logs ({SYSTEM})"
+            )
+            events = ("after_train_iter", "after_train")
+            yield ForeignCall("counters.logs", events, self._collect, LOGS - 1)
+
+    def _begin(self, trainer: Any, event: Any) -> None:
+        state = self.state
+        self.control = TrainerControl()
+        self._every_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
+        state.max_steps = trainer.max_iters or 0
+        state.logging_steps = self.args.logging_steps
+        self._opens = True
+        if self._every_iteration:
+            state.global_step = trainer.iter
+        state.epoch = float(trainer.epoch)
+
+    def _open(self, trainer: Any, event: Any) -> None:
+        """Begin an update, or go on with it if gradients accumulate."""
+        self._stepped = self._every_iteration
+        if self._opens:
+            self.control.should_log = self.control.should_evaluate = self.control.should_save = False
+
+    def _step(self, trainer: Any, event: Any) -> None:
+        self._stepped = True
+
+    def _count(self, trainer: Any, event: Any) -> None:
+        self._updated = self._opens = self._stepped
+        self.state.global_step += self._updated
+        length = length_of(trainer.loader)
+        self.state.epoch = event.epoch + ((event.batch_idx + 1) / length if length else 0.0)
+        if self._logs:
+            self._updates[event.iter + 1] = self.state.global_step
+
+    def _note_best(self, trainer: Any, event: Any) -> None:
+        """Set the best metric after the callbacks have compared with the last one, as Transformers does."""
+        score = event.metrics.get(self.args.metric_for_best_model)
+        best, greater = self.state.best_metric, self.args.greater_is_better
+        if score is not None and (best is None or (score > best if greater else score < best)):
+            self.state.best_metric, self.state.best_global_step = score, self.state.global_step
+
+    def _collect(self, trainer: Any, event: Any) -> None:
+        """Take the numbers that have arrived; at the end of the training all that were logged."""
+        if type(event).__name__ == "AfterTrain" and trainer.failure is None:
+            trainer.bus.flush()
+        self._due = [self._entry(self._arrived.popleft()) for _ in range(len(self._arrived))]
+
+    def _entry(self, event: ScalarsLogged) -> _Entry:
+        prefix = {"val": "eval_", "test": "test_"}.get(event.mode, "")
+        step = self._updates.get(event.step, event.step if self._every_iteration else self.state.global_step)
+        self._updates = {each: count for each, count in self._updates.items() if each >= event.step}
+        length = length_of(self._ours.loader)
+        epoch = event.step / length if length else float(event.epoch)
+        logs = {prefix + NAMES.get(name, name): value for name, value in event.scalars.items()}
+        self.state.log_history.append({**logs, "epoch": epoch, "step": step})
+        return _Entry({**logs, "epoch": epoch}, step, epoch)
+
+    # --- callbacks -----------------------------------------------------------------------------------------
+
+    def calls(self, callback: Any) -> Iterator[ForeignCall]:
+        """Return a subscription for each method that the callback defines."""
+        for method, (events, condition) in CALLS.items():
+            if _defines(callback, method):
+                yield ForeignCall(method, events, self._calling(callback, method, condition))
+        for method, prefix in (("on_evaluate", "eval_"), ("on_predict", "test_")):
+            if _defines(callback, method):
+                ends = "after_val_epoch" if method == "on_evaluate" else "after_test_epoch"
+                yield ForeignCall(method, (ends,), self._evaluated(callback, method, prefix))
+        if _defines(callback, "on_log"):
+            yield ForeignCall("on_log", ("after_train_iter", "after_train"), self._logging(callback), LOGS)
+        if _defines(callback, "on_train_end"):
+            fn = self._calling(callback, "on_train_end", lambda own: own._ours.failure is None)
+            yield ForeignCall("on_train_end", ("after_train",), fn, Priority.LOWEST)
+
+    def _calling(self, callback: Any, method: str, condition: Condition) -> Callable[[Any, Any], None]:
+        def call(trainer: Any, event: Any) -> None:
+            if condition(self):
+                self._call(callback, method)
+
+        return call
+
+    def _evaluated(self, callback: Any, method: str, prefix: str) -> Callable[[Any, Any], None]:
+        def call(trainer: Any, event: Any) -> None:
+            metrics = {prefix + name: value for name, value in event.metrics.items()}
+            self._call(callback, method, metrics={**metrics, "epoch": self.state.epoch})
+
+        return call
+
+    def _logging(self, callback: Any) -> Callable[[Any, Any], None]:
+        def call(trainer: Any, event: Any) -> None:
+            state = self.state
+            now = state.global_step, state.epoch
+            for logs, state.global_step, state.epoch in self._due:
+                self._call(callback, "on_log", logs=dict(logs))
+            state.global_step, state.epoch = now
+
+        return call
+
+    def _call(self, callback: Any, method: str, **arguments: Any) -> None:
+        trainer = self._ours
+        before = {flag: getattr(self.control, flag) for flag in FLAGS}
+        control = getattr(callback, method)(
+            self.args, self.state, self.control, model=trainer.model, processing_class=None,
+            optimizer=next(iter(each_optimizer(trainer.optimizer)), None),
+            lr_scheduler=next(iter(trainer.schedulers), None),
+            train_dataloader=trainer.train_loader, eval_dataloader=trainer.val_loader, **arguments,
+        )  # fmt: skip
+        self.control = self.control if control is None else control
+        name = type(callback).__name__
+        for flag, instead in FLAGS.items():
+            if getattr(self.control, flag) and not before[flag]:
+                raise RuntimeError(
+                    f"{name}.{method} of Transformers set control.{flag}, which has no effect here: use "
+                    f"{instead}"
+                )
+        if self.control.should_training_stop:
+            self.control.should_training_stop = False
+            trainer.stop(f"{name} of Transformers set control.should_training_stop")
+
+    def state_dict(self, callback: Any) -> dict[str, Any]:
+        """Return the state of a callback, with the best metric so far, and the number of updates."""
+        attributes = callback.state()["attributes"]
+        state = {
+            "attributes": attributes, "best_metric": self.state.best_metric,
+            "best_global_step": self.state.best_global_step, "global_step": self.state.global_step,
+        }  # fmt: skip
+        return dict(plain(state, type(callback).__name__))
+
+    def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
+        """Load the state of a callback."""
+        for name, value in state["attributes"].items():
+            setattr(callback, name, value)
+        self.state.best_metric, self.state.best_global_step = state["best_metric"], state["best_global_step"]
+        self.state.global_step = state["global_step"]
+
+
+Condition = Callable[[OwnTrainer], bool]
+
+CALLS: dict[str, tuple[tuple[str, ...], Condition]] = {
+    "on_init_end": (("before_run",), lambda own: own.state.global_step == 0),
+    "on_train_begin": (("before_train",), lambda own: True),
+    "on_epoch_begin": (("before_train_epoch",), lambda own: True),
+    "on_step_begin": (("before_train_iter",), lambda own: own._opens),
+    "on_pre_optimizer_step": (("before_optimizer_step",), lambda own: True),
+    "on_optimizer_step": (("after_optimizer_step",), lambda own: True),
+    "on_substep_end": (("after_train_iter",), lambda own: not own._updated),
+    "on_step_end": (("after_train_iter",), lambda own: own._updated),
+    "on_epoch_end": (("after_train_epoch",), lambda own: True),
+    "on_prediction_step": (("after_val_iter", "after_test_iter"), lambda own: True),
+    "on_save": (("checkpoint_saved",), lambda own: True),
+}
+"""The events of each method, and whether it is called there."""
+
+
+def _defines(callback: Any, method: str) -> bool:
+    return getattr(type(callback), method) is not getattr(TrainerCallback, method)
+
+
+def _arguments(trainer: Any) -> TrainingArguments:
+    """Return arguments that say what our trainer does."""
+    metric, greater = "loss", False
+    for hook in trainer.hooks:
+        if isinstance(hook, CheckpointHook) and hook.best_metrics and "auto" not in hook.best_metrics.metrics:
+            metric = hook.best_metrics.metrics[0]
+            greater = hook.best_metrics.rule_of(metric) == "greater"
+            break
+    device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
+    arguments = TrainingArguments(
+        str(trainer.work_dir), num_train_epochs=trainer.max_epochs or 1,
+        max_steps=-1 if trainer.by_epoch else trainer.max_iters, logging_strategy="steps", save_strategy="no",
+        eval_strategy="no" if trainer.val_loader is None else "epoch" if trainer.by_epoch else "steps",
+        eval_steps=1, report_to=[], use_cpu=device.type == "cpu",
+    )  # fmt: skip
+    arguments.metric_for_best_model, arguments.greater_is_better = metric, greater
+    return arguments
