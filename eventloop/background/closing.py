@@ -267,10 +267,9 @@ class Closing(ABC):
         """Wait until the threads that were told to end have ended, so that the caller finds none of them."""
         if self.on_background_thread():
             return
-        for lane in self.lanes:
-            lane.join(JOIN_SECONDS)
-        for thread in (self._thread, None if self._coroutines is None else self._coroutines.thread):
-            if thread is not None:
+        ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
+        for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
+            if thread is not None and thread.is_alive():
                 thread.join(JOIN_SECONDS)
 
     def _tell_losses(self) -> None:

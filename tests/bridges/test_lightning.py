@@ -507,3 +507,18 @@ def test_an_own_bus_and_the_hosts_checkpoints(tmp_path: Path) -> None:
     assert bridge.bus is bus
     assert state["hooks"]["Counting"] == {"n": 8}
     assert (tmp_path / "eventloop" / "costs.json").is_file()
+
+
+def test_a_module_without_an_optimizer(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """A module that returns no optimizer is trained as without the bridge, and the trainer has none."""
+
+    class Without(Classifier):
+        def configure_optimizers(self) -> None:
+            return None
+
+    bridge, seen = make_bridge(), []
+    bridge.bus.subscribe(lambda trainer, event: seen.append(trainer.optimizer), "before_train")
+
+    fit(tmp_path, bridge, model=Without())
+
+    assert seen == [None]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -138,12 +137,6 @@ class Lane(FailingQueue):
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the subscriber has ended, also by an error; return False after `timeout` seconds."""
         return self.ended or self.closed.wait(timeout)
-
-    def join(self, timeout: float) -> None:
-        """Wait for the end of the thread of a subscriber that has ended."""
-        thread: threading.Thread | None = getattr(self, "_thread", None)
-        if thread is not None and thread.is_alive() and self.closed.is_set():
-            thread.join(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
         """Note that a thread waited so many seconds for the delivery under way, and no longer waits."""

@@ -354,7 +354,9 @@ def _restored(cls: Any) -> Any:
 
 
 def _optimizers(trainer: Any) -> Any:
-    optimizers = trainer.optimizers
+    optimizers = [
+        each for each in trainer.optimizers if each.param_groups
+    ]  # not that of a module without one
     if len(optimizers) == 1:
         return optimizers[0]
     return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
