@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def train():
     trainer.run(data, max_epochs=1)
 """
 needs_a_host = pytest.mark.skipif(
-    not any(find_spec(host) for host in WATCHER), reason="none of the engines is installed, and nothing is run"
+    not any(find_spec(host) for host in WATCHER),
+    reason="none of the engines is installed, and nothing is run",
 )
 needs_ignite = pytest.mark.skipif(find_spec("ignite") is None, reason="ignite is not installed")
 
@@ -187,6 +189,36 @@ def test_a_script_whose_trainer_never_runs() -> None:
 
     assert ran.returncode == 0
     assert "train.py ran no trainer of Lightning, Transformers, ignite or MMEngine" in ran.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.parametrize("installed", [True, False])
+def test_ranks_that_lightning_starts_have_a_bridge_or_none_has(tmp_path: Path, installed: bool) -> None:
+    """Lightning starts the script again, and finds the callback by the entry point; without that, a line says why."""
+    known = any(
+        "lightning_ranks" in each.value for each in entry_points(group="lightning.pytorch.callbacks_factory")
+    )
+    if known and not installed:
+        pytest.skip("the installed eventloop has the entry point")
+    info = tmp_path / "torch_eventloop_here-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-eventloop-here\nVersion: 1\n")
+    point = "eventloop = eventloop.autoattach.lightning_ranks:callbacks"
+    (info / "entry_points.txt").write_text(
+        f"[lightning.pytorch.callbacks_factory]\n{point if installed and not known else ''}\n"
+    )
+
+    ran = subprocess.run(
+        [sys.executable, "-m", "eventloop", "run", "--work-dir", "out", SCRIPTS / "lightning_script.py",
+         "--strategy", "ddp", "--devices", "2"],
+        env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([ENVIRONMENT["PYTHONPATH"], str(tmp_path)])},
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stderr
+    assert ("2 iterations of " in ran.stderr) == installed
+    assert ("Lightning ran without a bus: Lightning starts the script again" in ran.stderr) != installed
 
 
 @needs_a_host
