@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,10 @@ class Ride:
         for name in DEFAULT_HOOKS.values():
             find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
+        self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
+        """Returns the directory of the trainer, given the bridge's, or else the host's."""
+        self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
+        """Called after each run."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
 
     def begin_run(
@@ -91,10 +95,11 @@ class Ride:
         """
         trainer = self.trainer
         if trainer is None:
+            wanted = self._work_dir if self._work_dir is not None else work_dir
             trainer = self.trainer = DrivenTrainer(
                 model, optimizer=optimizer, max_epochs=max_epochs, max_iters=max_iters, by_epoch=by_epoch,
                 hooks=self._hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
-                work_dir=self._work_dir if self._work_dir is not None else work_dir,
+                work_dir=self.place(None if wanted is None else Path(wanted)),
             )  # fmt: skip
         elif trainer.model is not model and self._hooks:
             raise ValueError(
@@ -157,3 +162,4 @@ class Ride:
                 self.trainer.end_run(error)
             finally:
                 self.bus.close()
+                self.ended(self.trainer)

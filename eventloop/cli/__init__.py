@@ -1,4 +1,4 @@
-"""The command line: `eventloop demo`, `init`, `checkpoints`, `plan`, `replay`, `report` and `trace`.
+"""The command line: `eventloop demo`, `init`, `checkpoints`, `plan`, `replay`, `report`, `run` and `trace`.
 
 Start with `main`. Each command is a module with `add_parser` and `run`; `demo` is a complete example of a
 training, the `plan_*` modules serve `plan`, and `listing_text` formats checkpoints. May import every package.
@@ -22,8 +22,10 @@ from eventloop.cli import init as init_command
 from eventloop.cli import plan as plan_command
 from eventloop.cli import replay as replay_command
 from eventloop.cli import report as report_command
+from eventloop.cli import run as run_command
 from eventloop.cli import trace as trace_command
 from eventloop.cli.output_file import failed
+from eventloop.cli.script_arguments import split
 from eventloop.util.terminal import OutputError, at_least_one
 
 MESSAGE_SECONDS = 0.2
@@ -41,13 +43,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     A second Ctrl-C ends the process here, whatever its other threads wait for.
     """
-    own, passed_on = plan_command.split(sys.argv[1:] if arguments is None else arguments)
+    own, passed_on = split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
     options, unknown = parser.parse_known_args(own)
     if unknown:
         hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else ""
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.arguments = passed_on
+    if options.command == "run":
+        return run_command.run(options)  # an error, or a Ctrl-C, is the script's own
     try:
         return _COMMANDS[options.command](options)
     except OutputError as error:
@@ -124,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     plan_command.add_parser(commands)
     replay_command.add_parser(commands)
     report_command.add_parser(commands)
+    run_command.add_parser(commands)
     trace_command.add_parser(commands)
     return parser
 

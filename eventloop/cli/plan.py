@@ -63,18 +63,6 @@ def add_parser(commands: Any) -> None:
     )
 
 
-def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the command's own arguments, and those of the script, which follow the first `--`.
-
-    argparse would drop a second `--`.
-    """
-    given = list(arguments)
-    if given[:1] != ["plan"] or "--" not in given:
-        return given, []
-    at = given.index("--")
-    return given[:at], given[at + 1 :]
-
-
 def script_hint(file: Path, unknown: Sequence[str]) -> str:
     """Return the hint for unknown arguments: those of a script follow after `--`."""
     return f"; those of a script follow after --: eventloop plan {shlex.join([str(file), '--', *unknown])}"

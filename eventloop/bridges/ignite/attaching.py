@@ -78,19 +78,51 @@ def attach(
     for name, each in {"engine": engine, **(evaluators or {})}.items():
         if not isinstance(each, Engine):
             raise TypeError(f"{name} must be an ignite.engine.Engine, got {each!r}")
-    if hasattr(engine, _ATTACHED):
+    bridge = bridge_to(
+        engine, bus, model=model, optimizer=optimizer, evaluates=bool(evaluators), hooks=hooks,
+        writers=writers, work_dir=work_dir, measure=measure,
+    )  # fmt: skip
+    for mode, evaluator in (evaluators or {}).items():
+        bridge.add_evaluator(mode, evaluator)
+    return bridge.ride.bus
+
+
+def bridge_to(
+    engine: Engine,
+    bus: Bus | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: Optimizers | None = None,
+    evaluates: bool = True,
+    hooks: Sequence[Any] = (),
+    writers: Sequence[Any] = (),
+    work_dir: str | Path | None = None,
+    measure: bool = True,
+) -> Bridge:
+    """Attach a bridge to an engine, and return the bridge. Arguments are those of `attach`.
+
+    Args:
+        evaluates: whether evaluators will be added.
+
+    Raises:
+        TypeError, ValueError: as in `attach`.
+    """
+    if bridge_of(engine) is not None:
         raise ValueError("the engine has a bridge to a bus already: attach one bus to an engine")
     never = NEVER if optimizer is not None else NEVER | dict.fromkeys(
         ("before_optimizer_step", "after_optimizer_step"), "give attach(engine, optimizer=...) the optimizer"
     )  # fmt: skip
-    if not evaluators:
+    if not evaluates:
         never |= dict.fromkeys(_EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator')
     ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
-    bridge = _Bridge(engine, ride, model or torch.nn.Module(), optimizer)
+    bridge = Bridge(engine, ride, model or torch.nn.Module(), optimizer)
     setattr(engine, _ATTACHED, bridge)
-    for mode, evaluator in (evaluators or {}).items():
-        bridge.add_evaluator(mode, evaluator)
-    return ride.bus
+    return bridge
+
+
+def bridge_of(engine: Engine) -> Bridge | None:
+    """Return the bridge that is attached to an engine, if there is one."""
+    return getattr(engine, _ATTACHED, None)
 
 
 _EVALUATIONS = tuple(
@@ -101,13 +133,20 @@ _EVALUATIONS = tuple(
 )
 
 
-class _Bridge:
-    """The handlers of one engine."""
+class Bridge:
+    """The handlers of one engine.
+
+    Args:
+        engine: the engine that trains.
+        ride: the bus and the trainer.
+        model, optimizer: as in `attach`.
+    """
 
     def __init__(
         self, engine: Engine, ride: Ride, model: torch.nn.Module, optimizer: Optimizers | None
     ) -> None:
-        self._engine, self._ride, self._model, self._optimizer = engine, ride, model, optimizer
+        self.ride = ride
+        self._engine, self._model, self._optimizer = engine, model, optimizer
         self._evaluators: list[Engine] = []
         engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
         engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
@@ -117,7 +156,7 @@ class _Bridge:
 
     @property
     def _trainer(self) -> DrivenTrainer:
-        return cast(DrivenTrainer, self._ride.trainer)
+        return cast(DrivenTrainer, self.ride.trainer)
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `engine.run` with the run's beginning and end, however it ends."""
@@ -131,24 +170,24 @@ class _Bridge:
                 try:
                     state = run(*args, **kwargs)
                 except BaseException as error:
-                    self._ride.end_run(error)
+                    self.ride.end_run(error)
                     raise
-                if self._ride.trainer is not None and engine.should_terminate:
+                if self.ride.trainer is not None and engine.should_terminate:
                     self._trainer.stop_reason = self._trainer.stop_reason or "engine.terminate()"
-                self._ride.end_run()
+                self.ride.end_run()
             return state
 
         return riding
 
     def _begin_run(self, engine: Engine) -> None:
         state = engine.state
-        trainer = self._ride.begin_run(
+        trainer = self.ride.begin_run(
             self._model, native=engine, optimizer=self._optimizer,
             max_epochs=state.max_epochs, max_iters=_total(state), iter=state.iteration, epoch=state.epoch,
         )  # fmt: skip
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
-        if self._ride.measure:
+        if self.ride.measure:
             self._during.enter_context(self._measuring(engine, in_training=True))
             for evaluator in self._evaluators:
                 self._during.enter_context(self._measuring(evaluator, in_training=False))
@@ -171,17 +210,19 @@ class _Bridge:
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
         """Emit the events of an evaluator's runs, or log its metrics, under a mode."""
         self._evaluators.append(evaluator)
-        if mode not in MODES:
+        if mode in MODES:
+            evaluator.add_event_handler(Events.STARTED, partial(self._begin_val, cast(Evaluate, mode)))
+            evaluator.add_event_handler(Events.ITERATION_STARTED, self._begin_val_iter)
+            evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._end_val_iter)
+            evaluator.add_event_handler(Events.COMPLETED, self._end_val)
+        else:
             evaluator.add_event_handler(Events.COMPLETED, partial(self._log, mode))
-            return
-        evaluator.add_event_handler(Events.STARTED, partial(self._begin_val, cast(Evaluate, mode)))
-        evaluator.add_event_handler(Events.ITERATION_STARTED, self._begin_val_iter)
-        evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._end_val_iter)
-        evaluator.add_event_handler(Events.COMPLETED, self._end_val)
+        if self.ride.measure and self._rides():
+            self._during.enter_context(self._measuring(evaluator, in_training=False))
 
     def _rides(self) -> bool:
         """Return whether the engine is in a run; an evaluator may also run before it, or after it."""
-        return self._ride.trainer is not None and self._ride.trainer.running
+        return self.ride.trainer is not None and self.ride.trainer.running
 
     def _log(self, mode: str, evaluator: Engine) -> None:
         if self._rides():

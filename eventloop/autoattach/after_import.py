@@ -1,0 +1,62 @@
+"""Call a function when the program has imported a module, which then does not have to be imported now."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+Action = Callable[[ModuleType], None]
+
+
+@contextmanager
+def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
+    """Call each action with the module of its name: at once, or when it is imported within the block."""
+    finder = _Finder(actions)
+    for name, action in actions.items():
+        if name in sys.modules:
+            action(sys.modules[name])
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _Finder(MetaPathFinder):
+    """Find no module by itself, and add an action to modules that the other finders find."""
+
+    def __init__(self, actions: Mapping[str, Action]) -> None:
+        self._actions = actions
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._actions:
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self)
+        found = (finder.find_spec(fullname, path, target) for finder in others)
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._actions[fullname])
+        return spec
+
+
+class _Loader(Loader):
+    """Load a module by its own loader, which the module keeps, and call the action."""
+
+    def __init__(self, loader: Loader, action: Action) -> None:
+        self._loader, self._action = loader, action
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._action(module)

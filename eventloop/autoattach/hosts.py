@@ -1,0 +1,145 @@
+"""Attach bridges where each engine takes them: call a function for each trainer that a program makes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial, wraps
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from eventloop.autoattach.after_import import after_import
+from eventloop.autoattach.attacher import Attacher
+from eventloop.autoattach.ignite_runs import IgniteRuns
+
+PACKAGES = {
+    "Lightning": ("lightning", "pytorch_lightning"),
+    "Transformers": ("transformers",),
+    "ignite": ("ignite",),
+    "MMEngine": ("mmengine",),
+}
+"""The engines, and their packages."""
+
+
+NO_ENTRY_POINT = (
+    "Lightning starts the script again for each rank, and finds no entry point of eventloop there: install "
+    "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
+)
+
+
+def any_installed() -> bool:
+    """Return whether a package of one of the engines can be imported."""
+    return any(find_spec(name) is not None for names in PACKAGES.values() for name in names)
+
+
+@contextmanager
+def attached(attacher: Attacher) -> Iterator[None]:
+    """Attach a bridge to each trainer that is made within the block, once its engine is imported."""
+    with ExitStack() as changes:
+        where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
+            "lightning.pytorch.trainer.connectors.callback_connector": _lightning,
+            "pytorch_lightning.trainer.connectors.callback_connector": _lightning,
+            "transformers.trainer": _transformers,
+            "ignite.engine": _ignite,
+            "mmengine.runner": _mmengine,
+        }
+        actions = {name: partial(attach, attacher, changes) for name, attach in where.items()}
+        changes.enter_context(after_import(actions))
+        yield
+
+
+def lightning_callback(attacher: Attacher) -> Any:
+    """Return Lightning's callback for another trainer; None, with a problem, if Lightning is too old."""
+    bridge = attacher.bridge("Lightning", "lightning")
+    try:
+        callback = bridge and bridge.EventLoopCallback(**attacher.arguments())
+    except ImportError as error:  # the bridge looks at the version when a callback is made
+        attacher.problems["Lightning"] = str(error)
+        return None
+    if callback is not None:
+        attacher.follow(callback._ride)
+    return callback
+
+
+def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Add the callback to those of each trainer, before its checkpoints."""
+    connector_class = module._CallbackConnector
+    configure = connector_class.on_trainer_init
+
+    @wraps(configure)
+    def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
+        configure(connector, *args, **kwargs)
+        trainer = connector.trainer
+        bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
+        if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
+            return
+        if _starts_ranks(trainer) and not _has_entry_point():
+            attacher.problems["Lightning"] = NO_ENTRY_POINT
+        elif (callback := lightning_callback(attacher)) is not None:
+            trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
+
+    _replace(changes, connector_class, "on_trainer_init", configuring)
+
+
+def _starts_ranks(trainer: Any) -> bool:
+    """Return whether Lightning will start the script again, for each further rank."""
+    return type(trainer.strategy.launcher).__name__ == "_SubprocessScriptLauncher"
+
+
+def _has_entry_point() -> bool:
+    """Return whether Lightning finds `lightning_ranks.callbacks` in the processes that it starts."""
+    points = entry_points(group="lightning.pytorch.callbacks_factory")
+    return any(point.module == "eventloop.autoattach.lightning_ranks" for point in points)
+
+
+def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Add a callback to the defaults. Transformers calls a class for each trainer."""
+
+    class Callback:
+        def __new__(cls) -> Any:
+            bridge = attacher.bridge("Transformers", "transformers")
+            if bridge is None:
+                return module.TrainerCallback()
+            callback = bridge.EventLoopCallback(**attacher.arguments())
+            attacher.follow(callback._ride)
+            return callback
+
+    defaults: list[Any] = module.DEFAULT_CALLBACKS
+    defaults.append(Callback)
+    changes.callback(defaults.remove, Callback)
+
+
+def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Attach to each engine at its first run: ignite has no moment at which an engine is complete."""
+    engine = module.Engine
+    _replace(changes, engine, "run", IgniteRuns(attacher).attaching(engine.run))
+
+
+def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Register a hook after those of a runner's config."""
+    runner_class = module.Runner
+    register = runner_class.register_hooks
+
+    @wraps(register)
+    def registering(runner: Any, *args: Any, **kwargs: Any) -> None:
+        register(runner, *args, **kwargs)
+        bridge = attacher.bridge("MMEngine", "mmengine")
+        if bridge is None or _has(runner.hooks, bridge.EventLoopHook):
+            return
+        hook = bridge.EventLoopHook(**attacher.arguments())
+        attacher.follow(hook._ride)
+        runner.register_hook(hook)
+
+    _replace(changes, runner_class, "register_hooks", registering)
+
+
+def _has(hooks: Sequence[Any], cls: type) -> bool:
+    return any(isinstance(hook, cls) for hook in hooks)
+
+
+def _replace(changes: ExitStack, owner: Any, name: str, value: Any) -> None:
+    changes.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)

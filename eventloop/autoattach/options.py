@@ -1,0 +1,38 @@
+"""Hold the options of `eventloop run`, also for processes that the script starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import MutableMapping
+
+import msgspec
+
+VARIABLE = "EVENTLOOP_RUN"
+"""The environment variable with the options, for the rank processes that an engine starts."""
+
+
+class RunOptions(msgspec.Struct, frozen=True):
+    """The options of a bridge that `eventloop run` attaches.
+
+    Args:
+        writers: names of classes.
+        work_dir: directory of the first trainer's files; by default the host's.
+        measure: whether each callback of the host has a row in the costs.
+        pid: the process of the command.
+    """
+
+    writers: tuple[str, ...] = ("JSONLWriter",)
+    work_dir: str | None = None
+    measure: bool = True
+    pid: int = msgspec.field(default_factory=os.getpid)
+
+    def put(self, environment: MutableMapping[str, str]) -> None:
+        """Put the options into an environment, with an absolute `work_dir`."""
+        work_dir = self.work_dir and os.path.abspath(self.work_dir)
+        environment[VARIABLE] = msgspec.json.encode(msgspec.structs.replace(self, work_dir=work_dir)).decode()
+
+
+def options_of(environment: MutableMapping[str, str]) -> RunOptions | None:
+    """Return the options that a command has put into an environment, None without a command."""
+    text = environment.get(VARIABLE)
+    return msgspec.json.decode(text, type=RunOptions) if text else None

@@ -1,0 +1,95 @@
+"""Run a script or a module as `__main__` in this process, as Python itself does."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from io import open_code
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+_RUNNERS = ("<frozen runpy>", __file__)
+"""The files of the frames between `run_main` and the script."""
+
+
+def check_script(script: str, *, module: bool) -> None:
+    """Check that there is a script, or a module, of a name.
+
+    Raises:
+        FileNotFoundError: it does not exist.
+        ValueError: the file is not of Python.
+    """
+    if module:
+        _check_module(script)
+        return
+    path = Path(script)
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}: give a Python script, or -m and a module")
+    if path.suffix not in (".py", ".pyw", ""):
+        raise ValueError(f"expected a Python script, got {path}: give a file that ends in .py")
+
+
+def _check_module(name: str) -> None:
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = find_spec(name) is not None
+    except ModuleNotFoundError:
+        found = False
+    finally:
+        del sys.path[0]
+    if not found:
+        raise FileNotFoundError(f"no module named {name!r} in {os.getcwd()} or among the installed packages")
+
+
+def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
+    """Run a script, or a module, as `__main__`; its errors, and SystemExit, are raised.
+
+    `sys.argv` and the first entry of `sys.path` are those that Python would give the script. The interpreter
+    shows an error that ends the program without the frames above the script.
+    """
+    _begin_tracebacks_at_the_script()
+    sys.argv[:] = [script, *arguments]
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd() if module else str(Path(script).resolve().parent)
+    if module:
+        runpy.run_module(script, run_name="__main__", alter_sys=True)
+    else:
+        _run_file(script)
+
+
+def _run_file(script: str) -> None:
+    """Run a file in a new `__main__`, which stays: the script's exit functions may need it."""
+    path = os.path.abspath(script)
+    main = ModuleType("__main__")
+    vars(main).update(__file__=path, __builtins__=builtins)
+    sys.modules["__main__"] = main
+    with open_code(path) as file:
+        code = compile(file.read(), path, "exec")
+    exec(code, vars(main))
+
+
+def _begin_tracebacks_at_the_script() -> None:
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        below = _below_run_main(traceback)
+        shown(kind, error.with_traceback(below), below)
+
+    sys.excepthook = show
+
+
+def _below_run_main(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that is the script's; all of it if the script did not run."""
+    below = traceback
+    while below is not None and below.tb_frame.f_code is not run_main.__code__:
+        below = below.tb_next
+    if below is None:
+        return traceback
+    below = below.tb_next
+    while below is not None and below.tb_frame.f_code.co_filename in _RUNNERS:
+        below = below.tb_next
+    return below

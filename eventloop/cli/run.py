@@ -1,0 +1,149 @@
+"""The command `eventloop run`: run a script of another engine with a bus, and show what its run has cost."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from eventloop.cli.output_file import failed, tell
+from eventloop.util.printable import printable
+
+DESCRIPTION = """\
+Runs a script of Lightning, Transformers, ignite or MMEngine as `python script.py` does, with a bridge of
+eventloop attached to each trainer that it makes; the script is not changed. Writers record the run. At its
+end the costs of each callback, hook and handler are printed to standard error; costs.json has them, too.
+
+Options of the command come before the script; everything after it belongs to the script. A training on
+several processes is started as ever: torchrun --nproc-per-node 2 -m eventloop run script.py"""
+EXIT_CODES = """\
+exit codes: those of the script, whose errors are shown as by Python; 2 bad input (one line)"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add the command to those of `eventloop`."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run", help="run a script of Lightning, Transformers, ignite or MMEngine, and show its costs",
+        description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [-h] [--writers NAMES] [--work-dir DIR] [--no-measure] [--traceback] "
+        "[-m] SCRIPT | MODULE [ARGUMENT ...]",
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("script", metavar="SCRIPT | MODULE", help="the script; its arguments follow")
+    parser.add_argument(
+        "--writers", default="jsonl", metavar="NAMES",
+        help="with commas between them: console, csv, eventlog, imagefile, jsonl, tensorboard, visdom, names "
+        "of classes (default: jsonl)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--work-dir", metavar="DIR",
+        help="directory of the files (default: that of the script's trainer, or else a new one under runs/); "
+        "further trainers of the script use trainer-2 and so on within it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--no-measure", action="store_true", help="do not measure the callbacks of the script's trainer"
+    )
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as `python -m` does")
+    parser.add_argument(
+        "--traceback", action="store_true", help="show the traceback of an error in the input"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; what ends the script is raised, as it is by Python."""
+    from eventloop.autoattach.attacher import Attacher
+    from eventloop.autoattach.hosts import attached
+    from eventloop.autoattach.script import run_main
+
+    try:
+        attacher = Attacher(_checked(options))
+    except (ImportError, OSError, ValueError) as error:
+        return failed(options, error, 2)
+    attacher.options.put(os.environ)
+    succeeded = False
+    try:
+        with attached(attacher):
+            run_main(options.script, options.arguments, module=options.module)
+        succeeded = True
+    except SystemExit as ended:
+        succeeded = not ended.code
+        raise
+    finally:
+        _report(options.script, attacher, succeeded=succeeded)
+    return 0
+
+
+def _checked(options: argparse.Namespace) -> Any:
+    """Return the options of the bridges.
+
+    Raises:
+        ImportError: no engine is installed, or the library of a writer.
+        OSError: the script does not exist, or `--work-dir` is a file.
+        ValueError: a writer is unknown, or the script is not of Python.
+    """
+    from eventloop.autoattach.hosts import any_installed
+    from eventloop.autoattach.options import RunOptions
+    from eventloop.autoattach.script import check_script
+
+    check_script(options.script, module=options.module)
+    if options.work_dir is not None and Path(options.work_dir).is_file():
+        raise FileExistsError(f"--work-dir must be a directory, got the file {options.work_dir}")
+    if not any_installed():
+        raise ImportError(
+            "expected one of Lightning, Transformers, ignite and MMEngine, got none installed: pip install "
+            "lightning, or drive a loop of your own with eventloop.bridges.DrivenTrainer"
+        )
+    writers = tuple(_writer(name.strip()) for name in options.writers.split(",") if name.strip())
+    return RunOptions(writers, options.work_dir, not options.no_measure)
+
+
+def _writer(name: str) -> str:
+    """Return the name of the class of a writer, which can be made.
+
+    Raises:
+        ImportError: its library is not installed.
+        ValueError: it is unknown.
+    """
+    from eventloop.registry import WRITERS
+    from eventloop.util.suggest import suggest
+
+    short = {each.removesuffix("Writer").lower(): each for each in WRITERS.names()}
+    found = short.get(name.lower().removesuffix("writer"))
+    if found is None:
+        raise ValueError(f"--writers has an unknown writer {name!r}{suggest(name, [*short])}")
+    writer = WRITERS.find(found)  # without the lookup among hooks, which import torch
+    assert writer is not None
+    writer()
+    return found
+
+
+def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
+    """Print the summaries of the runs, or what to write if there was none, on the first rank."""
+    if sys.stderr is None or os.environ.get("RANK", "0") != "0":
+        return
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    for directory, summary in attacher.summaries.items():
+        sys.stderr.write(printable(f"\n{summary}\n"))
+        shown = os.path.relpath(directory) if directory.is_relative_to(Path.cwd()) else str(directory)
+        tell(f"the run is in {shown}: eventloop report {shlex.quote(shown)}")
+    for host, problem in attacher.problems.items():
+        tell(f"{host} ran without a bus: {problem}")
+    if attacher.summaries or attacher.problems or not succeeded:
+        return
+    if attacher.hosts:
+        tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended in this process, so there is no summary")
+    else:
+        _advise(script)
+
+
+def _advise(script: str) -> None:
+    from eventloop.autoattach.written_loop import HAS_A_TRAINER, advice
+
+    if "eventloop.training.trainer" in sys.modules:
+        tell(HAS_A_TRAINER.format(script=script))
+    else:
+        sys.stderr.write(printable(f"eventloop: {advice(script)}"))

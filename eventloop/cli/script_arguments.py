@@ -1,0 +1,34 @@
+"""Separate the arguments of a command from those of the script that it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_WITH_VALUE = ("--writers", "--work-dir")
+"""Options of `run` that are followed by a value."""
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the command's own arguments, and those of the script.
+
+    For `plan` they follow the first `--`; for `run`, the script. argparse would drop a second `--`, and take
+    options of the script for its own.
+    """
+    given = list(arguments)
+    if given[:1] == ["run"]:
+        at = _script(given) + 1
+        return given[:at], given[at:]
+    if given[:1] != ["plan"] or "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
+def _script(given: Sequence[str]) -> int:
+    """Return the position of the script in the arguments of `run`."""
+    at = 1
+    while at < len(given) and given[at].startswith("-"):
+        if given[at] == "--":
+            return at + 1
+        at += 2 if given[at] in _WITH_VALUE else 1
+    return at
