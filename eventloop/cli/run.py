@@ -129,7 +129,7 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     for directory, summary in attacher.summaries.items():
         sys.stderr.write(printable(f"\n{summary}\n"))
         shown = os.path.relpath(directory) if directory.is_relative_to(Path.cwd()) else str(directory)
-        tell(f"the run is in {shown}: eventloop report {shlex.quote(shown)}")
+        tell(f"the run is in {shown}; each callback: eventloop report --all {shlex.quote(shown)}")
     for host, problem in attacher.problems.items():
         tell(f"{host} ran without a bus: {problem}")
     if attacher.summaries or attacher.problems or not succeeded:

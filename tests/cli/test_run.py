@@ -65,12 +65,12 @@ def write(text: str, name: str = "train.py") -> str:
 
 def run_directory(ran: subprocess.CompletedProcess[str]) -> Path:
     """Return the directory that the last line names."""
-    return Path(ran.stderr.splitlines()[-1].rpartition("eventloop report ")[2])
+    return Path(ran.stderr.splitlines()[-1].rpartition("eventloop report --all ")[2])
 
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_an_unmodified_script_is_recorded_and_its_weights_are_its_own(host: str) -> None:
-    """Numbers and costs are in the run's directory; callbacks are in the summary; the weights do not change."""
+    """Numbers and costs are in the run's directory; each callback has its cost; the weights do not change."""
     script = SCRIPTS / f"{host}_script.py"
 
     ran = run("--writers", "jsonl", script, "--epochs", "2")
@@ -81,7 +81,6 @@ def test_an_unmodified_script_is_recorded_and_its_weights_are_its_own(host: str)
     assert {"loss"} | ({VALIDATES[host]} if host in VALIDATES else set()) <= set().union(*lines)
     assert WATCHER[host] in {row.name for row in read_costs(directory).handlers}
     assert "8 iterations of " in ran.stderr
-    assert WATCHER[host] in ran.stderr
     alone = forked.run([script, "--epochs", "2"], env=ENVIRONMENT)
     assert ran.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
 

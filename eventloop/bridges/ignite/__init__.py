@@ -3,6 +3,6 @@
 `attaching` imports ignite; `foreign` is the adapter for its handlers. May import what `bridges` may.
 """
 
-from eventloop.bridges.ignite.attaching import attach
+from eventloop.bridges.ignite.attaching import attach, bridge_of, bridge_to
 
-__all__ = ["attach"]
+__all__ = ["attach", "bridge_of", "bridge_to"]
