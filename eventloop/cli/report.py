@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             _check_html(options.html, json=options.json)
         reports = [load_report(run) for run in options.runs]
         if options.diff:
-            return _show_diff(reports, limit, json=options.json)
+            return _show_diff(reports, limit, options)
     except OutputError:  # `main` reports it
         raise
     except (ImportError, OSError, ValueError) as error:
@@ -97,8 +97,7 @@ def run(options: argparse.Namespace) -> int:
     elif options.html is None:
         from eventloop.reporting.text import as_text
 
-        width = None if options.all else max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
-        say(as_text(reports, encoding=output_encoding(), width=width))
+        say(as_text(reports, encoding=output_encoding(), width=None if options.all else _width()))
     return 0
 
 
@@ -133,7 +132,12 @@ def _percentage(text: str) -> float:
     return number
 
 
-def _show_diff(reports: list[Report], limit: float | None, *, json: bool) -> int:
+def _width() -> int:
+    """Return the width of the terminal, 80 characters if the output is not one."""
+    return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
+
+
+def _show_diff(reports: list[Report], limit: float | None, options: argparse.Namespace) -> int:
     """Print the comparison of two runs; return 3 if the second one is above the limit."""
     import msgspec
 
@@ -141,10 +145,10 @@ def _show_diff(reports: list[Report], limit: float | None, *, json: bool) -> int
     from eventloop.reporting.diff.text import diff_lines, gate_line
 
     found = compare(reports[0], reports[1], limit)
-    if json:
+    if options.json:
         say(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
-        say_lines(diff_lines(found, output_encoding()))
+        say_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
         tell(gate_line(found))
     return 3 if found.failed else 0

@@ -23,6 +23,8 @@ READ_SHARE = 0.1
 """The share of all iterations above which the waits for the device to read metrics are worth a line."""
 TAIL = 4
 """How many times the median iteration the 99th percentile must last to be worth a line."""
+TAIL_SHARE = 0.02
+"""The share of all iterations that the slow ones must take longer to be worth a line."""
 TAIL_SAMPLES = 200
 """Iterations below which there is no 99th percentile to speak of."""
 WARM_UP_SHARE = 0.1
@@ -46,13 +48,11 @@ def advice(costs: RunCosts) -> list[str]:
     """
     if not costs.phases.iterations:
         return []
-    dominant, read = _dominant(costs), _longest_read(costs)  # a dominant handler explains a tail, too
-    found = [*map(_behind, costs.subscribers if costs.complete else []), slow_loader(costs), _first(costs)]
+    dominant, read = _dominant(costs), _longest_read(costs)
+    found = [_behind(costs), slow_loader(costs), _first(costs), _tail(costs, dominant)]
     if read is not None:
         found.append(_waiting(read, costs))
-    if dominant is None:
-        found.append(_tail(costs))
-    elif read is None or read.name != dominant.name or read.seconds < own_seconds(dominant, costs.phases) / 2:
+    if dominant is not None and not _explains(read, dominant, costs):
         found.append(_handler(dominant, costs))
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
@@ -88,12 +88,19 @@ def _dominant(costs: RunCosts) -> HandlerCost | None:
     return most
 
 
+def _explains(read: DeviceRead | None, dominant: HandlerCost, costs: RunCosts) -> bool:
+    """Return whether a handler takes its time because it waits for the device."""
+    if read is None or read.name != dominant.name:
+        return False
+    return read.seconds >= own_seconds(dominant, costs.phases) / 2
+
+
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
     seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
     if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
-        busy = max(1, round(seconds / cost.times.max))
-        calls = f"{duration(cost.times.max)} in 1 of {round(cost.calls / busy)} calls"
+        busy = cost.times.p99 if cost.times.p99 > cost.times.max / 10 else cost.times.max
+        calls = f"{duration(busy)} in 1 of {round(cost.calls / max(1, round(seconds / busy)))} calls"
     return Advice(
         seconds,
         f"{cost.name} takes {share(seconds, costs.phases.wall)} of the iterations, {calls}; let it work less "
@@ -122,19 +129,25 @@ def _waiting(read: DeviceRead, costs: RunCosts) -> Advice:
     )
 
 
-def _tail(costs: RunCosts) -> Advice | None:
+def _tail(costs: RunCosts, dominant: HandlerCost | None) -> Advice | None:
+    """Return the advice on rare long iterations, unless the dominant handler explains them."""
     times = costs.iteration
-    if times.samples < TAIL_SAMPLES or times.p99 < TAIL * times.p50:
-        return None
     longer = times.p99 - times.p50
-    inside = [cost for cost in costs.handlers if cost.in_iteration and not cost.includes]
+    lost = longer * times.samples / 100
+    if times.samples < TAIL_SAMPLES or times.p99 < TAIL * times.p50 or lost < TAIL_SHARE * costs.phases.wall:
+        return None
+    if dominant is not None and dominant.times.max > longer / 2:
+        return None
+    # a single long call is not what happens in 1 of 100 iterations
+    often = [c for c in costs.handlers if c.times.max and c.seconds / c.times.max >= times.samples / 200]
+    inside = [cost for cost in often if cost.in_iteration and not cost.includes]
     slowest = max(inside, key=lambda cost: cost.times.max, default=None)
     what = f"1 of 100 iterations takes {duration(times.p99)}, the median one {duration(times.p50)}"
     if slowest is not None and slowest.times.max > longer / 2:
         cause = f"{slowest.name} takes up to {duration(slowest.times.max)}; let it work less often"
     else:
-        cause = "no handler takes as long; record a window with TraceHook to see what does"
-    return Advice(longer * times.samples / 100, f"{what}; {cause}")
+        cause = "no handler takes as long so often; TraceHook(windows=[...]) records what does"
+    return Advice(lost, f"{what}; {cause}")
 
 
 def _first(costs: RunCosts) -> Advice | None:
@@ -148,20 +161,35 @@ def _first(costs: RunCosts) -> Advice | None:
     number = "first iteration" if first.iterations == 1 else f"first {first.iterations:,} iterations"
     return Advice(
         longer,
-        f"the {number} took {duration(first.wall)}, {share(first.wall, costs.phases.wall)} of their time; "
-        "compilation, a search for algorithms or the start of loader workers comes there: measure later ones",
+        f"the {number} took {duration(first.wall)}, {share(first.wall, costs.phases.wall)} of the time of "
+        "all; compilation, a search for algorithms or the start of loader workers comes there: measure later "
+        "ones",
     )
 
 
-def _behind(subscriber: SubscriberCost) -> Advice | None:
-    missed = {"dropped": subscriber.dropped, "left": subscriber.queued}
-    if subscriber.error or not any(missed.values()):
+def _behind(costs: RunCosts) -> Advice | None:
+    """Return the advice on the subscribers that lost events, or had too many of them left in their queues."""
+    missed = [(each, _missed(each, costs)) for each in costs.subscribers if not each.error]
+    behind = [(each, counts) for each, counts in missed if counts]
+    if not behind:
         return None
-    counts = " and ".join(f"{count:,} {name}" for name, count in missed.items() if count)
-    total = subscriber.delivered + subscriber.failed + sum(missed.values())
+    worst, counts = max(behind, key=lambda found: sum(found[1].values()))
+    total = worst.delivered + worst.failed + worst.dropped + worst.queued
+    text = " and ".join(f"{count:,} {name}" for name, count in counts.items())
+    others = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
     return Advice(
         inf,
-        f"{subscriber.name} does not keep up: of {total:,} events {counts}, each delivery takes "
-        f"{duration(subscriber.busy.mean)}; send it fewer events (every=), let it write many at once "
+        f"{worst.name}{others} does not keep up: of {total:,} events {text}, each delivery takes "
+        f"{duration(worst.busy.mean)}; send it fewer events (every=), let it write many at once "
         '(batch=True), or use offload="process"',
     )
+
+
+def _missed(subscriber: SubscriberCost, costs: RunCosts) -> dict[str, int]:
+    """Return the numbers of events that were dropped or left; in a run under way those that wait on disk."""
+    left = (
+        {"left": subscriber.queued}
+        if costs.complete
+        else {"waiting": min(subscriber.queued, subscriber.spilled)}
+    )
+    return {name: count for name, count in {"dropped": subscriber.dropped, **left}.items() if count}

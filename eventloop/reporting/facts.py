@@ -11,7 +11,7 @@ from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, memory_size, three_digits
 
-OUTSIDE_HANDLERS = "(outside of handlers: loop, events, dispatch)"
+OUTSIDE_HANDLERS = "(outside of handlers)"
 """The row of the time in the hooks phase that no handler took."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
 """The events of an iteration whose handlers do not run within another handler."""

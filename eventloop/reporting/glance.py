@@ -121,13 +121,13 @@ def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS)
     title = on_a_line(f"Run {name}: {state(report)}", width)
     head = [
         title + HINT if len(title + HINT) <= width else title,
-        *_paragraphs("-> ", report.advice, width, 3),
+        *paragraphs("-> ", report.advice, width, 3),
     ]
     known = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
     label = max((len(fact.name) for fact in known), default=0) + GAP
     for fact in known:
         head += _paragraph(fact.name.ljust(label), fact.value, width, 2)
-    head += _paragraphs("", report.notes[:2], width, 2)
+    head += paragraphs("", report.notes[:2], width, 2)
     costs, last = report.costs, _scalars(report, width, label)
     if costs is None:
         return _within(head, last)
@@ -168,7 +168,7 @@ def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS
     """
     inside, outside = fold(costs, inside=True), fold(costs, inside=False)
     few = (rows + 1) // 2
-    first = _not_spread(handlers_table(costs, inside.shown[:rows], least=least))
+    first = handlers_table(costs, inside.shown[:rows], least=least)
     first = _with_others(first, costs, inside, rows)
     second = _with_others(outside_table(costs, outside.shown[:few]), costs, outside, few)
     second = second._replace(header=["outside of the iterations", *second.header[1:]])
@@ -199,13 +199,6 @@ def _with_others(shown: Table, costs: RunCosts, folded: Folded, rows: int) -> Ta
     ]
     row = [sums.get(column, empty[i]) for i, column in enumerate(shown.header)]
     return shown._replace(rows=[*shown.rows, [name, *row[1:]]])
-
-
-def _not_spread(shown: Table) -> Table:
-    """Return a table in which a single call has no time of an iteration."""
-    calls, each = shown.header.index("calls"), shown.header.index("µs/iteration")
-    rows = [[*row[:each], ABSENT if row[calls] == "1" else row[each], *row[each + 1 :]] for row in shown.rows]
-    return shown._replace(rows=rows)
 
 
 def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
@@ -254,7 +247,7 @@ def runs_at_a_glance(
     advice = [
         line
         for name, report in zip(names, reports, strict=True)
-        for line in _paragraphs("-> ", [f"{name}: {line}" for line in report.advice[:1]], width, 2)
+        for line in paragraphs("-> ", [f"{name}: {line}" for line in report.advice[:1]], width, 2)
     ]
 
     def blocks_of(most: int) -> list[list[str]]:
@@ -300,16 +293,17 @@ def _difference(row: Row, run: int) -> str:
 # --- lines -------------------------------------------------------------------------------------------------
 
 
+def paragraphs(begin: str, texts: Sequence[str], width: int, most: int) -> list[str]:
+    """Return texts in lines of at most `width` characters, each in at most `most` lines."""
+    return [line for text in texts for line in _paragraph(begin, text, width, most)]
+
+
 def _paragraph(begin: str, text: str, width: int, most: int) -> list[str]:
     """Return a text in lines of at most `width` characters; those after the first are indented."""
     return wrap(
         begin + on_a_line(text), width, subsequent_indent=" " * len(begin), max_lines=most, placeholder=" …",
         break_on_hyphens=False,
     )  # fmt: skip
-
-
-def _paragraphs(begin: str, texts: Sequence[str], width: int, most: int) -> list[str]:
-    return [line for text in texts for line in _paragraph(begin, text, width, most)]
 
 
 def _first_that_fits(blocks_of: Callable[[int], list[list[str]]]) -> list[list[str]]:

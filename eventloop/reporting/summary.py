@@ -13,13 +13,15 @@ from eventloop.metrics import EventStorage
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import memory_text
-from eventloop.reporting.glance import handler_lines
+from eventloop.reporting.glance import handler_lines, paragraphs
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
 """Characters of an error in a table; the line of its subscriber has the whole error."""
-WIDTH = 120
-"""Characters of a line, except of advice and errors."""
+ADVICE_LINES = 4
+"""Lines of one advice."""
+WIDTH = 100
+"""Characters of a line, except of errors."""
 HANDLERS = 20
 """Rows of handlers."""
 EVERYTHING = "trainer.costs() and `eventloop report --all` have every handler"
@@ -92,9 +94,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
 def summarize(trainer: MeasuredTrainer) -> str:
     """Return the summary of `trainer.summary()` as text."""
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
-    blocks = (
-        ["\n".join(["what to do:", *(f"  {line}" for line in lines)])] if (lines := advice(costs)) else []
-    )
+    lines = paragraphs("  ", advice(costs), WIDTH, ADVICE_LINES)
+    blocks = ["\n".join(["what to do:", *lines])] if lines else []
     memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
     handlers = "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0))
     blocks += [breakdown(trainer) + memory, handlers, EVERYTHING]

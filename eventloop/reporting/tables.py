@@ -179,7 +179,7 @@ def handlers_table(
     columns: list[Column] = [
         ("handler", with_includes),
         *_WHICH,
-        ("µs/iteration", lambda h: _mark(h) + _each(h.seconds, costs, 1e6)),
+        ("µs/iteration", lambda h: ABSENT if h.calls == 1 else _mark(h) + _each(h.seconds, costs, 1e6)),
         ("share", lambda h: f"{h.share * 100:.2f} %" if costs.phases.iterations else ABSENT),
         ("a call", lambda h: duration(h.seconds / h.calls)),
         ("p50", lambda h: _time(h.times, h.times.p50)),

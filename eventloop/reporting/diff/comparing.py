@@ -96,12 +96,18 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
         iteration = _iteration(a, b, difference(_points(first, a), _points(second, b)))
         names = [name for name in {**first, **second} if not _outside_in_both(name, first, second)]
         rows = [_row(name, first, second, iteration) for name in names]
-    rows.sort(key=lambda row: (not row.verdict.startswith("only"), -round(abs(row.difference), 12)))
+    rows.sort(key=_place)
     limit = inf if fail_above is None else fail_above / 100 * iteration
     return Diff(
         a=_run(a, costs[0]), b=_run(b, costs[1]), iteration=iteration, rows=rows, fail_above=fail_above,
         failed=[row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit],
     )  # fmt: skip
+
+
+def _place(row: DiffRow) -> tuple[bool, bool, float]:
+    """Return the order: handlers of one run first, of these the ones in iterations; then the largest."""
+    only = row.verdict.startswith("only")
+    return not only, only and row.kind == "outside", -round(abs(row.difference), 12)
 
 
 def _outside_in_both(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:

@@ -1,4 +1,4 @@
-"""Draw the comparison of two runs for a terminal of 80 columns."""
+"""Draw the comparison of two runs for a terminal."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from eventloop.reporting.diff.series import ITERATION, WARM_UP
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 WIDTH = 80
-"""Characters of a line, but for the paths of the runs; long names are cut, and JSON has the whole names."""
+"""Characters of a line, except the paths of the runs; long names are cut, and JSON has the whole names."""
 LEAST_NAME = 16
+FOLDED = 0.01
+"""Handlers whose difference is noise below this part of an iteration share a line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
 QUIET = frozenset({"noise", "unknown"})
 """Verdicts of rows that are dimmed."""
@@ -25,31 +27,49 @@ class Line(NamedTuple):
     dim: bool = False
 
 
-def diff_lines(diff: Diff, encoding: str = "utf-8") -> list[Line]:
-    """Return the two runs, a row for each phase and handler, and what the figures are.
+def diff_lines(
+    diff: Diff, encoding: str = "utf-8", *, width: int = WIDTH, everything: bool = False
+) -> list[Line]:
+    """Return the two runs, a row for each phase and handler, and an explanation of the figures.
 
     Args:
         encoding: that of the output; characters that it lacks are replaced.
+        width: characters of a line.
+        everything: whether handlers that differ by noise below 1 % of an iteration have rows, too.
     """
-    cells = [_cells(row, diff.iteration) for row in diff.rows]
+    shown = [row for row in diff.rows if everything or not _is_folded(row, diff.iteration)]
+    cells = [_cells(row, diff) for row in shown]
     others = sum(2 + max(map(len, column)) for column in list(zip(HEADER, *cells, strict=True))[1:])
     for row in cells:
-        row[0] = on_a_line(row[0], max(LEAST_NAME, WIDTH - others))
+        row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
     head, rule, *rows = _in(encoding, table(HEADER, cells, right=(1, 2, 3, 4))).splitlines()
-    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, diff.rows, strict=True)]
+    drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
+    if folded := len(diff.rows) - len(shown):
+        text = f"{folded} more handlers differ by noise below {FOLDED:.0%} of an iteration (--all shows them)"
+        drawn.append(Line(text, dim=True))
     return [
         *map(Line, (_run("A", diff.a), _run("B", diff.b), "", head, rule)),
         *drawn,
         Line(""),
-        *map(Line, _notes(diff)),
+        *map(Line, _notes(diff, width)),
     ]
+
+
+def _is_folded(row: DiffRow, iteration: float) -> bool:
+    return row.kind == "handler" and row.verdict in QUIET and abs(row.difference) < FOLDED * iteration
 
 
 def gate_line(diff: Diff) -> str:
     """Return the result of the gate on one line, with the rows that are above the limit."""
     limit = f"{diff.fail_above:g} % of an iteration"
     if not diff.failed:
-        return f"--fail-above: no row is slower by more than {limit}, of which {_noise(diff)} are noise"
+        passed = f"--fail-above: no row is slower by more than {limit}"
+        if _noise(diff) > (diff.fail_above or 0.0) / 100:
+            return (
+                f"{passed}, but a slower iteration could not be told: {_noise_text(diff)}; train longer, or "
+                "on a quieter machine"
+            )
+        return passed
     each = [
         f"{row.name} by {_percent(row.difference, diff.iteration)} % ({_interval(row, diff.iteration)})"
         for row in diff.rows
@@ -72,7 +92,14 @@ def _run(letter: str, run: DiffRun) -> str:
     return on_a_line(f"{letter}  {run.run}  {run.iterations:,} iterations{state}")
 
 
-def _cells(row: DiffRow, iteration: float) -> list[str]:
+def _cells(row: DiffRow, diff: Diff) -> list[str]:
+    iteration = diff.iteration
+    if row.kind == "outside":  # a call now and then has no time of an iteration
+        runs = ((row.a, diff.a), (row.b, diff.b))
+        whole = [
+            ABSENT if each is None else f"{duration(each * run.iterations)} in all" for each, run in runs
+        ]
+        return [row.name, *whole, ABSENT, ABSENT, row.verdict]
     return [
         row.name,
         *(ABSENT if seconds is None else duration(seconds) for seconds in (row.a, row.b)),
@@ -93,17 +120,20 @@ def _percent(seconds: float, iteration: float) -> str:
     return f"{percent:+.1f}" if abs(percent) < 1000 or not isfinite(percent) else f"{percent:+.3g}"
 
 
-def _notes(diff: Diff) -> list[str]:
+def _notes(diff: Diff, width: int) -> list[str]:
     text = (
         f"Times of an iteration, without the first {WARM_UP:.0%} of a run: the lower decile of the trend's "
         "points, or their mean where work is rare. B - A is in percent of an iteration of A. Noise: the "
         f"interval contains 0, or the difference is below {LEAST:.1%} of an iteration, or below what the row "
-        f"differs within a run. Of an iteration {_noise(diff)} are noise."
+        f"differs within a run. Of whole iterations, {_noise_text(diff)}."
     )
-    return wrap(text, WIDTH)
+    return wrap(text, width)
 
 
-def _noise(diff: Diff) -> str:
-    """Return how much of an iteration is noise between the two runs."""
-    noise = next(row.noise for row in diff.rows if row.name == ITERATION) or 0.0
-    return f"up to {noise / diff.iteration * 100:.1f} %"
+def _noise(diff: Diff) -> float:
+    """Return the part of an iteration below which a difference of whole iterations is noise."""
+    return (next(row.noise for row in diff.rows if row.name == ITERATION) or 0.0) / diff.iteration
+
+
+def _noise_text(diff: Diff) -> str:
+    return f"differences below {_noise(diff) * 100:.1f} % are noise in these runs"
