@@ -97,6 +97,11 @@ class Hook(Points):
         get_priority(cls.priority)
         if cls.budget_us is not None:
             check_budget(cls.__name__, cls.budget_us)
+        if "offload" in vars(cls):
+            raise TypeError(
+                f"{cls.__name__}.offload has no effect, because hooks run on the training thread: make the "
+                "method `async def (self, event)`, or use a Writer, which runs in the background"
+            )
         cls._points = _overridden_points(cls)
 
     def attach(self, bus: Bus) -> None:

@@ -45,6 +45,8 @@ class AssembledTrainer(Protocol):
         """True when the run is measured in epochs."""
 
 
+FOREIGN = frozenset({"lightning", "pytorch_lightning", "transformers", "ignite", "mmengine"})
+"""Packages whose callbacks `Foreign` runs."""
 DEFAULT_HOOKS = {
     "runtime_info": "RuntimeInfoHook",
     "optimizer": "OptimizerHook",
@@ -197,6 +199,12 @@ def _check_attachable(candidate: Any, what: str) -> None:
                 return
             name = type(candidate).__name__
             raise TypeError(f"expected a {what}, got {name}, which is a {kind}: it goes to {kind}s=[...]")
+    packages = {base.__module__.partition(".")[0] for base in type(candidate).__mro__}
+    if theirs := ", ".join(packages & FOREIGN):
+        raise TypeError(
+            f"expected a {what}, got {type(candidate).__name__} of {theirs}: wrap it, "
+            f"eventloop.bridges.foreign.Foreign({type(candidate).__name__}(...))"
+        )
     raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
 
 

@@ -2,8 +2,8 @@
 
     python train.py                       # Ctrl-C stops it with a checkpoint
     python train.py --resume              # goes on where it stopped, in the middle of an epoch too
-    tensorboard --logdir runs/first
-    eventloop report runs/first           # where the time went
+    tensorboard --logdir runs/start
+    eventloop report runs/start           # where the time went
 
 It needs pip install torchmetrics tensorboard rich.
 """
@@ -11,6 +11,7 @@ It needs pip install torchmetrics tensorboard rich.
 from __future__ import annotations
 
 import argparse
+from contextlib import suppress
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ CLASSES = 2
 
 def load_data(samples: int) -> Dataset[tuple[torch.Tensor, ...]]:
     """Return images of 8x8 pixels with one bright row (class 0) or column (class 1), and their classes."""
-    images, target = 0.5 * torch.rand(samples, 1, 8, 8), torch.randint(CLASSES, (samples,))
+    images, target = 2.0 * torch.rand(samples, 1, 8, 8), torch.randint(CLASSES, (samples,))
     for image, kind, at in zip(images[:, 0], target, torch.randint(8, (samples,)), strict=True):
         (image if kind == 0 else image.T)[at] += 0.5
     return TensorDataset(images, target)
@@ -41,8 +42,8 @@ def build_model() -> nn.Module:
 
 def build_trainer(epochs: int, work_dir: str) -> Trainer:
     """Return a trainer with AdamW, warm-up and cosine, clipping, bfloat16, and an average of the weights."""
-    train = DataLoader(load_data(512), batch_size=32, shuffle=True, drop_last=True)
-    val = DataLoader(load_data(128), batch_size=64)
+    train = DataLoader(load_data(8192), batch_size=32, shuffle=True, drop_last=True)
+    val = DataLoader(load_data(1024), batch_size=64)
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
     warmup, steps = len(train), epochs * len(train)  # in iterations: the trainer steps schedules after each
@@ -69,7 +70,7 @@ def build_trainer(epochs: int, work_dir: str) -> Trainer:
             AmpOptimizerHook(dtype="bfloat16", grad_clip={"max_norm": 1.0}),
             EMAHook(momentum=0.05),
             CheckpointHook(interval=1, max_keep_ckpts=2, save_best="accuracy"),
-            EarlyStoppingHook(monitor="accuracy", patience=3),
+            EarlyStoppingHook(monitor="accuracy", patience=5),
         ],
         writers=[ConsoleWriter(), JSONLWriter(), TensorBoardWriter()],
     )
@@ -79,7 +80,7 @@ def main() -> None:
     """Read the command line and train."""
     parser = argparse.ArgumentParser(description="Train a classifier.")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--work-dir", default="runs/first")
+    parser.add_argument("--work-dir", default="runs/start")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -87,8 +88,12 @@ def main() -> None:
     seed_everything(options.seed)
     trainer = build_trainer(options.epochs, options.work_dir)
     if options.resume:
-        trainer.resume("auto", changed="apply")  # with settings that were edited meanwhile
-    trainer.train()
+        with suppress(FileNotFoundError):  # the first start
+            trainer.resume("auto", changed="apply")  # with settings that were edited meanwhile
+    try:
+        trainer.train()
+    except KeyboardInterrupt:  # Ctrl-C, after a checkpoint
+        print(trainer.where_to_resume)
     print(trainer.summary())
 
 

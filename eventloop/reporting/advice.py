@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import NamedTuple
 
-from eventloop.costs.records import DeviceRead, HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.records import IN_ITERATION, DeviceRead, HandlerCost, RunCosts, SubscriberCost
 from eventloop.costs.shares import own_seconds
 from eventloop.costs.trend import trend, usual
 from eventloop.util.formatting import duration, share
@@ -95,6 +95,16 @@ def _explains(read: DeviceRead | None, dominant: HandlerCost, costs: RunCosts) -
     return read.seconds >= own_seconds(dominant, costs.phases) / 2
 
 
+def _options(cost: HandlerCost) -> str:
+    """Return how a handler works less often; callbacks of other engines have options of their own."""
+    if cost.event not in IN_ITERATION or cost.name.endswith(")"):
+        return ""
+    return (
+        " (every=, @on(every=...), or its interval), or, if it needs no trainer, in the background "
+        '(offload="process")'
+    )
+
+
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
     seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
@@ -104,7 +114,7 @@ def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
     return Advice(
         seconds,
         f"{cost.name} takes {share(seconds, costs.phases.wall)} of the iterations, {calls}; let it work less "
-        'often (every=, or its interval), or in the background (offload="process")',
+        f"often{_options(cost)}",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.costs.records import HandlerCost, Memory, Phases, RunCosts, SubscriberCost
+from eventloop.costs.records import IN_ITERATION, HandlerCost, Memory, Phases, RunCosts, SubscriberCost
 from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, memory_size, three_digits
@@ -154,7 +154,12 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     between them, such as `after_backward`, are not added: they run within that handler, and its time
     includes theirs.
     """
-    handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST)
+    foreign = [
+        c for c in costs if c.in_iteration and c.event not in IN_ITERATION
+    ]  # another engine's callbacks
+    handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST) + sum(
+        c.seconds for c in foreign
+    )
     apart = {phase for cost in costs for phase in cost.includes}
     rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in apart))
     return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

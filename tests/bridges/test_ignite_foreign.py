@@ -29,7 +29,7 @@ from ignite.metrics import Accuracy, RunningAverage
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.ignite.foreign import evaluates
-from tests.support.trainers import batches, tiny_model
+from tests.support.trainers import batches, build_trainer, tiny_model
 
 Seen = list[Any]
 Attach = Callable[[Engine, torch.nn.Module, torch.optim.Optimizer, Seen, Path], object]
@@ -243,3 +243,9 @@ def test_bad_arguments() -> None:
         Foreign(profiled)
     with pytest.raises(ValueError, match='mode must be "val" or "test", got \'train\''):
         evaluates(engine, "train")
+
+
+def test_an_engine_among_the_hooks(tmp_path: Path) -> None:
+    """An object of another system in `hooks` is refused with the name of its wrapper."""
+    with pytest.raises(TypeError, match=r"expected a hook, got Engine of ignite: wrap it, .*Foreign\(Engine"):
+        build_trainer(tmp_path, hooks=[Engine(never_run)])
