@@ -76,3 +76,13 @@ def test_config_sets_the_priority(make_trainer: Make) -> None:
     assert rows["CountHook.after_train_iter"] == 90
     with pytest.raises(ValueError, match="unknown priority name 'VERYLOW': did you mean VERY_LOW"):
         make_trainer(hooks=[{"type": "CountHook", "priority": "VERYLOW"}])
+
+
+def test_a_hook_has_no_offload() -> None:
+    """A class attribute that would have no effect is refused where it is written."""
+    with pytest.raises(TypeError, match=r"Away.offload has no effect, .* async def"):
+
+        class Away(Hook):
+            offload = "process"
+
+            def after_train_iter(self, trainer: Any, event: Any) -> None: ...
