@@ -80,7 +80,7 @@ def test_config_sets_the_priority(make_trainer: Make) -> None:
 
 def test_a_hook_has_no_offload() -> None:
     """A class attribute that would have no effect is refused where it is written."""
-    with pytest.raises(TypeError, match=r"Away.offload has no effect, .* async def"):
+    with pytest.raises(TypeError, match=r"Away.offload has no effect, .*async def"):
 
         class Away(Hook):
             offload = "process"
