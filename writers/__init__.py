@@ -16,6 +16,7 @@ from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from eventloop.writers.visdom_writer import VisdomWriter
+from eventloop.writers.wandb_writer import WandbWriter
 from eventloop.writers.writer import Writer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "JSONLWriter",
     "TensorBoardWriter",
     "VisdomWriter",
+    "WandbWriter",
     "Writer",
     "read_jsonl",
     "trace_graph",
