@@ -13,6 +13,7 @@ from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.image_files import ImageFileWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
+from eventloop.writers.mlflow_writer import MLflowWriter
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from eventloop.writers.visdom_writer import VisdomWriter
@@ -25,6 +26,7 @@ __all__ = [
     "EventLogWriter",
     "ImageFileWriter",
     "JSONLWriter",
+    "MLflowWriter",
     "TensorBoardWriter",
     "VisdomWriter",
     "WandbWriter",
