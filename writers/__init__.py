@@ -16,6 +16,7 @@ from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.mlflow_writer import MLflowWriter
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
+from eventloop.writers.trackio_writer import TrackioWriter
 from eventloop.writers.visdom_writer import VisdomWriter
 from eventloop.writers.wandb_writer import WandbWriter
 from eventloop.writers.writer import Writer
@@ -28,6 +29,7 @@ __all__ = [
     "JSONLWriter",
     "MLflowWriter",
     "TensorBoardWriter",
+    "TrackioWriter",
     "VisdomWriter",
     "WandbWriter",
     "Writer",
