@@ -14,6 +14,7 @@ from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.image_files import ImageFileWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
 from eventloop.writers.mlflow_writer import MLflowWriter
+from eventloop.writers.opentelemetry_writer import OpenTelemetryWriter
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from eventloop.writers.trackio_writer import TrackioWriter
@@ -28,6 +29,7 @@ __all__ = [
     "ImageFileWriter",
     "JSONLWriter",
     "MLflowWriter",
+    "OpenTelemetryWriter",
     "TensorBoardWriter",
     "TrackioWriter",
     "VisdomWriter",
