@@ -34,10 +34,10 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
-from eventloop.util.file_lock import lock_file
 from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import check_offload
+from eventloop.writers.file_lock import lock_file
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")

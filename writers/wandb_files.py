@@ -7,13 +7,12 @@ be missing.
 
 from __future__ import annotations
 
+import json  # reads NaN, which msgspec refuses
 import struct
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 BLOCK = 32 * 1024
 _PREFIX = 7
@@ -30,7 +29,7 @@ def read_history(folder: Path, run_id: str) -> Iterator[dict[str, Any]]:
     """
     for record in read_records(folder, run_id):
         if record.WhichOneof("record_type") == "history":
-            yield {_name(item): msgspec.json.decode(item.value_json) for item in record.history.item}
+            yield {_name(item): json.loads(item.value_json) for item in record.history.item}
 
 
 def read_records(folder: Path, run_id: str) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,15 @@ def test_every_value_is_a_point_with_a_step(attach: Attach, collector: Collector
     attributes = {a.key: a.value.string_value or a.value.int_value for a in resource.attributes}
     assert (attributes["service.name"], attributes["eventloop.rank"]) == ("digits", 1)
     assert {headers["authorization"] for headers in collector.headers} == {KEY}
+
+
+def test_values_that_are_not_finite_come_back(attach: Attach, collector: Collector) -> None:
+    """A gauge may have any float."""
+    values = (math.nan, math.inf, -math.inf)
+
+    write(attach(make(collector)), *(train(s, loss=v)[0] for s, v in enumerate(values, start=1)), AfterRun())
+
+    assert repr([value for _, _, value in collector.points()]) == "[nan, inf, -inf]"
 
 
 def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: Collector) -> None:

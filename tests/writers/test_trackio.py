@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import math
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,18 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, folder: Path) -> None:
     with sqlite3.connect(folder / "digits.db") as db:
         assert db.execute("SELECT count(DISTINCT run_id) FROM metrics").fetchone() == (1,)
     db.close()
+
+
+@pytest.mark.slow
+def test_values_that_are_not_finite_come_back(attach: Attach) -> None:
+    """trackio's own reader returns them, and a resumed run can read the database."""
+    values = (math.nan, math.inf, -math.inf)
+    write(attach(make()), *(train(step, loss=value)[0] for step, value in enumerate(values, start=1)))
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3, 4), AfterRun())
+
+    storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+    logs = storage.get_logs("digits", run=storage.get_runs("digits")[0])
+    assert repr([row["train/loss"] for row in logs]) == "[nan, inf, -inf, 1.0]"
 
 
 @pytest.mark.slow

@@ -70,6 +70,16 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_values_that_are_not_finite_come_back(attach: Attach, tmp_path: Path) -> None:
+    """They are kept, and a resumed run can read the file."""
+    values = (math.nan, math.inf, -math.inf)
+    write(attach(make()), *(train(step, loss=value)[0] for step, value in enumerate(values, start=1)))
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3, 4), AfterRun())
+
+    assert repr([value for _, _, value in points(tmp_path)]) == "[nan, inf, -inf, 1]"
+
+
+@pytest.mark.slow
 def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_path: Path) -> None:
     """Images, histograms and texts are in the history; config, facts and the best value in the run."""
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
