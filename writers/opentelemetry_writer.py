@@ -137,10 +137,10 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._send_again(known)
 
     def send(self, events: list[Timed]) -> None:
-        self._requests += self._requests_of(events[self._made :])
-        if self._made < len(events):
+        new, self._made = events[self._made :], len(events)
+        if new:
+            self._requests += self._requests_of(new)
             self._note_in_flight()
-        self._made = len(events)
         while self._requests:
             self._client.post(*self._requests[0])
             del self._requests[0]

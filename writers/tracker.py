@@ -108,7 +108,7 @@ class TrackerWriter(Writer):
 
     @abstractmethod
     def send(self, events: list[Timed]) -> None:
-        """Write events. After an error they are passed again."""
+        """Write events. After an error those that are left in the list are passed again, with later ones."""
 
     def end(self, status: str) -> None:
         """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
@@ -121,6 +121,7 @@ class TrackerWriter(Writer):
 
     def open(self, run: Run) -> None:
         self._work_dir = Path(run.work_dir)
+        self._ended, self._preempted, self._error = None, False, ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
             self._known = self.connect(run, _load(self._state_path))
@@ -244,8 +245,11 @@ class TrackerWriter(Writer):
 
     def _save(self) -> None:
         """Write the state file. A kill of the process leaves the old one or the new one."""
-        with replacing(self._state_path, durable=False) as file:
-            file.write(msgspec.json.encode(self._known))
+        try:
+            with replacing(self._state_path, durable=False) as file:
+                file.write(msgspec.json.encode(self._known))
+        except OSError as error:  # the events are written: to pass them again would write them twice
+            self.tell("state", f"{self._state_path} cannot be written: {error}")
 
     def _status(self) -> str:
         if self._ended is None or self._preempted or "KeyboardInterrupt" in (self._ended.error or ""):

@@ -43,7 +43,9 @@ def is_whole(folder: Path, run_id: str) -> bool:
 
     wandb writes the last block shortly after `run.finish` has returned.
     """
-    with open(_files(folder, run_id)[-1], "rb") as file:
+    if not (files := _files(folder, run_id)):  # as with WANDB_MODE=disabled
+        return True
+    with open(files[-1], "rb") as file:
         begin = max(0, file.seek(0, 2) - 1) // BLOCK * BLOCK
         file.seek(begin or _PREFIX)
         return any(r.WhichOneof("record_type") == "exit" for r in _parsed(file.read(), begin or _PREFIX))

@@ -16,6 +16,7 @@ from eventloop.events import (
     BeforeRun,
     BeforeTrain,
     CheckpointSaved,
+    Event,
     HistogramLogged,
     ImageLogged,
     PreemptionRequested,
@@ -132,20 +133,28 @@ class WandbWriter(TrackerWriter):
         return Known(run_id, last or known.last)
 
     def send(self, events: list[Timed]) -> None:
-        for when, event in events:
-            match event:
-                case ScalarsLogged():
-                    row = {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
-                    self._log(when, event.mode, event.step, row)
-                    self._note_best(row, event.step)
-                case TextLogged():
-                    self._log(when, event.mode, event.step, {key_of(event): event.text})
-                case ImageLogged() | HistogramLogged():
-                    self._log_media(when, event)
-                case RunInfo():
-                    self._run.config.update({"eventloop": event.info}, allow_val_change=True)
-                case CheckpointSaved() if self.checkpoints:
-                    self._send_checkpoint(event)
+        done = 0
+        try:
+            for when, event in events:
+                self._send(when, event)
+                done += 1
+        finally:
+            del events[:done]  # W&B would have a second row of each
+
+    def _send(self, when: float, event: Event) -> None:
+        match event:
+            case ScalarsLogged():
+                row = {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+                self._log(when, event.mode, event.step, row)
+                self._note_best(row, event.step)
+            case TextLogged():
+                self._log(when, event.mode, event.step, {key_of(event): event.text})
+            case ImageLogged() | HistogramLogged():
+                self._log_media(when, event)
+            case RunInfo():
+                self._run.config.update({"eventloop": event.info}, allow_val_change=True)
+            case CheckpointSaved() if self.checkpoints:
+                self._send_checkpoint(event)
 
     def end(self, status: str) -> None:
         run, self._run = self._run, None

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,13 @@ from eventloop import replay
 from eventloop.bus import Bus
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain, Event, PreemptionRequested, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.writers import EventLogWriter
+from eventloop.writers import (
+    EventLogWriter,
+    MLflowWriter,
+    OpenTelemetryWriter,
+    TrackioWriter,
+    WandbWriter,
+)
 from eventloop.writers import tracker as tracker_module
 from eventloop.writers.tracker import Known, Timed, TrackerWriter
 from tests.writers.conftest import Account, Attach, emit, train, val, write
@@ -224,6 +233,43 @@ def test_what_is_no_number_is_told_once(attach: Attach, caplog: pytest.LogCaptur
     assert [r.getMessage() for r in caplog.records] == [
         "Tracker: train/note is left out: expected a number, got str"
     ]
+
+
+@pytest.mark.parametrize(
+    ("writer", "arguments", "module", "extra"),
+    [
+        (WandbWriter, {"project": "digits"}, "wandb", "wandb"),
+        (MLflowWriter, {"tracking_uri": "sqlite:///x.db"}, "mlflow", "mlflow"),
+        (TrackioWriter, {"project": "digits"}, "trackio", "trackio"),
+        (OpenTelemetryWriter, {"endpoint": "http://localhost:4318"}, "opentelemetry", "otlp"),
+    ],
+)
+def test_a_missing_library_names_its_extra(
+    writer: Callable[..., Any],
+    arguments: dict[str, str],
+    module: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The error comes where the writer is made, with the command that installs the library."""
+    for name in [*sys.modules]:
+        if name.startswith(f"{module}."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+
+    with pytest.raises(
+        ImportError, match=rf"{writer.__name__} needs .*: pip install 'torch-eventloop\[{extra}\]'"
+    ):
+        writer(**arguments)
+
+
+def test_the_package_imports_no_library_of_a_tracker() -> None:
+    """Only a writer that is made imports its library."""
+    program = "import sys, eventloop.writers; print({*sys.modules} & {'wandb', 'mlflow', 'trackio', 'opentelemetry'})"
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "set()\n"
 
 
 def test_a_damaged_file_of_the_run_is_named(attach: Attach, account: Account, tmp_path: Path) -> None:
