@@ -18,6 +18,7 @@ from eventloop.writers import CSVWriter, EventLogWriter, ImageFileWriter, JSONLW
 NEEDED: dict[str, Any] = {
     "model": torch.nn.Linear(1, 1), "data_loader": [], "inputs": torch.zeros(1, 1), "monitor": "acc", "step": 3, "gamma": 0.5,
     "max_lr": 1.0, "min_lr": 0.1, "min_momentum": 0.1, "periods": [9],
+    "project": "digits", "tracking_uri": "sqlite:///x.db",
 }  # fmt: skip
 """What has no default, or one that is not enough, by its name: values that are right."""
 

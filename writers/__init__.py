@@ -13,9 +13,13 @@ from eventloop.writers.csv_writer import CSVWriter
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.image_files import ImageFileWriter
 from eventloop.writers.jsonl import JSONLWriter, read_jsonl
+from eventloop.writers.mlflow_writer import MLflowWriter
+from eventloop.writers.opentelemetry_writer import OpenTelemetryWriter
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
+from eventloop.writers.trackio_writer import TrackioWriter
 from eventloop.writers.visdom_writer import VisdomWriter
+from eventloop.writers.wandb_writer import WandbWriter
 from eventloop.writers.writer import Writer
 
 __all__ = [
@@ -24,8 +28,12 @@ __all__ = [
     "EventLogWriter",
     "ImageFileWriter",
     "JSONLWriter",
+    "MLflowWriter",
+    "OpenTelemetryWriter",
     "TensorBoardWriter",
+    "TrackioWriter",
     "VisdomWriter",
+    "WandbWriter",
     "Writer",
     "read_jsonl",
     "trace_graph",

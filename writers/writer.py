@@ -78,6 +78,9 @@ class Writer:
     name: str | None = None
     """The name in reports, by default that of the class. Two writers of a class on a bus need two names."""
 
+    secret_arguments: ClassVar[tuple[str, ...]] = ()
+    """The keyword arguments of the constructor that are written to no file, such as keys."""
+
     _opened = False
     _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last
     _made_with: functools.partial[Any] | None = None  # makes a writer with the same constructor arguments

@@ -30,6 +30,10 @@ TARGETS = {
     "jsonl": "JSONLWriter",
     "csv": "CSVWriter",
     "console": "ConsoleWriter",
+    "wandb": "WandbWriter",
+    "mlflow": "MLflowWriter",
+    "trackio": "TrackioWriter",
+    "otlp": "OpenTelemetryWriter",
 }
 OUTPUT_ATTRIBUTES = {
     "JSONLWriter": "filename",
@@ -64,17 +68,22 @@ def add_parser(commands: Any) -> None:
         description="Without --to, deliver the events that the run's writers had not received at its end; "
         "only for a run that you trust, because its folder says with which arguments each writer is made. "
         "With --to, write the events of the run's event log with another writer.", epilog=EXIT_CODES,
-        usage="%(prog)s [-h] RUN [--to TARGET] [--only EVENT [EVENT ...]] [--import MODULE] [--out DIR] "
-        "[--traceback]",
+        usage="%(prog)s [-h] RUN [--to TARGET] [--set NAME=TEXT] [--only EVENT [EVENT ...]] "
+        "[--import MODULE] [--out DIR] [--traceback]",
     )  # fmt: skip
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its event log")
     parser.add_argument(
         "--to", metavar="TARGET",
-        help=f"{', '.join(TARGETS)}, or the class name of another writer that needs no arguments",
+        help=f"{', '.join(TARGETS)}, or the class name of another writer",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", action="extend", metavar="EVENT",
         help='names of events, such as scalars_logged; "*" for all; put RUN before --only',
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="NAME=TEXT", type=_argument,
+        help="an argument of the writer, such as project=digits; may be repeated; keys are taken from the "
+        "environment",
     )  # fmt: skip
     parser.add_argument(
         "--import", dest="modules", action="append", default=[], metavar="MODULE",
@@ -201,7 +210,7 @@ def _prepare(options: argparse.Namespace) -> Job:
     for module in options.modules:
         _import(module)
     _check_events(options.only or [])
-    writer = _make_writer(options.to, options.only)
+    writer = _make_writer(options.to, options.only, dict(options.settings))
     if options.to == "console" and options.out is not None:
         raise ValueError(
             "--out is for targets that write files, and the console writes none: leave --out out"
@@ -277,21 +286,28 @@ def _is_a(name: str, writer: Sink) -> bool:
     return cls is not None and isinstance(writer, cls)
 
 
-def _make_writer(target: str, only: list[str] | None) -> Sink:
+def _argument(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"expected NAME=TEXT, such as project=digits, got {text!r}")
+    return name, value
+
+
+def _make_writer(target: str, only: list[str] | None, arguments: dict[str, str]) -> Sink:
     from eventloop.events.base import event_name
     from eventloop.events.catalogue import find_event, several
-    from eventloop.registry import WRITERS
+    from eventloop.registry import WRITERS, build
     from eventloop.util.suggest import suggest
 
     cls: Any = WRITERS.find(TARGETS.get(target, target))
     if not isinstance(cls, type) or target == "Writer":
         raise ValueError(f"unknown target {target!r}{suggest(target, [*TARGETS, *WRITERS.names()])}")
+    options: dict[str, Any] = {"type": cls, **arguments}
     if target == "console":
-        made: Sink = cls(progress=False)
+        options["progress"] = False
     elif target == "jsonl" and only:
-        made = cls(events=only)
-    else:
-        made = cls()
+        options["events"] = only
+    made: Sink = build(options)
     events = several(made.events)
     if only and "*" not in (*only, *events):
         taken = {find_event(event) for event in events}

@@ -23,6 +23,7 @@ import msgspec
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
+from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
@@ -64,6 +65,14 @@ class Sink(Protocol):
 
     def close(self) -> None:
         """Release resources; called at the end, also after an error."""
+
+
+@runtime_checkable
+class TimedSink(Protocol):
+    """A destination that takes the times of the log, as trackers need them."""
+
+    def write_timed(self, events: list[tuple[float, Event]]) -> None:
+        """Take events in order, each with the Unix time at which it was logged."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -313,7 +322,8 @@ def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> t
                     writer.open(facts)
                 opened = True
             for writer, kinds in zip(writers, wanted, strict=True):
-                _feed(writer, events if kinds is None else [e for e in events if type(e) in kinds])
+                wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
+                _feed(writer, wanted_here)
             count = len(events) if everything else sum(type(event) in taken for event in events)
             emitted += count
             left_out += len(events) - count
@@ -329,7 +339,11 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
     return None if "*" in events else frozenset(find_event(event) for event in events)
 
 
-def _feed(writer: Sink, events: list[Event]) -> None:
+def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
+    if isinstance(writer, TimedSink):
+        writer.write_timed([(record.time, record.event) for record in records])
+        return
+    events = [record.event for record in records]
     if not writer.batch:
         for event in events:
             writer.write(event)

@@ -46,6 +46,7 @@ class Recipe(msgspec.Struct, frozen=True):
     module: str = ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
+    """Without the writer's `secret_arguments`, which it then takes from the environment."""
 
 
 def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
@@ -97,6 +98,7 @@ class _Undelivered:
             if name == (writer.name or cls.__name__) and WRITERS.find(cls.__name__) is cls:
                 made, _ = writer.worker_recipe()
                 args, kwargs = (made.args, made.keywords) if isinstance(made, partial) else ((), {})
+                kwargs = {key: value for key, value in kwargs.items() if key not in cls.secret_arguments}
                 with suppress(TypeError, ValueError):
                     plain = msgspec.json.decode(msgspec.json.encode([args, kwargs], enc_hook=_plain_value))
                     return Recipe(name, cls.__name__, cls.__module__, *plain)

@@ -212,8 +212,9 @@ CLASSES = _table(
     ("JSONWriter", "JSONLWriter"),
     ("CSVLogger", "CSVWriter"),
     ("VisdomLogger VisdomVisBackend", "VisdomWriter"),
-    ("WandbLogger WandBLogger WandbLoggerHook WandbVisBackend CometLogger NeptuneLogger", _OWN),
-    ("ClearMLLogger ClearMLLoggerHook MLFlowLogger MlflowLoggerHook MLflowVisBackend", _OWN),
+    ("WandbLogger WandBLogger WandbLoggerHook WandbVisBackend", "WandbWriter"),
+    ("MLFlowLogger MlflowLoggerHook MLflowVisBackend", "MLflowWriter"),
+    ("CometLogger NeptuneLogger ClearMLLogger ClearMLLoggerHook", _OWN),
 )  # fmt: skip
 """Classes and functions of the other systems."""
 

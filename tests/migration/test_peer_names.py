@@ -69,7 +69,8 @@ def from_config(**config: Any) -> object:
         (from_config, {"type": "CheckpointHook", "save_top_k": 3}, "'save_top_k': use keep_best="),
         (from_config, {"type": "EMAHook", "decay": 0.999}, "no argument 'decay': use momentum=.* 1 - decay"),
         (from_config, {"type": "LoggerHook", "intervall": 2}, "'intervall': did you mean 'interval'"),
-        (from_config, {"type": "WandbLogger"}, "unknown type 'WandbLogger': use a Writer of your own"),
+        (from_config, {"type": "WandbLogger"}, "unknown type 'WandbLogger': use WandbWriter"),
+        (from_config, {"type": "CometLogger"}, "unknown type 'CometLogger': use a Writer of your own"),
         (from_config, {"type": "ModelCheckpoint"}, r"unknown type 'ModelCheckpoint': use CheckpointHook\("),
         (from_config, {"type": "EvalHook"}, "unknown type 'EvalHook': use val_loader="),
     ],
@@ -87,7 +88,7 @@ def test_names_of_other_hooks_are_explained(
     [
         ("eventloop", "Runner", "Trainer from eventloop"),
         ("eventloop.hooks", "ModelCheckpoint", r"CheckpointHook\(interval=\.\.\., save_best=\.\.\.\)"),
-        ("eventloop.writers", "WandbLogger", "a Writer of your own"),
+        ("eventloop.writers", "WandbLogger", "WandbWriter"),
     ],
 )
 def test_an_import_is_explained(package: str, name: str, message: str) -> None:

@@ -67,7 +67,10 @@ class FailingQueue(SubscriberQueue):
         self.last_error = f"{error_text(error)} (in {what})"
         if self.options.on_error == "raise":
             error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
-        logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
+        if isinstance(error, UnavailableError):
+            logger.warning("background subscriber %s failed in %s: %s", self.name, what, error)
+        else:
+            logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)
         self._report(self, error, None, 0.0)
 
     @abstractmethod

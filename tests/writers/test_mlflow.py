@@ -1,0 +1,182 @@
+"""MLflowWriter: what MLflow's own client finds in a database."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from eventloop.events import (
+    AfterRun,
+    BeforeTrain,
+    CheckpointSaved,
+    ImageLogged,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.writers import MLflowWriter
+from tests.writers.conftest import Account, Attach, emit, train, val, write
+
+if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
+    pytest.skip(
+        "mlflow is not installed, so MLflowWriter is NOT tested: pip install 'torch-eventloop[mlflow]'",
+        allow_module_level=True,
+    )
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def uri(folder: Path) -> str:
+    return f"sqlite:///{folder}/mlflow.db"
+
+
+def make(folder: Path, **options: Any) -> MLflowWriter:
+    return MLflowWriter(uri(folder), "digits", **{"offload": "thread", **options})
+
+
+def the_run(folder: Path) -> Any:
+    """The run of the work dir, as MLflow's client returns it."""
+    return client(folder).get_run(msgspec.json.decode((folder / "mlflow_run.json").read_bytes())["id"])
+
+
+def client(folder: Path) -> Any:
+    return importlib.import_module("mlflow").MlflowClient(uri(folder))
+
+
+def history(folder: Path, key: str) -> list[tuple[int, float]]:
+    found = client(folder).get_metric_history(the_run(folder).info.run_id, key)
+    return [(metric.step, metric.value) for metric in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", ["thread", "process"])
+def test_every_value_is_in_the_database(attach: Attach, tmp_path: Path, offload: str) -> None:
+    """Each value has its mode, name and step, in more than one batch, and the run is FINISHED."""
+    names = [f"m{i}" for i in range(30)]
+    events = [ScalarsLogged(step=step, scalars=dict.fromkeys(names, step / 4)) for step in range(1, 51)]
+
+    write(attach(make(tmp_path, offload=offload)), *events, val(50, acc=math.nan), AfterRun())
+
+    assert history(tmp_path, "train/m29") == [(step, step / 4) for step in range(1, 51)]
+    ((step, value),) = history(tmp_path, "val/acc")
+    assert step == 50
+    assert math.isnan(value)
+    assert the_run(tmp_path).info.status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> None:
+    """A killed run goes on as the same run, and steps that are run again keep their first values."""
+    write(attach(make(tmp_path)), BeforeTrain(), *train(1, 2, 3, loss=1.0))
+    assert the_run(tmp_path).info.status == "KILLED"
+    first = the_run(tmp_path).info.run_id
+
+    write(
+        attach(make(tmp_path), start_iter=2),
+        BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun(error="ValueError: no"),
+    )  # fmt: skip
+
+    assert the_run(tmp_path).info.run_id == first
+    assert history(tmp_path, "train/loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
+    assert the_run(tmp_path).info.status == "FAILED"
+
+
+@pytest.mark.slow
+def test_parameters_facts_and_files_are_in_the_run(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters of more than one request, tags, images, texts and checkpoints arrive."""
+    monkeypatch.chdir(tmp_path)  # the artifacts of a database are in the current directory
+    params = {f"p{i}": i for i in range(150)}
+    image = np.zeros((4, 4, 3), np.uint8)
+    checkpoint = tmp_path / "epoch_1"
+    checkpoint.mkdir()
+    (checkpoint / "weights.pth").write_bytes(b"weights")
+
+    write(
+        attach(make(tmp_path, params=params, tags={"team": "a"}, checkpoints=True)),
+        RunInfo(info={"model": "Net"}),
+        ImageLogged(step=3, name="sample", data=image.tobytes(), shape=image.shape),
+        TextLogged(step=3, name="note", text="hello"),
+        CheckpointSaved(path=str(checkpoint), iter=3),
+        AfterRun(),
+    )
+
+    run = the_run(tmp_path)
+    assert run.data.params == {key: str(value) for key, value in params.items()}
+    assert run.data.tags["team"] == "a"
+    assert run.data.tags["eventloop.model"] == "Net"
+    paths = {
+        found.path
+        for folder in ("train/sample", "train/note", "checkpoints/epoch_1")
+        for found in client(tmp_path).list_artifacts(run.info.run_id, folder)
+    }
+    assert paths == {"train/sample/3.png", "train/note/3.txt", "checkpoints/epoch_1/weights.pth"}
+
+
+@pytest.mark.slow
+def test_a_name_that_mlflow_refuses_is_told_once(
+    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Such a metric is left out, and the others of its event are written."""
+    event = ScalarsLogged(step=1, scalars={"größe, (m)": 1.0, "loss": 0.5})
+
+    write(attach(make(tmp_path)), event, event, AfterRun())
+
+    lines = [r.getMessage() for r in caplog.records if "MLflow: " in r.getMessage()]
+    (line,) = lines
+    assert line.startswith("MLflow: 'train/größe, (m)' is left out: expected at most 250 letters, digits and")
+    assert history(tmp_path, "train/loss")[0] == (1, 0.5)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_is_one_line(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is disabled, and the user's password is in no message."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cr3t@127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    bus = attach(MLflowWriter(offload="thread"))
+
+    emit(bus, *train(1))
+
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
+    assert "MLflow cannot be used" in line
+    assert "s3cr3t" not in line
+    assert account(bus).failed + account(bus).dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({}, ValueError, "MLflowWriter needs tracking_uri, got None: pass tracking_uri=, or set MLFLOW_"),
+        ({"tracking_uri": 3}, TypeError, "tracking_uri must be a str, got int"),
+        (
+            {"tracking_uri": "postgresql://me:pw1@host/db"},
+            ValueError,
+            r"tracking_uri must not contain a password, got postgresql://me:\*\*\*@host/db: pass it in MLFLOW_TR",
+        ),
+        ({"experiment": 3}, TypeError, "experiment must be a str or None, got int"),
+        ({"params": {"a, b": 1}}, ValueError, "the names in params must have at most 250 .*, got 'a, b'"),
+        ({"params": [1]}, TypeError, "params must be a mapping of names to values, got list"),
+        ({"tags": {"/a": 1}}, ValueError, "the names in tags must have at most 250 .*, got '/a'"),
+        ({"checkpoints": "no"}, TypeError, "checkpoints must be True or False, got 'no'"),
+    ],
+)
+def test_bad_arguments(
+    options: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong argument is an error where the writer is made."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if options and "tracking_uri" not in options:
+        options = {"tracking_uri": "sqlite:///x.db", **options}
+
+    with pytest.raises(error, match=text):
+        MLflowWriter(**options)

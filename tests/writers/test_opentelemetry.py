@@ -1,0 +1,213 @@
+"""OpenTelemetryWriter: what a collector receives over HTTP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eventloop.events import (
+    AfterRun,
+    AfterTrainEpoch,
+    AfterVal,
+    BeforeRun,
+    BeforeTrain,
+    BeforeTrainEpoch,
+    BeforeVal,
+    CheckpointFailed,
+    CheckpointSaved,
+    HandlerFailed,
+    RunInfo,
+)
+from eventloop.hooks import TraceHook
+from eventloop.writers import OpenTelemetryWriter
+from tests.support.trainers import build_trainer
+from tests.writers.conftest import Account, Attach, emit, train, val, write
+from tests.writers.otlp_collector import Collector, is_missing
+
+if is_missing("opentelemetry.proto"):
+    pytest.skip(
+        "opentelemetry-proto is not installed, so OpenTelemetryWriter is NOT tested: "
+        "pip install 'torch-eventloop[otlp]'",
+        allow_module_level=True,
+    )
+
+KEY = "Bearer s3cr3t"
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    collector = Collector()
+    yield collector
+    collector.close()
+
+
+def make(collector: Collector, **options: Any) -> OpenTelemetryWriter:
+    return OpenTelemetryWriter(
+        collector.url, **{"headers": {"authorization": KEY}, "offload": "thread", **options}
+    )
+
+
+@pytest.mark.parametrize("offload", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_every_value_is_a_point_with_a_step(attach: Attach, collector: Collector, offload: str) -> None:
+    """A gauge of each name, and one of the step at the same time; rank and service are of the resource."""
+    write(
+        attach(make(collector, offload=offload, service="digits"), rank=1, world_size=2),
+        *train(1, 2, 3), val(3, acc=0.5), AfterRun(),
+    )  # fmt: skip
+
+    assert collector.points() == [("train/loss", s, s / 4) for s in (1, 2, 3)] + [("val/acc", 3, 0.5)]
+    (resource,) = (m.resource_metrics[0].resource for m in collector.messages["/v1/metrics"][1:])
+    attributes = {a.key: a.value.string_value or a.value.int_value for a in resource.attributes}
+    assert (attributes["service.name"], attributes["eventloop.rank"]) == ("digits", 1)
+    assert {headers["authorization"] for headers in collector.headers} == {KEY}
+
+
+def test_values_that_are_not_finite_come_back(attach: Attach, collector: Collector) -> None:
+    """A gauge may have any float."""
+    values = (math.nan, math.inf, -math.inf)
+
+    write(attach(make(collector)), *(train(s, loss=v)[0] for s, v in enumerate(values, start=1)), AfterRun())
+
+    assert repr([value for _, _, value in collector.points()]) == "[nan, inf, -inf]"
+
+
+def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: Collector) -> None:
+    """A run holds epochs, validations and checkpoints; failures are errors."""
+    write(
+        attach(make(collector)),
+        BeforeRun(), RunInfo(info={"model": "Net"}), BeforeTrain(), BeforeTrainEpoch(), AfterTrainEpoch(epoch=1),
+        BeforeVal(), AfterVal(), CheckpointSaved(path="runs/a/epoch_1", seconds=0.5),
+        CheckpointFailed(path="runs/a/epoch_2", error="full"), HandlerFailed(handler="x", error="ValueError"),
+        AfterRun(reason="error", error="ValueError: no"),
+    )  # fmt: skip
+
+    spans = {span.name: span for span in collector.spans()}
+    assert {"run", "epoch", "validation", "checkpoint"} == {*spans}
+    assert {span.parent_span_id for name, span in spans.items() if name != "run"} == {spans["run"].span_id}
+    assert spans["run"].status.message == "ValueError: no"
+    saved, failed = (span for span in collector.spans() if span.name == "checkpoint")
+    assert saved.end_time_unix_nano - saved.start_time_unix_nano == 500_000_000
+    assert failed.status.message == "full"
+    assert [(r.event_name, r.severity_text) for r in collector.logs()] == [
+        ("checkpoint_failed", "ERROR"),
+        ("handler_failed", "ERROR"),
+    ]
+
+
+@pytest.mark.slow
+def test_traced_iterations_are_spans_with_phases(tmp_path: Path, collector: Collector) -> None:
+    """The iterations of a TraceHook have their phases as children."""
+    hooks = [TraceHook(begin=2, iterations=3)]
+    trainer = build_trainer(tmp_path, max_epochs=4, hooks=hooks, writers=[make(collector)])
+    trainer.train()
+    trainer.close()
+
+    iterations = {span.span_id: span for span in collector.spans() if span.name == "iteration"}
+    phases = [span for span in collector.spans() if span.parent_span_id in iterations]
+    assert len(iterations) == 3
+    assert {span.name for span in phases} >= {"forward"}
+    for phase in phases:
+        around = iterations[phase.parent_span_id]
+        assert around.start_time_unix_nano <= phase.start_time_unix_nano
+        assert phase.end_time_unix_nano <= around.end_time_unix_nano
+
+
+def test_a_resumed_run_continues_its_trace(attach: Attach, collector: Collector) -> None:
+    """The trace has the same id, and steps that are run again are not sent again."""
+    write(attach(make(collector)), BeforeRun(), BeforeTrain(), *train(1, 2, 3, loss=1.0), AfterRun())
+
+    write(
+        attach(make(collector), start_iter=2),
+        BeforeRun(), BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun(),
+    )  # fmt: skip
+
+    assert [(step, value) for _, step, value in collector.points()] == [
+        (1, 1.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 2.0),
+    ]
+    assert len({span.trace_id for span in collector.spans()}) == 1
+
+
+def test_a_request_that_a_kill_interrupted_is_sent_again(
+    attach: Attach, collector: Collector, tmp_path: Path
+) -> None:
+    """The same points come once more, with the same times, which a database merges."""
+    bus = attach(make(collector))
+    emit(bus, *train(1, 2))
+    state = (tmp_path / "otlp_run.json").read_bytes()
+    in_flight = (tmp_path / "otlp_run.inflight").read_bytes()
+    write(bus)
+    (tmp_path / "otlp_run.json").write_bytes(state.replace(b'"train/loss":2', b'"train/loss":0'))
+    (tmp_path / "otlp_run.inflight").write_bytes(in_flight)
+    before = len(collector.messages["/v1/metrics"])
+
+    write(attach(make(collector), start_iter=1), BeforeTrain(iter=1), *train(2, 3), AfterRun())
+
+    assert len(collector.messages["/v1/metrics"]) == before + 2
+    assert [step for _, step, _ in collector.points()] == [1, 2, 3]
+    assert not (tmp_path / "otlp_run.inflight").exists()
+
+
+@pytest.mark.parametrize("status", [401, 302, 503])
+def test_a_collector_that_refuses_is_one_line(
+    attach: Attach, collector: Collector, account: Account, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """A refused login disables the writer, a redirection is not followed, and the key is in no message."""
+    collector.status = status
+    bus = attach(make(collector))
+
+    emit(bus, *train(1))
+
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
+    assert f"v1/metrics answered {status}" in line
+    assert "s3cr3t" not in line
+    assert account(bus).failed + account(bus).dropped == 1
+
+
+def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
+    """A debugger or a report that prints the writer shows no header."""
+    assert "s3cr3t" not in repr(make(collector))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {},
+            ValueError,
+            "OpenTelemetryWriter needs endpoint, got None: pass endpoint=, or set OTEL_EXPORTER_",
+        ),
+        (
+            {"endpoint": "localhost:4318"},
+            ValueError,
+            "endpoint must be an http or https URL .*'localhost:4318'",
+        ),
+        (
+            {"endpoint": "http://me:pw1@h"},
+            ValueError,
+            r"endpoint must not contain a password, got http://me:\*\*\*@h",
+        ),
+        ({"headers": "a=b"}, TypeError, "headers must be a mapping of names to values, got str"),
+        ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
+        ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0 seconds, got 0"),
+        ({"timeout": "1"}, TypeError, "timeout must be a number of seconds, got '1'"),
+        ({"service": 1}, TypeError, "service must be a str or None, got int"),
+    ],
+)
+def test_bad_arguments(
+    options: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong argument is an error where the writer is made."""
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    if options and "endpoint" not in options:
+        options = {"endpoint": "http://localhost:4318", **options}
+
+    with pytest.raises(error, match=text):
+        OpenTelemetryWriter(**options)

@@ -1,0 +1,201 @@
+"""WandbWriter: what the `.wandb` files hold, offline."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from eventloop.events import (
+    AfterRun,
+    BeforeTrain,
+    CheckpointSaved,
+    HistogramLogged,
+    ImageLogged,
+    RunInfo,
+    TextLogged,
+)
+from eventloop.writers import WandbWriter
+from eventloop.writers.wandb_files import read_history, read_records
+from tests.writers.conftest import Account, Attach, emit, train, val, write
+
+if importlib.util.find_spec("wandb") is None:
+    pytest.skip(
+        "wandb is not installed, so WandbWriter is NOT tested: pip install 'torch-eventloop[wandb]'",
+        allow_module_level=True,
+    )
+
+
+def run_id(folder: Path) -> str:
+    return str(msgspec.json.decode((folder / "wandb_run.json").read_bytes())["id"])
+
+
+def points(folder: Path) -> list[tuple[str, int, Any]]:
+    """Every value of the run's files, with its name and step."""
+    own = {"step", "_step", "_timestamp", "_runtime"}
+    rows = read_history(folder, run_id(folder))
+    return [(name, row["step"], value) for row in rows for name, value in row.items() if name not in own]
+
+
+def make(**options: Any) -> WandbWriter:
+    return WandbWriter("digits", mode="offline", **{"offload": "thread", **options})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("offload", ["thread", "process"])
+def test_every_value_is_in_the_file(attach: Attach, tmp_path: Path, offload: str) -> None:
+    """Each value has its mode, name and step, whichever way the writer runs."""
+    write(attach(make(offload=offload)), *train(1, 2, 3), val(3, acc=0.5), AfterRun())
+
+    expected = [("train/loss", step, step / 4) for step in (1, 2, 3)]
+    assert points(tmp_path) == [*expected, ("val/acc", 3, 0.5)]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> None:
+    """The resumed run has the same id, steps that are run again are left out, and W&B's own step goes on."""
+    write(attach(make()), BeforeTrain(), *train(1, 2, 3, loss=1.0))
+    first = run_id(tmp_path)
+
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun())
+
+    assert run_id(tmp_path) == first
+    assert points(tmp_path) == [("train/loss", step, 1.0 if step < 4 else 2.0) for step in (1, 2, 3, 4)]
+    assert [row["_step"] for row in read_history(tmp_path, first)] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_values_that_are_not_finite_come_back(attach: Attach, tmp_path: Path) -> None:
+    """They are kept, and a resumed run can read the file."""
+    values = (math.nan, math.inf, -math.inf)
+    write(attach(make()), *(train(step, loss=value)[0] for step, value in enumerate(values, start=1)))
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3, 4), AfterRun())
+
+    assert repr([value for _, _, value in points(tmp_path)]) == "[nan, inf, -inf, 1]"
+
+
+@pytest.mark.slow
+def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_path: Path) -> None:
+    """Images, histograms and texts are in the history; config, facts and the best value in the run."""
+    image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    values = np.array([1.0, 2.0, math.nan], np.float32)
+    write(
+        attach(make(config={"lr": 0.1}, best={"val/acc": "max"}, checkpoints=True)),
+        RunInfo(info={"model": "Net"}),
+        *(val(step, acc=acc) for step, acc in ((1, 0.5), (2, 0.75), (3, 0.25))),
+        ImageLogged(step=3, name="sample", data=image.tobytes(), shape=image.shape),
+        HistogramLogged(step=3, name="grads", data=values.tobytes(), shape=values.shape),
+        TextLogged(step=3, name="note", text="hello"),
+        CheckpointSaved(path=str(make_checkpoint(tmp_path)), iter=3),
+        CheckpointSaved(path=str(tmp_path / "gone"), iter=3),
+        AfterRun(),
+    )
+
+    names = {name for name, _, _ in points(tmp_path)}
+    assert {"train/sample", "train/grads", "train/note"} <= names
+    records = [*read_records(tmp_path, run_id(tmp_path))]
+    summary = {i.key or i.nested_key[0]: i.value_json for r in records for i in r.summary.update}
+    assert summary["best/val/acc"] == "0.75"
+    assert summary["best/val/acc_step"] == "2"
+    config = {item.key for r in records for item in (*r.run.config.update, *r.config.update)}
+    assert {"lr", "eventloop"} <= config
+    (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
+    assert [entry.path for entry in artifact.manifest.contents] == ["weights.pth"]
+
+
+def make_checkpoint(folder: Path) -> Path:
+    checkpoint = folder / "epoch_1"
+    checkpoint.mkdir()
+    (checkpoint / "weights.pth").write_bytes(b"weights")
+    return checkpoint
+
+
+@pytest.mark.slow
+def test_a_value_without_a_picture_is_told_once(
+    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An image of a wrong shape is named, and what comes after it is written."""
+    bad = ImageLogged(step=1, name="sample", data=b"123", shape=(3,))
+
+    write(attach(make()), bad, bad, *train(1), AfterRun())
+
+    assert [r.getMessage() for r in caplog.records if "W&B" in r.getMessage()] == [
+        "W&B: train/sample is left out: image 'sample' must have the shape (height, width, channels) with 1 to 4 channels, got (3,)"
+    ]
+    assert points(tmp_path) == [("train/loss", 1, 0.25)]
+
+
+@pytest.mark.slow
+def test_a_refused_login_is_one_line(
+    attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without a server, or with a wrong key, the writer is disabled and the key is in no message."""
+    key = "a1b2c3d4" * 5
+    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    # in a process of its own, because wandb reads the environment once
+    bus = attach(WandbWriter("digits", mode="online", offload="process"))
+
+    emit(bus, *train(1))
+
+    (line,) = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
+    assert "W&B cannot be used" in line
+    assert key not in line
+    assert account(bus).failed + account(bus).dropped == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({}, ValueError, "WandbWriter needs project, got None: pass project=, or set WANDB_PROJECT"),
+        ({"project": 3}, TypeError, "project must be a str, got int"),
+        (
+            {"project": "a/b"},
+            ValueError,
+            r"project must have at most 128 characters, none of them .*, got 'a/b'",
+        ),
+        ({"mode": "later"}, ValueError, "mode must be 'online' or 'offline', got 'later'"),
+        ({"tags": "x"}, TypeError, "tags must be a list of texts of 1 to 64 characters, got 'x'"),
+        ({"best": {"val/acc": "high"}}, ValueError, r"best\['val/acc'\] must be 'min' or 'max', got 'high'"),
+        ({"best": ["val/acc"]}, TypeError, "best must be a mapping of names to values, got list"),
+        ({"config": 3}, TypeError, "config must be a mapping of names to values, got int"),
+        ({"entity": 3}, TypeError, "entity must be a str or None, got int"),
+        ({"checkpoints": "no"}, TypeError, "checkpoints must be True or False, got 'no'"),
+        ({"offload": "gpu"}, ValueError, "offload must be one of 'auto', 'thread', 'process', got 'gpu'"),
+    ],
+)
+def test_bad_arguments(
+    options: dict[str, Any], error: type[Exception], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong argument is an error where the writer is made."""
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    if options and "project" not in options:
+        options = {"project": "digits", **options}
+
+    with pytest.raises(error, match=text):
+        WandbWriter(**options)
+
+
+def test_a_truncated_file_gives_its_whole_rows(tmp_path: Path) -> None:
+    """A kill may cut the file anywhere, also in its header."""
+    folder = tmp_path / "wandb" / "offline-run-1-abc"
+    folder.mkdir(parents=True)
+    for data in (b"", b":W&B", b":W&B\xe1\xbe\x00\x01\x02"):
+        (folder / "run-abc.wandb").write_bytes(data)
+
+        assert [*read_history(tmp_path, "abc")] == []
+
+
+@pytest.mark.slow
+def test_records_of_more_than_a_block_are_read(attach: Attach, tmp_path: Path) -> None:
+    """A text that crosses two blocks of the file comes back whole."""
+    text = "x" * 100_000
+
+    write(attach(make()), TextLogged(step=1, name="note", text=text), *train(1), AfterRun())
+
+    assert points(tmp_path) == [("train/note", 1, text), ("train/loss", 1, 0.25)]

@@ -1,0 +1,230 @@
+"""The MLflow writer: numbers, parameters, images, texts and checkpoints of a run, in batches."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, ClassVar, TypeVar
+
+from eventloop.events import (
+    AfterRun,
+    BeforeRun,
+    BeforeTrain,
+    CheckpointSaved,
+    ImageLogged,
+    PreemptionRequested,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.events.run import Run
+from eventloop.util.checks import check_bools
+from eventloop.util.file_names import safe_name
+from eventloop.writers.tracker import (
+    Known,
+    Timed,
+    TrackerWriter,
+    check_mapping,
+    check_texts,
+    password_of,
+    refuse_password,
+    setting,
+)
+
+T = TypeVar("T")
+
+METRICS, PARAMS = 1000, 100
+"""The most metrics, and parameters or tags, of one request."""
+TAG_LENGTH = 5000
+_REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
+
+
+class MLflowWriter(TrackerWriter):
+    """Send a run to an MLflow server, database or folder, as metrics `{mode}/{name}`.
+
+        MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
+
+    The values of up to 256 events go in one request. The facts of the run are tags. The run ends as FINISHED,
+    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill. Images and texts are
+    artifacts. MLflow has no histograms.
+
+    A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
+    so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the
+    events that waited for the server. They are read from the run's event log, if the run has an
+    `EventLogWriter`.
+
+    The writer logs in as MLflow does, with MLFLOW_TRACKING_USERNAME and the like.
+
+    Args:
+        tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password.
+        experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME,
+            else MLflow's "Default".
+        run_name: the name of the run in MLflow, by default that of the work dir.
+        params: parameters of the run.
+        tags: tags of the run.
+        checkpoints: whether each saved checkpoint is sent as an artifact.
+        name: the writer's name in reports; needed if there are two of this class.
+        offload: "process", "thread", or "auto", the default: a process if possible.
+
+    Raises:
+        ImportError: mlflow is not installed.
+        TypeError, ValueError: there is no `tracking_uri`, it has a password, or another argument is wrong.
+    """
+
+    events = (
+        ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun, BeforeTrain, AfterRun,
+        PreemptionRequested,
+    )  # fmt: skip
+    service: ClassVar[str] = "MLflow"
+    state_file: ClassVar[str] = "mlflow_run.json"
+
+    def __init__(
+        self,
+        tracking_uri: str | None = None,
+        experiment: str | None = None,
+        *,
+        run_name: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        checkpoints: bool = False,
+        name: str | None = None,
+        offload: str | None = None,
+    ) -> None:
+        super().__init__(name, offload)
+        refuse_password("tracking_uri", tracking_uri, "in MLFLOW_TRACKING_URI")
+        self._uri = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
+        check_texts(experiment=experiment, run_name=run_name)
+        check_bools(checkpoints=checkpoints)
+        self.experiment = experiment
+        self.run_name = run_name
+        self.params = _check_names("params", params)
+        self.tags = _check_names("tags", tags)
+        self.checkpoints = checkpoints
+        self._lib, self._entities = _import_library()
+        self._client: Any = None
+
+    def connect(self, run: Run, known: Known) -> Known:
+        self._client = client = self._lib.MlflowClient(self._uri)
+        if known.id:
+            found = client.get_run(known.id)
+            client.update_run(known.id, status="RUNNING")
+            last = {metric.key: metric.step for metric in found.data._metric_objs}
+            given = found.data.params
+        else:
+            run_name = self.run_name or Path(run.work_dir).resolve().name
+            found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
+        run_id = found.info.run_id
+        new = {key: value for key, value in self.params.items() if key not in given}
+        for items in _chunks(new.items(), PARAMS):
+            client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in items])
+        self._send_tags(run_id, self.tags)
+        return Known(run_id, last)
+
+    def send(self, events: list[Timed]) -> None:
+        metrics: list[Any] = []
+        run_id = self._known.id
+        for when, event in events:
+            match event:
+                case ScalarsLogged():
+                    metrics += self._metrics(when, event)
+                case RunInfo():
+                    self._send_tags(run_id, {f"eventloop.{key}": text for key, text in event.info.items()})
+                case ImageLogged():
+                    self._send_image(event)
+                case TextLogged():
+                    self._client.log_text(run_id, event.text, f"{_file(event)}.txt")
+                case CheckpointSaved() if self.checkpoints:
+                    self._send_checkpoint(event)
+        for chunk in _chunks(metrics, METRICS):
+            self._client.log_batch(run_id, metrics=chunk)
+
+    def end(self, status: str) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            client.set_terminated(self._known.id, status)
+
+    def secrets(self) -> Iterator[str]:
+        if password := password_of(self._uri):
+            yield password
+
+    def _experiment_id(self) -> str:
+        name = self.experiment or self._lib.environment_variables.MLFLOW_EXPERIMENT_NAME.get() or "Default"
+        found = self._client.get_experiment_by_name(name)
+        made: str = self._client.create_experiment(name) if found is None else found.experiment_id
+        return made
+
+    def _metrics(self, when: float, event: ScalarsLogged) -> Iterator[Any]:
+        for name, value in event.scalars.items():
+            key = f"{event.mode}/{name}"
+            if _is_refused(key):
+                self.tell(key, f"{key!r} is left out: expected {_ALLOWED}")
+            else:
+                yield self._entities.Metric(key, value, int(when * 1000), event.step)
+
+    def _send_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
+        accepted = [(key, str(value)[:TAG_LENGTH]) for key, value in tags.items() if not _is_refused(key)]
+        for items in _chunks(accepted, PARAMS):
+            self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in items])
+
+    def _send_image(self, event: ImageLogged) -> None:
+        from eventloop.writers.pixels import pixels, png
+
+        name = _file(event)
+        try:
+            data = png(pixels(event))
+        except (TypeError, ValueError) as error:
+            self.tell(name, f"{name} is left out: {error}")
+            return
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"{event.step}.png")
+            path.write_bytes(data)
+            self._client.log_artifact(self._known.id, str(path), name.rpartition("/")[0])
+
+    def _send_checkpoint(self, event: CheckpointSaved) -> None:
+        path = Path(event.path)
+        if not path.exists():
+            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+        elif path.is_dir():
+            self._client.log_artifacts(self._known.id, str(path), f"checkpoints/{path.name}")
+        else:
+            self._client.log_artifact(self._known.id, str(path), "checkpoints")
+
+
+_ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
+
+
+def _import_library() -> tuple[Any, Any]:
+    try:
+        lib = importlib.import_module("mlflow")
+        importlib.import_module("eventloop.writers.pixels")  # imports numpy
+        return lib, importlib.import_module("mlflow.entities")
+    except ImportError as error:
+        raise ImportError("MLflowWriter needs mlflow: pip install 'torch-eventloop[mlflow]'") from error
+
+
+def _is_refused(key: str) -> bool:
+    """Return whether MLflow refuses a name: for its characters, its length, or because it is no path."""
+    parts = key.split("/")
+    return bool(_REFUSED.search(key)) or len(key) > 250 or any(part in ("", ".", "..") for part in parts)
+
+
+def _check_names(argument: str, given: object) -> dict[str, Any]:
+    mapping = check_mapping(argument, given)
+    for key in mapping:
+        if _is_refused(key):
+            raise ValueError(f"the names in {argument} must have {_ALLOWED}, got {key!r}")
+    return mapping
+
+
+def _file(event: ImageLogged | TextLogged) -> str:
+    return "/".join(map(safe_name, (event.mode, *event.name.split("/"), str(event.step))))
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    each = iter(items)
+    while chunk := list(islice(each, size)):
+        yield chunk

@@ -1,0 +1,263 @@
+"""The OpenTelemetry writer: numbers as gauges, stages of the run as spans, its health as log records.
+
+`otlp_client` encodes and sends requests, `otlp_spans` makes spans of events.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+import msgspec
+
+from eventloop.events import (
+    AfterRun,
+    AfterTest,
+    AfterTrainEpoch,
+    AfterVal,
+    BeforeRun,
+    BeforeTest,
+    BeforeTrain,
+    BeforeTrainEpoch,
+    BeforeVal,
+    CheckpointSaved,
+    RunInfo,
+    ScalarsLogged,
+)
+from eventloop.events.run import Run
+from eventloop.util.append_file import replacing
+from eventloop.writers.tracker import (
+    Known,
+    Timed,
+    TrackerWriter,
+    check_mapping,
+    check_texts,
+    refuse_password,
+    setting,
+)
+
+SECOND = 1_000_000_000
+_HEALTH_NAMES = (
+    "handler_failed", "events_dropped", "loader_stall", "slow_handler", "optimizer_step_skipped",
+    "preemption_requested", "stop_requested", "checkpoint_failed",
+)  # fmt: skip
+
+
+class _InFlight(msgspec.Struct):
+    """Requests that may have been received: a resumed run sends them again, unchanged."""
+
+    requests: list[tuple[str, bytes]] = []
+    last: dict[str, int] = {}
+
+
+class OpenTelemetryWriter(TrackerWriter):
+    """Send a run to an OpenTelemetry collector by OTLP over HTTP.
+
+        OpenTelemetryWriter("http://localhost:4318", headers={"authorization": "Bearer ..."})
+
+    A number is a gauge `{mode}/{name}`. At the same time there is a gauge `{mode}/step`: as an attribute,
+    each step would be a time series of its own. Spans are the run, its epochs, validations, tests and
+    checkpoints, and the iterations that a `TraceHook` recorded, with their phases. Events such as
+    `handler_failed`, `loader_stall` and `checkpoint_failed` are log records. The service, the run and the
+    rank are attributes of the resource.
+
+    The times of spans of stages are those at which the events reached the writer, up to 0.2 s late; those of
+    iterations are exact.
+
+    A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
+    not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
+    points of the same series and time. Events that a kill took are read from the run's event log, if the run
+    has an `EventLogWriter`.
+
+    Headers are in no file of the run: `eventloop replay` takes them from OTEL_EXPORTER_OTLP_HEADERS.
+
+    Args:
+        endpoint: the URL of the collector, to which `/v1/metrics` and so on are added; by default
+            OTEL_EXPORTER_OTLP_ENDPOINT.
+        headers: sent with each request, such as a key; by default OTEL_EXPORTER_OTLP_HEADERS.
+        service: `service.name`, by default OTEL_SERVICE_NAME, else the name of the work dir.
+        timeout: seconds that a request may take.
+        name: the writer's name in reports; needed if there are two of this class.
+        offload: "process", "thread", or "auto", the default: a process if possible.
+
+    Raises:
+        ImportError: opentelemetry-proto is not installed.
+        TypeError, ValueError: there is no endpoint, it is not an HTTP URL, or another argument is wrong.
+    """
+
+    events = (
+        ScalarsLogged, RunInfo, CheckpointSaved, BeforeRun, AfterRun, BeforeTrain, BeforeTrainEpoch,
+        AfterTrainEpoch, BeforeVal, AfterVal, BeforeTest, AfterTest, *_HEALTH_NAMES,
+    )  # fmt: skip
+    service: ClassVar[str] = "the OTLP collector"
+    state_file: ClassVar[str] = "otlp_run.json"
+    secret_arguments = ("headers",)
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        service: str | None = None,
+        timeout: float = 10.0,
+        name: str | None = None,
+        offload: str | None = None,
+    ) -> None:
+        super().__init__(name, offload)
+        refuse_password("endpoint", endpoint, "in headers")
+        self._endpoint = _check_endpoint(
+            setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
+        )
+        self._headers = _check_headers(headers)
+        check_texts(service=service)
+        self._service = service or os.environ.get("OTEL_SERVICE_NAME")
+        self._timeout = _check_timeout(timeout)
+        self._lib, self._spans_lib = _import_library()
+
+    def connect(self, run: Run, known: Known) -> Known:
+        headers = self._headers if self._headers is not None else self._lib.headers_of_environment()
+        self._secrets = [*headers.values()]
+        self._client = self._lib.Client(self._endpoint, headers, self._timeout)
+        self._spans = self._spans_lib.Spans()
+        self._clock = 0
+        self._began = time.time()
+        self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
+        self._made = 0  # how many of the waiting events have their request
+        known = Known(known.id or os.urandom(16).hex(), known.last)
+        self._resource = self._lib.resource_of({
+            "service.name": self._service or Path(run.work_dir).resolve().name,
+            "service.instance.id": known.id, "eventloop.rank": run.rank,
+            "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
+        })  # fmt: skip
+        return self._send_again(known)
+
+    def send(self, events: list[Timed]) -> None:
+        new, self._made = events[self._made :], len(events)
+        if new:
+            self._requests += self._requests_of(new)
+            self._note_in_flight()
+        while self._requests:
+            self._client.post(*self._requests[0])
+            del self._requests[0]
+        self._made = 0
+
+    def end(self, status: str) -> None:
+        self._spans.read_traces(self._work_dir, self._began)
+        for request in self._span_requests():
+            self._client.post(*request)
+        if not self._requests:
+            self._in_flight_path.unlink(missing_ok=True)
+
+    def secrets(self) -> Iterable[str]:
+        return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]
+
+    # --- requests ------------------------------------------------------------------------------------------
+
+    def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
+        points: dict[str, list[tuple[int, float]]] = {}
+        lines = []
+        for when, event in events:
+            if isinstance(event, ScalarsLogged):
+                at = self._next_time(when)
+                for name, value in {**event.scalars, "step": float(event.step)}.items():
+                    points.setdefault(f"{event.mode}/{name}", []).append((at, value))
+                continue
+            at = int(when * SECOND)
+            self._spans.take(at, event)
+            if (line := self._spans_lib.log_line(at, event)) is not None:
+                lines.append(line)
+            if isinstance(event, AfterTrainEpoch | AfterRun):
+                self._spans.read_traces(self._work_dir, self._began)
+        lib, requests = self._lib, self._span_requests()
+        if points:
+            requests.append((lib.METRICS, lib.metrics_request(self._resource, points)))
+        if lines:
+            requests.append((lib.LOGS, lib.logs_request(self._resource, self._trace_id, lines)))
+        return requests
+
+    def _span_requests(self) -> list[tuple[str, bytes]]:
+        spans, self._spans.finished = self._spans.finished, []
+        if not spans:
+            return []
+        return [(self._lib.TRACES, self._lib.traces_request(self._resource, self._trace_id, spans))]
+
+    @property
+    def _trace_id(self) -> bytes:
+        return bytes.fromhex(self._known.id)
+
+    def _next_time(self, when: float) -> int:
+        """Return nanoseconds since 1970, later than all before: a time has one step."""
+        self._clock = max(int(when * SECOND), self._clock + 1)
+        return self._clock
+
+    # --- what a kill leaves --------------------------------------------------------------------------------
+
+    @property
+    def _in_flight_path(self) -> Path:
+        return self._state_path.with_suffix(".inflight")
+
+    def _note_in_flight(self) -> None:
+        with replacing(self._in_flight_path, durable=False) as file:
+            file.write(msgspec.msgpack.encode(_InFlight(self._requests, self._known.last)))
+
+    def _send_again(self, known: Known) -> Known:
+        """Send the requests that a kill interrupted; without any, ask the collector whether it answers."""
+        try:
+            left = msgspec.msgpack.decode(self._in_flight_path.read_bytes(), type=_InFlight)
+        except FileNotFoundError:
+            left = _InFlight([(self._lib.METRICS, b"")], known.last)
+        for path, body in left.requests:
+            self._client.post(path, body)
+        return Known(known.id, left.last)
+
+
+def _import_library() -> tuple[Any, Any]:
+    try:
+        importlib.import_module("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
+    except ImportError as error:
+        raise ImportError(
+            "OpenTelemetryWriter needs opentelemetry-proto: pip install 'torch-eventloop[otlp]'"
+        ) from error
+    import eventloop.writers.otlp_client as otlp_client
+    import eventloop.writers.otlp_spans as otlp_spans
+
+    return otlp_client, otlp_spans
+
+
+def _check_endpoint(endpoint: str) -> str:
+    parts = urlsplit(endpoint)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(
+            f"endpoint must be an http or https URL such as http://localhost:4318, got {endpoint!r}"
+        )
+    return endpoint
+
+
+def _check_headers(headers: Any) -> dict[str, str] | None:
+    """Check that headers are texts; the messages have no values, which may be keys.
+
+    Raises:
+        TypeError, ValueError: naming the header.
+    """
+    if headers is None:
+        return None
+    checked: dict[str, str] = check_mapping("headers", headers)
+    for key, value in checked.items():
+        if not isinstance(value, str):
+            raise TypeError(f"the header {key!r} must be a str, got {type(value).__name__}")
+        if not value.isprintable() or not value.isascii():
+            raise ValueError(f"the header {key!r} must be printable ASCII, got other characters")
+    return checked
+
+
+def _check_timeout(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
+        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
+    if not timeout > 0:
+        raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
+    return float(timeout)

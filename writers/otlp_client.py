@@ -1,0 +1,180 @@
+"""Send OTLP requests over HTTP: messages of the OpenTelemetry protocol, encoded by its protobuf package.
+
+`OpenTelemetryWriter` uses this module instead of OpenTelemetry's SDK, because the SDK has a queue and threads
+of its own, gives points its own times and drops what it cannot send.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import unquote
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import (
+    SEVERITY_NUMBER_ERROR,
+    SEVERITY_NUMBER_WARN,
+    LogRecord,
+    ResourceLogs,
+    ScopeLogs,
+)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    Gauge,
+    Metric,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+)
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
+
+from eventloop._version import __version__
+
+Points = dict[str, list[tuple[int, float]]]
+"""Values of each metric with their times, in nanoseconds since 1970."""
+METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
+SCOPE = InstrumentationScope(name="eventloop", version=__version__)
+
+
+class SpanFacts(NamedTuple):
+    """A finished span; times are nanoseconds since 1970."""
+
+    name: str
+    began: int
+    ended: int
+    span_id: bytes
+    parent: bytes = b""
+    attributes: Mapping[str, object] = {}
+    error: str = ""
+
+
+class LogLine(NamedTuple):
+    """A log record about the run's health."""
+
+    time: int
+    event: str
+    text: str
+    is_error: bool
+    attributes: Mapping[str, object] = {}
+
+
+class Client:
+    """Post requests to a collector.
+
+    Args:
+        endpoint: the URL of the collector without `/v1/metrics`.
+        headers: sent with each request, such as a key.
+        timeout: seconds that a request may take.
+    """
+
+    def __init__(self, endpoint: str, headers: Mapping[str, str], timeout: float) -> None:
+        self._endpoint = endpoint.rstrip("/")
+        self._headers = {**headers, "Content-Type": "application/x-protobuf"}
+        self._timeout = timeout
+        self._opener = build_opener(_NoRedirect)
+
+    def post(self, path: str, body: bytes) -> None:
+        """Send one request.
+
+        Raises:
+            OSError: the collector is away, or its answer is not 200.
+        """
+        request = Request(f"{self._endpoint}/{path}", body, self._headers, method="POST")
+        try:
+            with self._opener.open(request, timeout=self._timeout) as answer:
+                answer.read(1 << 16)
+        except HTTPError as error:
+            with error:
+                raise OSError(f"{self._endpoint}/{path} answered {error.code} {error.reason}") from None
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follow no redirect, which would send the headers to another server."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
+def metrics_request(resource: Resource, points: Points) -> bytes:
+    """Encode values as gauges."""
+    metrics = [
+        Metric(
+            name=name,
+            gauge=Gauge(data_points=[NumberDataPoint(time_unix_nano=t, as_double=v) for t, v in values]),
+        )
+        for name, values in points.items()
+    ]
+    scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
+    data: bytes = ExportMetricsServiceRequest(
+        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope])]
+    ).SerializeToString()
+    return data
+
+
+def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFacts]) -> bytes:
+    """Encode spans of one trace."""
+    encoded = [
+        Span(
+            trace_id=trace_id, span_id=span.span_id, parent_span_id=span.parent, name=span.name,
+            kind=Span.SPAN_KIND_INTERNAL, start_time_unix_nano=span.began, end_time_unix_nano=span.ended,
+            attributes=_key_values(span.attributes),
+            status=Status(code=Status.STATUS_CODE_ERROR, message=span.error) if span.error else None,
+        )
+        for span in spans
+    ]  # fmt: skip
+    scope = ScopeSpans(scope=SCOPE, spans=encoded)
+    data: bytes = ExportTraceServiceRequest(
+        resource_spans=[ResourceSpans(resource=resource, scope_spans=[scope])]
+    ).SerializeToString()
+    return data
+
+
+def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) -> bytes:
+    """Encode log records, as warnings or errors."""
+    records = [
+        LogRecord(
+            time_unix_nano=line.time, observed_time_unix_nano=line.time, trace_id=trace_id,
+            severity_number=SEVERITY_NUMBER_ERROR if line.is_error else SEVERITY_NUMBER_WARN,
+            severity_text="ERROR" if line.is_error else "WARN",
+            body=AnyValue(string_value=line.text), event_name=line.event,
+            attributes=_key_values(line.attributes),
+        )
+        for line in lines
+    ]  # fmt: skip
+    scope = ScopeLogs(scope=SCOPE, log_records=records)
+    data: bytes = ExportLogsServiceRequest(
+        resource_logs=[ResourceLogs(resource=resource, scope_logs=[scope])]
+    ).SerializeToString()
+    return data
+
+
+def resource_of(attributes: Mapping[str, object]) -> Resource:
+    """Return the source of the data, which every request names."""
+    return Resource(attributes=_key_values(attributes))
+
+
+def headers_of_environment() -> dict[str, str]:
+    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values as in a URL."""
+    pairs = (pair.partition("=") for pair in os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(","))
+    return {key.strip(): unquote(value.strip()) for key, equals, value in pairs if equals}
+
+
+def _key_values(attributes: Mapping[str, object]) -> list[KeyValue]:
+    return [KeyValue(key=key, value=_any_value(value)) for key, value in attributes.items()]
+
+
+def _any_value(value: object) -> AnyValue:
+    match value:
+        case bool():
+            return AnyValue(bool_value=value)
+        case int():
+            return AnyValue(int_value=value)
+        case float():
+            return AnyValue(double_value=value)
+    return AnyValue(string_value=str(value))

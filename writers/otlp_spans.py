@@ -1,0 +1,145 @@
+"""Turn the events of a run, and the trace files of `TraceHook`, into OpenTelemetry spans and log records."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventloop.events import (
+    AfterRun,
+    AfterTest,
+    AfterTrainEpoch,
+    AfterVal,
+    BeforeRun,
+    BeforeTest,
+    BeforeTrainEpoch,
+    BeforeVal,
+    CheckpointFailed,
+    CheckpointSaved,
+    Event,
+    EventsDropped,
+    HandlerFailed,
+    LoaderStall,
+    OptimizerStepSkipped,
+    PreemptionRequested,
+    RunInfo,
+    SlowHandler,
+    StopRequested,
+)
+from eventloop.events.base import event_name
+from eventloop.tracing.files import FOLDER as TRACES
+from eventloop.tracing.files import find_traces
+from eventloop.writers.otlp_client import LogLine, SpanFacts
+
+SECOND = 1_000_000_000
+BEGINS: dict[type[Event], str] = {
+    BeforeRun: "run", BeforeTrainEpoch: "epoch", BeforeVal: "validation", BeforeTest: "test",
+}  # fmt: skip
+ENDS: dict[type[Event], str] = {
+    AfterRun: "run", AfterTrainEpoch: "epoch", AfterVal: "validation", AfterTest: "test",
+}  # fmt: skip
+HEALTH: tuple[type[Event], ...] = (
+    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, OptimizerStepSkipped, PreemptionRequested,
+    StopRequested, CheckpointFailed,
+)  # fmt: skip
+ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
+
+
+class Spans:
+    """Collect the finished spans of a run: run > epoch, validation, test, checkpoint; iteration > phases."""
+
+    def __init__(self) -> None:
+        self.finished: list[SpanFacts] = []
+        self._open: dict[str, tuple[int, bytes]] = {}  # when each stage began, and its span
+        self._info: dict[str, object] = {}
+        self._read: set[Path] = set()
+
+    def take(self, time: int, event: Event) -> None:
+        """Note what an event begins or ends; `time` is nanoseconds since 1970."""
+        kind = type(event)
+        if name := BEGINS.get(kind):
+            self._open[name] = (time, os.urandom(8))
+        elif name := ENDS.get(kind):
+            self._end(name, time, event)
+        elif isinstance(event, CheckpointSaved | CheckpointFailed):
+            began = time - int(event.seconds * SECOND)
+            self._add("checkpoint", began, time, os.urandom(8), _fields(event), getattr(event, "error", ""))
+        elif isinstance(event, RunInfo):
+            self._info = {f"eventloop.{key}": text for key, text in event.info.items()}
+
+    def read_traces(self, work_dir: Path, since: float) -> None:
+        """Add the iterations, with their phases, of trace files that were written after `since`."""
+        if not any((work_dir / TRACES).glob("*.json")):
+            return
+        for trace in find_traces(work_dir):
+            if trace.path not in self._read and trace.path.stat().st_mtime >= since:
+                self._read.add(trace.path)
+                self._add_iterations(msgspec.json.decode(trace.path.read_bytes()))
+
+    def _end(self, name: str, time: int, event: Event) -> None:
+        began, span_id = self._open.pop(name, (time, os.urandom(8)))
+        attributes = _fields(event) | (self._info if name == "run" else {})
+        error = getattr(event, "error", None) or ""
+        if name == "run":
+            self.finished.append(SpanFacts(name, began, time, span_id, b"", attributes, error))
+        else:
+            self._add(name, began, time, span_id, attributes)
+
+    def _add(
+        self,
+        name: str,
+        began: int,
+        ended: int,
+        span_id: bytes,
+        attributes: dict[str, object],
+        error: str = "",
+    ) -> None:
+        _, run = self._open.get("run", (0, b""))
+        self.finished.append(SpanFacts(name, began, ended, span_id, run, attributes, error))
+
+    def _add_iterations(self, trace: Any) -> None:
+        origin = int(trace["otherData"]["began"] * SECOND)
+        spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+        phases = [span for span in spans if span["cat"] == "phase"]
+        _, epoch = self._open.get("epoch", self._open.get("run", (0, b"")))
+        for iteration in (span for span in spans if span["cat"] == "iteration"):
+            span_id = os.urandom(8)
+            began, ended = _extent(origin, iteration)
+            self.finished.append(
+                SpanFacts(
+                    "iteration", began, ended, span_id, epoch, {"iter": iteration["args"].get("iter", -1)}
+                )
+            )
+            for phase in phases:
+                first, last = _extent(origin, phase)
+                if began <= first and last <= ended and phase["tid"] == iteration["tid"]:
+                    self.finished.append(SpanFacts(phase["name"], first, last, os.urandom(8), span_id))
+
+
+def log_line(time: int, event: Event) -> LogLine | None:
+    """Return the log record of an event about the run's health, None for another event."""
+    if not isinstance(event, HEALTH):
+        return None
+    attributes = _fields(event)
+    name = event_name(type(event))
+    told = ", ".join(f"{key}: {value}" for key, value in attributes.items())
+    return LogLine(time, name, f"{name.replace('_', ' ')}: {told}", isinstance(event, ERRORS), attributes)
+
+
+def _fields(event: Event) -> dict[str, object]:
+    return dict(_plain_fields(event))
+
+
+def _plain_fields(event: Event) -> Iterator[tuple[str, object]]:
+    for name, value in msgspec.structs.asdict(event).items():
+        if isinstance(value, bool | int | float | str):
+            yield name, value
+
+
+def _extent(origin: int, span: Any) -> tuple[int, int]:
+    began = origin + int(span["ts"] * 1000)
+    return began, began + int(span["dur"] * 1000)

@@ -1,0 +1,352 @@
+"""Share what the writers of experiment trackers need: one run over restarts, each step once, retries.
+
+`wandb_writer`, `mlflow_writer`, `trackio_writer` and `opentelemetry_writer` derive from `TrackerWriter`. A
+tracker cannot remove a step, so a step that is run again after a resume is not written again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from io import FileIO
+from pathlib import Path
+from time import monotonic
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import urlsplit
+
+import msgspec
+
+from eventloop.eventlog.format import FILE_NAME
+from eventloop.eventlog.reader import EventReader
+from eventloop.events import (
+    AfterRun,
+    BeforeRun,
+    BeforeTrain,
+    Event,
+    HistogramLogged,
+    ImageLogged,
+    PreemptionRequested,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.events.run import Run
+from eventloop.util.append_file import replacing
+from eventloop.util.checks import check_choice
+from eventloop.util.file_names import safe_name
+from eventloop.util.text import UnavailableError, error_text
+from eventloop.writers.checks import OFFLOADS
+from eventloop.writers.file_lock import lock_file
+from eventloop.writers.writer import Writer
+
+logger = logging.getLogger("eventloop")
+
+RETRY_SECONDS = 10.0
+LOCK_SECONDS = 30.0
+"""How long to wait for the worker process of a killed program, which goes on for up to 10 s."""
+BACKLOG = 100_000
+"""How many events wait for a tracker that is away, before the writer fails."""
+Named = ImageLogged | HistogramLogged | TextLogged
+
+
+class Timed(NamedTuple):
+    """An event, and the Unix time at which it was written or logged."""
+
+    time: float
+    event: Event
+
+
+class Known(msgspec.Struct):
+    """The run in the tracker, as the file in the work dir keeps it."""
+
+    id: str = ""
+    last: dict[str, int] = {}
+    """The last step that was written of each name, such as "train/loss"."""
+
+
+class TrackerWriter(Writer):
+    """The base class of writers that send a run to an experiment tracker.
+
+    A subclass continues the run of the file `state_file` in the work dir. If the tracker cannot be reached
+    when the run begins, or for too many events, the writer fails with one line in the log; the training goes
+    on. Events that were not written are in the run's event log, if it has one: a resumed run writes those up
+    to its checkpoint first, and `eventloop replay RUN --to TRACKER --out RUN` writes the rest.
+    """
+
+    batch = 256
+    offload = "auto"
+    stall_timeout = 120.0
+    service: ClassVar[str]
+    """The name of the tracker in messages."""
+    state_file: ClassVar[str]
+    """The file in the work dir with the id of the run."""
+
+    def __init__(self, name: str | None, offload: str | None) -> None:
+        if offload is not None:
+            check_choice("offload", offload, OFFLOADS)
+            self.offload = offload
+        self.name = name
+        self._known = Known()
+        self._floor: dict[str, int] = {}  # steps up to here were written before training began
+        self._pending: list[Timed] = []
+        self._retry_at = 0.0
+        self._error = ""  # why the tracker is away, "" if it is not
+        self._told: set[str] = set()
+        self._ended: AfterRun | None = None
+        self._preempted = False
+        self._lock: FileIO | None = None
+
+    @property
+    def _state_path(self) -> Path:
+        stem, dot, suffix = self.state_file.partition(".")
+        of_name = "" if self.name is None else f"_{safe_name(self.name)}"
+        return self._work_dir / f"{stem}{of_name}{dot}{suffix}"
+
+    @abstractmethod
+    def connect(self, run: Run, known: Known) -> Known:
+        """Begin or continue a run; return its id and the last steps that the tracker has."""
+
+    @abstractmethod
+    def send(self, events: list[Timed]) -> None:
+        """Write events. After an error those that are left in the list are passed again, with later ones."""
+
+    def end(self, status: str) -> None:
+        """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
+
+    def secrets(self) -> Iterable[str]:
+        """Return texts that no message may contain."""
+        return ()
+
+    # --- called by the engine ------------------------------------------------------------------------------
+
+    def open(self, run: Run) -> None:
+        self._work_dir = Path(run.work_dir)
+        self._ended, self._preempted, self._error = None, False, ""
+        try:
+            self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
+            self._known = self.connect(run, _load(self._state_path))
+        except Exception as error:
+            if self._lock is not None:
+                self._lock.close()
+            raise UnavailableError(f"{self.service} cannot be used: {self._text(error)}") from None
+        self._begin_training()
+        self._save()
+        if run.start_iter:
+            self._catch_up(run.start_iter)
+
+    def write(self, event: Event) -> None:
+        self.write_batch([event])
+
+    def write_batch(self, events: list[Event]) -> None:
+        now = time.time()
+        self.write_timed([(now, event) for event in events])
+
+    def write_timed(self, events: list[tuple[float, Event]]) -> None:
+        """Write events with the Unix time of each; a replay calls this with the times of the log."""
+        for when, event in events:
+            if (kept := self._take(event)) is not None:
+                self._pending.append(Timed(when, kept))
+        if not self._error or monotonic() >= self._retry_at:
+            self._try_to_send()
+        if len(self._pending) > BACKLOG:
+            raise self._lost()
+
+    def flush(self) -> None:
+        self._try_to_send()
+
+    def close(self) -> None:
+        self._try_to_send()
+        try:
+            self.end(self._status())
+        except Exception as error:
+            raise UnavailableError(
+                f"{self.service} did not take the end of the run: {self._text(error)}"
+            ) from None
+        finally:
+            if self._lock is not None:
+                self._lock.close()
+        if self._pending:
+            raise self._lost()
+
+    # --- what is written -----------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> Event | None:
+        """Return the event without what was written before; None if nothing is left."""
+        match event:
+            case BeforeTrain():
+                self._begin_training()
+            case BeforeRun():
+                self._ended, self._preempted = None, False
+            case PreemptionRequested():
+                self._preempted = True
+            case AfterRun():
+                self._ended = event
+            case ScalarsLogged():
+                return self._new_scalars(event)
+            case ImageLogged() | HistogramLogged() | TextLogged():
+                return event if self._is_new(key_of(event), event.step) else None
+        return event
+
+    def _new_scalars(self, event: ScalarsLogged) -> ScalarsLogged | None:
+        scalars = {}
+        for name, given in event.scalars.items():
+            key = f"{event.mode}/{name}"
+            if (value := _number(given)) is None:
+                self.tell(key, f"{key} is left out: expected a number, got {type(given).__name__}")
+            elif self._is_new(key, event.step):
+                scalars[name] = value
+        return msgspec.structs.replace(event, scalars=scalars) if scalars else None
+
+    def _is_new(self, key: str, step: int) -> bool:
+        if step <= self._floor.get(key, -1):
+            return False
+        self._known.last[key] = max(step, self._known.last.get(key, -1))
+        return True
+
+    def _begin_training(self) -> None:
+        self._floor = dict(self._known.last)
+
+    def _catch_up(self, start: int) -> None:
+        """Write the events up to the checkpoint that are in the event log and not in the tracker."""
+        log = self._work_dir / FILE_NAME
+        if not log.is_file():
+            return
+        for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
+            self.write_timed([(r.time, r.event) for r in records if getattr(r.event, "step", 0) <= start])
+        self._begin_training()
+
+    def _logged(self) -> list[type[Event]]:
+        logged: tuple[type[Event], ...] = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged)
+        return [event for event in logged if event in self.events]
+
+    # --- sending -------------------------------------------------------------------------------------------
+
+    def _try_to_send(self) -> None:
+        if not self._pending:
+            return
+        try:
+            self.send(self._pending)
+        except Exception as error:
+            if not self._error:
+                logger.warning(
+                    "%s does not take the events, which wait until it does: %s",
+                    self.service, self._text(error),
+                )  # fmt: skip
+            self._error = self._text(error)
+            self._retry_at = monotonic() + RETRY_SECONDS
+            return
+        self._error = ""
+        self._pending = []
+        self._save()
+
+    def _lost(self) -> UnavailableError:
+        count, self._pending = len(self._pending), []
+        return UnavailableError(f"{count:,} events were not written to {self.service}: {self._error}")
+
+    def _save(self) -> None:
+        """Write the state file. A kill of the process leaves the old one or the new one."""
+        try:
+            with replacing(self._state_path, durable=False) as file:
+                file.write(msgspec.json.encode(self._known))
+        except OSError as error:  # the events are written: to pass them again would write them twice
+            self.tell("state", f"{self._state_path} cannot be written: {error}")
+
+    def _status(self) -> str:
+        if self._ended is None or self._preempted or "KeyboardInterrupt" in (self._ended.error or ""):
+            return "KILLED"
+        return "FINISHED" if self._ended.error is None else "FAILED"
+
+    def tell(self, key: str, text: str) -> None:
+        """Log a line, once for each key."""
+        if key not in self._told:
+            self._told.add(key)
+            logger.warning("%s: %s", self.service, text)
+
+    def _text(self, error: BaseException) -> str:
+        text = " ".join(error_text(error).split())
+        for secret in self.secrets():
+            text = text.replace(secret, "***")
+        return text if len(text) <= 500 else f"{text[:500]}..."
+
+
+def key_of(event: Named) -> str:
+    """Return "train/samples" for an image, histogram or text of that name."""
+    return f"{event.mode}/{event.name}"
+
+
+def setting(argument: str, value: object, variable: str, service: str) -> str:
+    """Return an argument, or else the environment variable that stands for it.
+
+    Raises:
+        TypeError: the argument is not a str.
+        ValueError: neither is given.
+    """
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
+    if not (found := value or os.environ.get(variable)):
+        raise ValueError(f"{service} needs {argument}, got {value!r}: pass {argument}=, or set {variable}")
+    return found
+
+
+def refuse_password(argument: str, uri: object, remedy: str) -> None:
+    """Refuse a URI with a password, because arguments are written to files of the run.
+
+    Raises:
+        ValueError: the message has the URI without the password.
+    """
+    if isinstance(uri, str) and (password := password_of(uri)):
+        raise ValueError(
+            f"{argument} must not contain a password, got {uri.replace(password, '***')}: pass it {remedy}"
+        )
+
+
+def password_of(uri: str) -> str | None:
+    """Return the password in a URI, None if it has none or cannot be read."""
+    try:
+        return urlsplit(uri).password
+    except ValueError:
+        return None
+
+
+def check_texts(**texts: object) -> None:
+    """Refuse arguments that are neither a str nor None.
+
+    Raises:
+        TypeError: naming the argument and its type.
+    """
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"{name} must be a str or None, got {type(text).__name__}")
+
+
+def check_mapping(name: str, value: object) -> dict[str, Any]:
+    """Return a copy of a mapping with texts as keys; an empty one for None.
+
+    Raises:
+        TypeError: naming the argument and what it is.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name} must be a mapping of names to values, got {type(value).__name__}")
+    return dict(value)
+
+
+def _load(path: Path) -> Known:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Known)
+    except FileNotFoundError:
+        return Known()
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path} is not the file of a run, remove it: {error}") from None
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, int | float):
+        return float(value)
+    try:
+        return float(value.item())  # a scalar of numpy
+    except Exception:
+        return None

@@ -1,0 +1,135 @@
+"""The trackio writer: numbers, histograms, texts and settings of a run in trackio's local database."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import token_hex
+from typing import Any, ClassVar
+
+from eventloop.events import (
+    AfterRun,
+    BeforeRun,
+    BeforeTrain,
+    HistogramLogged,
+    PreemptionRequested,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.events.run import Run
+from eventloop.writers.tracker import (
+    Known,
+    Timed,
+    TrackerWriter,
+    check_mapping,
+    check_texts,
+    key_of,
+    setting,
+)
+
+
+class TrackioWriter(TrackerWriter):
+    """Write a run to trackio's local database, as `{mode}/{name}` at each step.
+
+        TrackioWriter("digits", config={"lr": 0.1})   # `trackio show --project digits` opens the dashboard
+
+    The rows go straight into the database, up to 256 events at once, because trackio's own thread drops what
+    it cannot write and loses what waits when the program is killed. `trackio sync` sends a project to a
+    Space. Histograms and texts are written too, and images are not.
+
+    A resumed run continues the run whose id is in `<work_dir>/trackio_run.json`. Steps that are run again
+    keep their first values; the writer asks the database which it has. Events that a kill took are read from
+    the run's event log, if the run has an `EventLogWriter`.
+
+    Args:
+        project: by default TRACKIO_PROJECT. TRACKIO_DIR is the folder of the databases.
+        run_name: the name of the run in trackio, by default that of the work dir.
+        config: settings of the run.
+        name: the writer's name in reports; needed if there are two of this class.
+        offload: "process", "thread", or "auto", the default: a process if possible.
+
+    Raises:
+        ImportError: trackio is not installed.
+        TypeError, ValueError: there is no project, trackio refuses its name, or another argument is wrong.
+    """
+
+    events = (
+        ScalarsLogged, HistogramLogged, TextLogged, RunInfo, BeforeRun, BeforeTrain, AfterRun,
+        PreemptionRequested,
+    )  # fmt: skip
+    service: ClassVar[str] = "trackio"
+    state_file: ClassVar[str] = "trackio_run.json"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        *,
+        run_name: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        name: str | None = None,
+        offload: str | None = None,
+    ) -> None:
+        super().__init__(name, offload)
+        self.project = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
+        check_texts(run_name=run_name)
+        self.run_name = run_name
+        self.config = check_mapping("config", config)
+        self._lib, self._storage = _import_library()
+        self._storage.validate_project_name(self.project)
+        self._config: dict[str, Any] | None = None  # until it is written
+
+    def connect(self, run: Run, known: Known) -> Known:
+        self._storage.init_db(self.project)
+        self._run_name = self.run_name or Path(run.work_dir).resolve().name
+        self._config = {**self.config, "_Created": datetime.now(UTC).isoformat()}
+        last: dict[str, int] = {}
+        if known.id:
+            self._config = None
+            for row in self._storage.get_logs(self.project, run_id=known.id):
+                for key in row.keys() - {"step", "timestamp"}:
+                    last[key] = max(row["step"], last.get(key, -1))
+        return Known(known.id or token_hex(8), last)
+
+    def send(self, events: list[Timed]) -> None:
+        rows = []
+        for when, event in events:
+            if isinstance(event, RunInfo) and self._config is not None:
+                self._config["eventloop"] = event.info
+            elif isinstance(event, ScalarsLogged | HistogramLogged | TextLogged):
+                time = datetime.fromtimestamp(when, UTC).isoformat()
+                rows.append((event.step, time, self._row(event)))
+        if not rows:
+            return
+        steps, times, metrics = zip(*rows, strict=True)
+        self._storage.bulk_log(
+            self.project, self._run_name, list(metrics), list(steps), list(times), self._config,
+            run_id=self._known.id,
+        )  # fmt: skip
+        self._config = None
+
+    def _row(self, event: ScalarsLogged | HistogramLogged | TextLogged) -> dict[str, Any]:
+        if isinstance(event, ScalarsLogged):
+            return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+        if isinstance(event, TextLogged):
+            text: dict[str, Any] = self._lib.Markdown(event.text)._to_dict()
+            return {key_of(event): text}
+        from eventloop.writers.pixels import values
+
+        try:
+            return {key_of(event): self._lib.Histogram(values(event))._to_dict()}
+        except (TypeError, ValueError) as error:
+            self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
+            return {}
+
+
+def _import_library() -> tuple[Any, Any]:
+    try:
+        lib = importlib.import_module("trackio")
+        storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+        importlib.import_module("eventloop.writers.pixels")  # imports numpy
+    except ImportError as error:
+        raise ImportError("TrackioWriter needs trackio: pip install 'torch-eventloop[trackio]'") from error
+    return lib, storage

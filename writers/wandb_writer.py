@@ -1,0 +1,269 @@
+"""The Weights & Biases writer: numbers, images, histograms, texts, settings and checkpoints of a run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from math import isnan
+from pathlib import Path
+from secrets import token_hex
+from tempfile import TemporaryDirectory
+from time import monotonic, sleep, strftime
+from typing import Any, ClassVar
+
+from eventloop.events import (
+    AfterRun,
+    BeforeRun,
+    BeforeTrain,
+    CheckpointSaved,
+    Event,
+    HistogramLogged,
+    ImageLogged,
+    PreemptionRequested,
+    RunInfo,
+    ScalarsLogged,
+    TextLogged,
+)
+from eventloop.events.run import Run
+from eventloop.util.checks import check_bools, check_choice
+from eventloop.writers.tracker import (
+    Known,
+    Timed,
+    TrackerWriter,
+    check_mapping,
+    check_texts,
+    key_of,
+    setting,
+)
+from eventloop.writers.wandb_files import is_whole, read_history
+
+MODES = ("online", "offline")
+BINS = 64
+WHOLE_SECONDS = 5.0
+"""How long to wait for wandb to write the end of its file."""
+
+
+class WandbWriter(TrackerWriter):
+    """Send a run to Weights & Biases: `{mode}/{name}` over the axis `step`.
+
+        WandbWriter(project="digits", config={"lr": 0.1}, best={"val/accuracy": "max"}, mode="offline")
+
+    Numbers, images, histograms and texts are in the history of the run, the facts of the run and `config` in
+    its config. The axis is a metric of its own, `step`, because W&B drops values whose own step goes back.
+
+    A resumed run continues the run whose id is in `<work_dir>/wandb_run.json`. W&B cannot remove steps, so
+    those that are run again keep their first values. A kill loses up to 32 KB that wandb held in memory. They
+    are read from the run's event log, if the run has an `EventLogWriter`.
+
+    The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument.
+
+    Args:
+        project: by default WANDB_PROJECT.
+        entity: the user or team, by default your own.
+        run_name: the name of the run in W&B, by default that of the work dir.
+        mode: "online" or "offline"; `wandb sync <work_dir>/wandb/offline-run-*` sends an offline run later.
+            By default WANDB_MODE, else "online".
+        config: settings of the run.
+        tags: tags of the run.
+        group: the group of the run.
+        best: metrics of which the run's summary holds the best value and its step, each with "min" or "max",
+            as `best/val/accuracy` and `best/val/accuracy_step`.
+        checkpoints: whether each saved checkpoint is sent as a version of an artifact.
+        name: the writer's name in reports; needed if there are two of this class.
+        offload: "process", "thread", or "auto", the default: a process if possible.
+
+    Raises:
+        ImportError: wandb is not installed.
+        TypeError, ValueError: there is no project, or another argument is wrong.
+    """
+
+    events = (
+        ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun,
+        BeforeTrain, AfterRun, PreemptionRequested,
+    )  # fmt: skip
+    service: ClassVar[str] = "W&B"
+    state_file: ClassVar[str] = "wandb_run.json"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        entity: str | None = None,
+        *,
+        run_name: str | None = None,
+        mode: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        tags: Sequence[str] = (),
+        group: str | None = None,
+        best: Mapping[str, str] | None = None,
+        checkpoints: bool = False,
+        name: str | None = None,
+        offload: str | None = None,
+    ) -> None:
+        super().__init__(name, offload)
+        self.project = _check_project(setting("project", project, "WANDB_PROJECT", "WandbWriter"))
+        check_texts(entity=entity, run_name=run_name, group=group)
+        if mode is not None:
+            check_choice("mode", mode, MODES)
+        check_bools(checkpoints=checkpoints)
+        self.mode = mode
+        self.config = check_mapping("config", config)
+        self.checkpoints = checkpoints
+        self._direction = check_mapping("best", best)
+        for metric, direction in self._direction.items():
+            check_choice(f"best[{metric!r}]", direction, ("min", "max"))
+        self._options = {"entity": entity, "name": run_name, "group": group, "tags": _check_tags(tags)}
+        self._lib = _import_library()
+        self._run: Any = None
+        self._best: dict[str, float] = {}
+        self._axes: set[str] = set()
+        self._resume_at: int | None = None  # W&B's own number of the next row: offline it would be 0 again
+
+    def connect(self, run: Run, known: Known) -> Known:
+        lib, folder = self._lib, Path(run.work_dir)
+        run_id = known.id or token_hex(4)
+        last = self._read_back(folder, run_id)
+        while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
+            sleep(0.1)  # wandb would write into the folder of the run's former part, of the same second
+        options = {**self._options, "name": self._options["name"] or folder.resolve().name}
+        self._run = lib.init(
+            project=self.project, dir=str(folder), id=run_id, resume="allow", mode=self.mode,
+            config=self.config, reinit="create_new", settings=_settings(lib), **options,
+        )  # fmt: skip
+        self._axes = set()
+        return Known(run_id, last or known.last)
+
+    def send(self, events: list[Timed]) -> None:
+        done = 0
+        try:
+            for when, event in events:
+                self._send(when, event)
+                done += 1
+        finally:
+            del events[:done]  # W&B would have a second row of each
+
+    def _send(self, when: float, event: Event) -> None:
+        match event:
+            case ScalarsLogged():
+                row = {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+                self._log(when, event.mode, event.step, row)
+                self._note_best(row, event.step)
+            case TextLogged():
+                self._log(when, event.mode, event.step, {key_of(event): event.text})
+            case ImageLogged() | HistogramLogged():
+                self._log_media(when, event)
+            case RunInfo():
+                self._run.config.update({"eventloop": event.info}, allow_val_change=True)
+            case CheckpointSaved() if self.checkpoints:
+                self._send_checkpoint(event)
+
+    def end(self, status: str) -> None:
+        run, self._run = self._run, None
+        if run is None:
+            return
+        run.finish(exit_code=0 if status == "FINISHED" else 1)
+        until = monotonic() + WHOLE_SECONDS
+        while not is_whole(self._work_dir, self._known.id) and monotonic() < until:
+            sleep(0.02)
+
+    def _log(self, when: float, mode: str, step: int, row: dict[str, Any]) -> None:
+        if mode not in self._axes:
+            self._axes.add(mode)
+            self._run.define_metric(f"{mode}/*", step_metric="step")
+        at, self._resume_at = self._resume_at, None
+        self._run.log({**row, "step": step, "_timestamp": when}, step=at, commit=True)
+
+    def _log_media(self, when: float, event: ImageLogged | HistogramLogged) -> None:
+        lib, key = self._lib, key_of(event)
+        try:
+            if isinstance(event, HistogramLogged):
+                self._log(when, event.mode, event.step, {key: lib.Histogram(np_histogram=_histogram(event))})
+                return
+            with TemporaryDirectory() as folder:
+                self._log(when, event.mode, event.step, {key: lib.Image(_png_file(folder, event))})
+        except (TypeError, ValueError, ImportError) as error:
+            self.tell(key, f"{key} is left out: {error}")
+
+    def _note_best(self, row: dict[str, float], step: int) -> None:
+        for key in row.keys() & self._direction.keys():
+            value, best = row[key], self._best.get(key)
+            sign = 1 if self._direction[key] == "max" else -1
+            if not isnan(value) and (best is None or sign * value > sign * best):
+                self._best[key] = value
+                self._run.summary.update({f"best/{key}": value, f"best/{key}_step": step})
+
+    def _read_back(self, folder: Path, run_id: str) -> dict[str, int]:
+        """Return the last step of each name in the run's files, and note the best values."""
+        last: dict[str, int] = {}
+        self._resume_at = None
+        for row in read_history(folder, run_id):
+            self._resume_at = row["_step"] + 1
+            if not isinstance(step := row.pop("step", None), int):
+                continue
+            for key, value in row.items():
+                last[key] = max(step, last.get(key, -1))
+                sign = 1 if self._direction.get(key) == "max" else -1
+                if key in self._direction and isinstance(value, int | float):
+                    self._best[key] = sign * max(sign * value, sign * self._best.get(key, value))
+        return last
+
+    def _send_checkpoint(self, event: CheckpointSaved) -> None:
+        path = Path(event.path)
+        if not path.exists():
+            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+            return
+        artifact = self._lib.Artifact(f"checkpoint-{self._known.id}", "model", metadata={"step": event.iter})
+        if path.is_dir():
+            artifact.add_dir(str(path))
+        else:
+            artifact.add_file(str(path))
+        self._run.log_artifact(artifact, aliases=["latest", path.name])
+
+
+def _import_library() -> Any:
+    try:
+        lib = importlib.import_module("wandb")
+        importlib.import_module("eventloop.writers.pixels")  # imports numpy
+    except ImportError as error:
+        raise ImportError("WandbWriter needs wandb: pip install 'torch-eventloop[wandb]'") from error
+    return lib
+
+
+def _settings(lib: Any) -> Any:
+    """Return settings with which wandb prints nothing, asks nothing and starts no thread of its own."""
+    return lib.Settings(console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30)
+
+
+def _check_project(project: str) -> str:
+    """Refuse a name that W&B refuses.
+
+    Raises:
+        ValueError: the name is too long, or has one of W&B's own characters.
+    """
+    if len(project) > 128 or any(character in "/\\#?%:" for character in project):
+        raise ValueError(
+            f"project must have at most 128 characters, none of them / \\ # ? % or :, got {project!r}"
+        )
+    return project
+
+
+def _check_tags(tags: Any) -> list[str]:
+    if isinstance(tags, str) or not all(isinstance(tag, str) and 1 <= len(tag) <= 64 for tag in tags):
+        raise TypeError(f"tags must be a list of texts of 1 to 64 characters, got {tags!r}")
+    return list(tags)
+
+
+def _histogram(event: HistogramLogged) -> Any:
+    import numpy as np
+
+    from eventloop.writers.pixels import values
+
+    array = values(event).astype(np.float64).ravel()
+    return np.histogram(array[np.isfinite(array)], bins=BINS)
+
+
+def _png_file(folder: str, event: ImageLogged) -> str:
+    from eventloop.writers.pixels import pixels, png
+
+    path = Path(folder, "image.png")
+    path.write_bytes(png(pixels(event)))
+    return str(path)
