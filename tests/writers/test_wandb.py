@@ -166,7 +166,7 @@ def test_a_refused_login_is_one_line(
         ({"config": 3}, TypeError, "config must be a mapping of names to values, got int"),
         ({"entity": 3}, TypeError, "entity must be a str or None, got int"),
         ({"checkpoints": "no"}, TypeError, "checkpoints must be True or False, got 'no'"),
-        ({"offload": "gpu"}, ValueError, "offload must be one of 'auto', 'thread', 'process', got 'gpu'"),
+        ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),
     ],
 )
 def test_bad_arguments(
