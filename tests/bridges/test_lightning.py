@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import pickle
+import signal
+import textwrap
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +31,7 @@ from eventloop.costs.records import RunCosts, read_costs
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook, PreciseBN
 from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter
+from tests import forked
 from tests.support.lightning import Classifier, fit, loader, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders without workers, and more
@@ -522,3 +526,43 @@ def test_a_module_without_an_optimizer(make_bridge: MakeBridge, tmp_path: Path) 
     fit(tmp_path, bridge, model=Without())
 
     assert seen == [None]
+
+
+def test_sigterm(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """Lightning ends the program at a SIGTERM; the bridge's events, writers and costs are complete by then."""
+    bridge, reasons = make_bridge(writers=[JSONLWriter()]), []
+    bridge.bus.subscribe(lambda event: reasons.append(event.reason), "after_run")
+
+    class Killed(Classifier):
+        def on_train_batch_end(self, *_: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit):
+        fit(tmp_path, bridge, model=Killed(), log_every_n_steps=1)
+
+    assert reasons == ["error"]
+    assert costs(tmp_path / "ride")[0].complete
+    assert sum("train_loss_step" in line for line in lines(tmp_path / "ride")) == 1
+
+
+@pytest.mark.slow
+def test_the_other_package(tmp_path: Path) -> None:
+    """A program of `pytorch_lightning` trains with the bridge, and one with both packages can use either."""
+    pytest.importorskip("pytorch_lightning", reason="pytorch_lightning is not installed")
+    program = f"""
+        import {{first}}
+        from pytorch_lightning import Trainer
+        from pytorch_lightning.callbacks import Callback
+        from pytorch_lightning.demos.boring_classes import BoringModel
+        from eventloop.bridges.lightning import EventLoopCallback
+        bridge, seen = EventLoopCallback(work_dir={str(tmp_path)!r}), []
+        assert isinstance(bridge, Callback)
+        bridge.bus.subscribe(lambda event: seen.append(event.iter), "after_train_iter")
+        Trainer(max_steps=2, callbacks=[bridge], logger=False, enable_checkpointing=False, accelerator="cpu",
+                default_root_dir={str(tmp_path)!r}).fit(BoringModel())
+        assert seen == [0, 1]
+    """
+    for first in ("pytorch_lightning", "lightning.pytorch"):
+        text = textwrap.dedent(program.format(first=first))
+        ran = forked.run(["-c", text], env={**os.environ, "PYTHONPATH": forked.ROOT})
+        assert ran.returncode == 0, ran.stderr

@@ -20,7 +20,6 @@ from lightning.pytorch.callbacks import (
     Callback,
     DeviceStatsMonitor,
     EarlyStopping,
-    EMAWeightAveraging,
     LambdaCallback,
     LearningRateMonitor,
     ModelPruning,
@@ -36,6 +35,9 @@ from eventloop.bridges.foreign import Foreign
 from eventloop.costs.records import read_costs
 from tests.support.lightning import Classifier, fit
 from tests.support.trainers import batches, tiny_model
+
+EMAWeightAveraging: Any = getattr(pl_callbacks, "EMAWeightAveraging", None)  # of Lightning 2.6
+averages = pytest.mark.skipif(EMAWeightAveraging is None, reason="this Lightning has no EMAWeightAveraging")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of much
 
@@ -191,6 +193,7 @@ def test_lambdas_are_called(run_with: RunWith) -> None:
     assert seen == [0, 1]
 
 
+@averages
 def test_average_is_lightnings(run_with: RunWith, tmp_path: Path) -> None:
     """EMAWeightAveraging ends with the weights that it has in Lightning's own trainer."""
     native, here = Classifier(), Classifier()
@@ -202,6 +205,7 @@ def test_average_is_lightnings(run_with: RunWith, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(native.parameters(), here.parameters(), strict=True))
 
 
+@averages
 def test_average_is_in_checkpoints(run_with: RunWith, tmp_path: Path) -> None:
     """A resumed run has the average of the uninterrupted one."""
 

@@ -86,6 +86,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._ride = Ride("Lightning", NEVER, bus, **self._options)
         self._costs = HostCosts()
         self._installed, self._during = ExitStack(), ExitStack()
+        self._watches_steps = False
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # of earlier validations and of the training
 
@@ -145,9 +146,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         """Begin the run, with its training."""
         self._begin_run(trainer, training=True)
         self._driven.loader = trainer.train_dataloader
-        for optimizer in trainer.optimizers:
-            handle = optimizer.register_step_post_hook(self._optimizer_stepped)
-            self._during.callback(handle.remove)
+        self._watches_steps = False
         self._obey()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -186,6 +185,8 @@ class EventLoopCallback(Base):  # type: ignore[misc]
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin an epoch."""
         length = trainer.num_training_batches
+        if not self._watches_steps and self.bus.wants(AfterOptimizerStep):
+            self._watch_steps(trainer)
         self._driven.begin_epoch(int(length) if length != float("inf") else None)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
@@ -205,6 +206,13 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         """Announce that the optimizer is about to step."""
         if self._running:
             self._driven.announce(BeforeOptimizerStep)
+
+    def _watch_steps(self, trainer: Any) -> None:
+        """Announce the optimizers' steps, by a hook of PyTorch, which costs each step some microseconds."""
+        self._watches_steps = True
+        for optimizer in trainer.optimizers:
+            handle = optimizer.register_step_post_hook(self._optimizer_stepped)
+            self._during.callback(handle.remove)
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self._driven.announce(AfterOptimizerStep)
@@ -314,7 +322,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
                 f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
-        private = ("_ride", "_costs", "_installed", "_during", "_trains", "_metrics_before")
+        private = ("_ride", "_costs", "_installed", "_during", "_watches_steps", "_trains", "_metrics_before")
         state = {name: value for name, value in vars(self).items() if name not in private}
         return _restored, (_public(type(self)),), state
 
