@@ -114,7 +114,7 @@ def test_bases_are_read_by_mmengine(capsys: pytest.CaptureFixture[str]) -> None:
 BAD_PYTHON = [
     ("hooks = [dict(type='EMAHok')]", "unknown type 'EMAHok': did you mean 'EMAHook'?"),
     ("custom_hook = []\nmax_iters = 3", "config.py has a 'custom_hook', which is ignored: did you mean 'custom_hooks'?"),
-    ("train_cfg = dict(max_epoch=3)", "train_cfg has no key 'max_epoch': did you mean 'max_epochs'?"),
+    ("train_cfg = dict(max_epoch=3)", "train_cfg has no argument 'max_epoch': did you mean 'max_epochs'?"),
     ("train_cfg = dict(by_epoch=True, max_iters=3)", "train_cfg has by_epoch=True and max_iters: leave by_epoch out"),
     ("train_cfg = dict(max_epochs=2, max_iters=3)", "give exactly one of max_epochs and max_iters"),
     ("train_cfg = 3", "config.py: train_cfg must be a mapping, got 3"),

@@ -184,7 +184,7 @@ def test_report_and_trace_name_it_too(
     run = ran.folder / place
 
     assert cli.main(["report", str(run)]) == 0
-    shown = capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
     assert cli.main(["trace", str(run), "--ranks", "-o", str(tmp_path / "ranks.json")]) == 0
 
     assert f"-> rank 1 is slow in {phase}" in shown
