@@ -155,13 +155,17 @@ def short(record: dict[str, Any]) -> str:
     return section(
         f"{about['rounds']} of real trainings, {about['the run']}.",
         [
-            "; ".join(f"{goal['goal']}: {goal['measured']}" for goal in record["goals"]) + ".",
+            *(_together(goals) for goals in (record["goals"][:3], record["goals"][3:])),
             _whole(record["figures"]),
             f"Load of the machine meanwhile: {about['load']}.",
         ],
         record["goals"],
         about,
     )
+
+
+def _together(goals: list[dict[str, Any]]) -> str:
+    return "; ".join(f"{goal['goal']}: {goal['measured']}" for goal in goals) + "."
 
 
 def _whole(figures: list[dict[str, Any]]) -> str:
