@@ -51,7 +51,7 @@ ALERT = "!"
 GAP = 2
 """Spaces between columns."""
 NAME = 24
-"""Characters that names have at least, if they are as long."""
+"""The least width of the column of names, in characters; shorter if no name is as long."""
 CURVE = 10
 """Characters that a curve has at least."""
 HINT = "  (--all shows every table)"
