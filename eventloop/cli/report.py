@@ -18,7 +18,8 @@ if TYPE_CHECKING:  # not for --help
     from eventloop.reporting.report import Report
 
 EXIT_CODES = (
-    "exit codes: 0 done, 1 the page could not be written, 2 bad input (one line), 3 the second run is slower "
+    "exit codes: 0 done, 1 the page could not be written, 2 bad input, or a run without costs or without the "
+    "record of a rank, of which the rest is shown (one line), 3 the second run is slower "
     "than --fail-above allows (one line), 130 ended by Ctrl-C. The runs are only read, and may still be "
     "training."
 )
@@ -98,7 +99,15 @@ def run(options: argparse.Namespace) -> int:
         from eventloop.reporting.text import as_text
 
         say(as_text(reports, encoding=output_encoding(), width=None if options.all else _width()))
-    return 0
+    return _tell_missing(reports)
+
+
+def _tell_missing(reports: list[Report]) -> int:
+    """Say on one line what the accounts of the runs lack, and return 2; or return 0."""
+    missing = [f"{report.run}: {' '.join(report.missing)}" for report in reports if report.missing]
+    if missing:
+        tell("; ".join(missing))
+    return 2 if missing else 0
 
 
 def _as_json(reports: list[Report]) -> str:
@@ -151,7 +160,8 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
         say_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
         tell(gate_line(found))
-    return 3 if found.failed else 0
+    missing = _tell_missing(reports)
+    return 3 if found.failed else missing
 
 
 def _check_html(out: str, *, json: bool) -> None:

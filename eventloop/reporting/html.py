@@ -167,7 +167,8 @@ def _head(run: NamedRun) -> str:
     )
     path = f"<p class=remark>{escape(report.run)}</p>" if report.run != run.name else ""
     advice = "".join(f"<p class=advice>{escape(on_a_line(line))}</p>" for line in report.advice)
-    return f"<h1>{escape(run.name)}</h1>{path}{advice}<dl>{rows}</dl>{_remarks(report.notes)}"
+    notes = _remarks([*report.missing, *report.notes])
+    return f"<h1>{escape(run.name)}</h1>{path}{advice}<dl>{rows}</dl>{notes}"
 
 
 def _heads(runs: Sequence[NamedRun]) -> str:
@@ -186,7 +187,7 @@ def _heads(runs: Sequence[NamedRun]) -> str:
     advice = "".join(
         f"<p class=advice><strong>{escape(n)}</strong>: {escape(on_a_line(line))}</p>" for n, line in lines
     )
-    notes = [f"{run.name}: {note}" for run in runs for note in run.report.notes]
+    notes = [f"{run.name}: {note}" for run in runs for note in [*run.report.missing, *run.report.notes]]
     return f"<h1>{len(runs)} runs</h1>{_scrolling(_header(table), rows)}{advice}{_remarks(notes)}"
 
 

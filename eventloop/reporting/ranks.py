@@ -28,8 +28,8 @@ class RankRecords(NamedTuple):
     """The records of the ranks of a run, in the order of the ranks."""
 
     found: list[RunCosts]
-    notes: list[str]
-    """Which records are missing."""
+    missing: list[str]
+    """A line on the records that are missing."""
 
 
 def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
@@ -55,13 +55,13 @@ def _missing_note(missing: Sequence[int], world_size: int) -> str:
     more = f" and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
     file = costs_path(Path(), missing[0])
     what = (
-        f"rank {names} of {world_size} is"
+        f"record of rank {names} of {world_size} is"
         if len(missing) == 1
-        else f"ranks {names}{more} of {world_size} are"
+        else f"records of ranks {names}{more} of {world_size} are"
     )
     return (
-        f"The record of {what} missing, such as {file}: the rank was killed early, or wrote on another "
-        "machine. No rank is called slow."
+        f"The {what} missing, such as {file}: the rank was killed early, or wrote on another machine. No "
+        "rank is called slow."
     )
 
 

@@ -40,7 +40,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     costs: RunCosts | None
     log: RunLog | None
     notes: list[str]
-    """What is missing or incomplete, and why."""
+    """What is incomplete, and why."""
+    missing: list[str] = []
+    """Without what the account is not whole: the costs, or the records of ranks. `eventloop report` shows the
+    rest, prints these lines to standard error, and exits with 2.
+    """
     advice: list[str] = []
     """What takes the time of the run, and what to do about it: at most three lines."""
     ranks: list[RankTimes] = []
@@ -67,8 +71,8 @@ def load_report(run: Path) -> Report:
     if (slow := slow_rank_of(records)) is not None:
         lines = [rank_advice(slow, records), *lines][:MOST]
     return Report(
-        run=name, costs=costs, log=log, notes=[*_notes(run, costs, log), *missing], advice=lines,
-        ranks=times_of(records), slow_rank=slow,
+        run=name, costs=costs, log=log, notes=_notes(run, costs, log), missing=missing or _without(costs),
+        advice=lines, ranks=times_of(records), slow_rank=slow,
     )  # fmt: skip
 
 
@@ -107,14 +111,16 @@ def _from_events(run: Path) -> str:
     return f"`eventloop replay {run} --to jsonl --out {run}` makes {METRICS} from {EVENTS}"
 
 
+def _without(costs: RunCosts | None) -> list[str]:
+    text = (
+        f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
+    )
+    return [text] if costs is None else []
+
+
 def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
     notes = []
-    if costs is None:
-        notes.append(
-            f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed "
-            "early."
-        )
-    elif not costs.complete:
+    if costs is not None and not costs.complete:
         notes.append(f"The run is under way, or was killed: {COSTS} is as it was written last.")
     elif outdated(costs, log):
         notes.append(

@@ -87,9 +87,9 @@ class Page(HTMLParser):
             self.text += data + "\n"
 
 
-def write(tmp_path: Path, *runs: Path) -> Page:
+def write(tmp_path: Path, *runs: Path, code: int = 0) -> Page:
     """The page of these runs."""
-    assert report(*runs, "--html", tmp_path / "page.html") == 0
+    assert report(*runs, "--html", tmp_path / "page.html") == code
     return Page(tmp_path / "page.html")
 
 
@@ -162,13 +162,13 @@ def test_runs_side_by_side(run: Path, other: Path, tmp_path: Path) -> None:
     (tmp_path / "costs").mkdir()
     write_costs(tmp_path / "costs", costs(handlers=[], trend=[], subscribers=[]))
 
-    page = write(tmp_path, run, other, tmp_path / "curves", tmp_path / "costs")
+    page = write(tmp_path, run, other, tmp_path / "curves", tmp_path / "costs", code=2)
 
     assert page.text.count("\nfirst\n") > 3
     assert page.tags.count("h1") == 1
     for text in ("\n4 runs\n", "\n3.00×\n", "There are no costs", "There are no curves"):
         assert text in page.text
-    assert "There are no costs" in write(tmp_path, tmp_path / "curves").text
+    assert "There are no costs" in write(tmp_path, tmp_path / "curves", code=2).text
 
 
 # --- the charts --------------------------------------------------------------------------------------------

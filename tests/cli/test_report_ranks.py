@@ -112,21 +112,23 @@ def test_even_ranks_have_a_table_and_no_advice(tmp_path: Path) -> None:
     ("ranks", "note"),
     [
         (({"backward": 0.02}, None), "The record of rank 1 of 2 is missing, such as costs.rank1.json: the rank"),
-        (({"backward": 0.02}, None, {"hooks": 0.02}, None), "The record of ranks 1, 3 of 4 are missing, such as costs.rank1"),
+        (({"backward": 0.02}, None, {"hooks": 0.02}, None), "The records of ranks 1, 3 of 4 are missing, such as costs.rank1"),
         (({}, *[None] * 8), "ranks 1, 2, 3, 4, 5 and 3 more of 9 are missing"),
     ],
 )  # fmt: skip
-def test_a_missing_rank_is_noted(
+def test_a_missing_rank_is_one_line_and_exit_code_2(
     tmp_path: Path, ranks: tuple[Any, ...], note: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report has all else, and calls no rank slow, because the missing one may be."""
     run = write_ranks(tmp_path / "run", *ranks)
 
-    assert report(run) == 0
+    assert report(run) == 2
 
-    shown = capsys.readouterr().out
-    assert note in shown
-    assert "is slow" not in shown
+    shown = capsys.readouterr()
+    assert shown.err.startswith(f"eventloop: {run}: The ")
+    assert note in shown.err
+    assert shown.err.count("\n") == 1
+    assert "is slow" not in shown.out
 
 
 def test_a_record_of_an_earlier_run_is_missing(tmp_path: Path) -> None:
@@ -134,7 +136,7 @@ def test_a_record_of_an_earlier_run_is_missing(tmp_path: Path) -> None:
     run = write_ranks(tmp_path / "run", {}, {}, {})
     write_costs(run, rank_record(0, 2))
 
-    assert any("rank 1 of 2 is missing" in note for note in load_report(run).notes)
+    assert any("rank 1 of 2 is missing" in note for note in load_report(run).missing)
 
 
 def test_a_torn_record_of_a_rank_is_one_line_and_exit_code_2(

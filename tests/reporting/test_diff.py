@@ -204,7 +204,7 @@ def test_the_interval_contains_the_true_difference() -> None:
     inside = 0
     for _ in range(60):
         a, b = noise(random, 200), noise(random, 200) + 0.05
-        found = difference(a, b)
+        found = difference(a[np.newaxis], b[np.newaxis])
         inside += (
             found.low - 0.006 <= 0.05 <= found.high + 0.006
         )  # 0.3 % of each process are not within a run
@@ -218,7 +218,7 @@ def test_correlated_points_have_a_wider_interval() -> None:
     steps = np.repeat(random.normal(1, 0.05, 32), 10)
     mixed, other = random.permutation(steps), np.ones(320)
 
-    wide, narrow = difference(other, steps), difference(other, mixed)
+    wide, narrow = (difference(other[np.newaxis], own[np.newaxis]) for own in (steps, mixed))
 
     assert wide.high - wide.low > 1.3 * (narrow.high - narrow.low)
     assert [block_length(n) for n in (10, 64, 460)] == [3, 4, 8]

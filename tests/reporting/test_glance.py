@@ -189,12 +189,13 @@ def test_subscribers_in_need_of_a_look_have_a_row(tmp_path: Path) -> None:
 
 
 def test_without_costs_there_are_scalars(tmp_path: Path) -> None:
-    """And what is missing."""
+    """The report names what is missing."""
     write_lines(tmp_path / "run", *TRAINED)
 
-    text = as_text([load_report(tmp_path / "run")], width=80)
+    report = load_report(tmp_path / "run")
+    text = as_text([report], width=80)
 
-    assert "There are no costs" in text
+    assert [line[:18] for line in report.missing] == ["There are no costs"]
     assert "val/accuracy 0.9" in text
 
 

@@ -21,8 +21,11 @@ DECILE = 0.1
 RARE = 0.1
 """The part of the mean below which the lower decile misses most of the work."""
 Points = NDArray[np.float64]
+"""Of shape (parts, points): the phases of an iteration, or one handler, by successive stretches of a run."""
 Statistic = Literal["decile", "mean"]
-"""The lower decile of the points, or their mean."""
+"""The lower decile of the points, or their mean. Of several parts it is the sum over them: other programs
+seldom delay all phases of one iteration, so the sum is less noisy than the statistic of the whole time.
+"""
 STRETCHES: dict[Statistic, int] = {"decile": 8, "mean": 4}
 """Equal parts of a run, between which a statistic differs; work that is rare is not in each eighth."""
 
@@ -43,7 +46,7 @@ class Difference(NamedTuple):
 
 
 def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Difference:
-    """Compare two series of at least eight points.
+    """Compare two series, each of the same parts and of at least eight points.
 
     A tenth of the points is below the lower decile. It is compared, and not the median, because other
     programs on the machine only ever make a point longer; Chen and Revels (2016) take the least time.
@@ -59,7 +62,7 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
 
 def rare(points: Points) -> bool:
     """Return whether most of the work is in a few points, as a checkpoint in each hundredth iteration is."""
-    return bool(_decile(points) < RARE * points.mean())
+    return bool(_decile(points) < RARE * _mean(points))
 
 
 def block_length(points: int) -> int:
@@ -69,25 +72,27 @@ def block_length(points: int) -> int:
 
 def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) -> Points:
     """Return the statistic of each of `RESAMPLES` series that are drawn from the points."""
-    count, length = len(points), block_length(len(points))
+    count = points.shape[-1]
+    length = block_length(count)
     starts = np.random.default_rng(seed).integers(0, count, (RESAMPLES, ceil(count / length), 1))
     drawn = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
-    found: Points = statistic(points[drawn])
+    found: Points = statistic(points[:, drawn])
     return found
 
 
 def _spread(points: Points, statistic: Statistic) -> float:
-    stretches = np.array_split(points, STRETCHES[statistic])
+    stretches = np.array_split(points, STRETCHES[statistic], axis=-1)
     wandering = float(np.ptp([_MEASURES[statistic](stretch) for stretch in stretches]))
-    return max(wandering, float(np.median(points) - _decile(points))) if statistic == "decile" else wandering
+    above = float(np.median(points, axis=-1).sum() - _decile(points))
+    return max(wandering, above) if statistic == "decile" else wandering
 
 
 def _decile(points: Points) -> Any:
-    return np.quantile(points, DECILE, axis=-1)
+    return np.quantile(points, DECILE, axis=-1).sum(axis=0)
 
 
 def _mean(points: Points) -> Any:
-    return points.mean(axis=-1)
+    return points.mean(axis=-1).sum(axis=0)
 
 
 _MEASURES: dict[Statistic, Callable[[Points], Any]] = {"decile": _decile, "mean": _mean}

@@ -31,7 +31,9 @@ class Series(NamedTuple):
     mean: float
     """Over the whole run."""
     points: Points | None
-    """Of equal numbers of iterations, without the warm-up; None if they are not known or too few."""
+    """Of shape (parts, points), for equal numbers of iterations, without the warm-up; None if they are not
+    known or too few. The parts of an iteration are its phases.
+    """
 
 
 def series_of(costs: RunCosts) -> dict[str, Series]:
@@ -41,8 +43,9 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
     """
     phases = _whole_points(costs)
     each, iterations = phases[0].iterations if phases else 0, max(1, costs.phases.iterations)
-    seconds = {phase: _of(phases, phase) for phase in (*PHASES, "wall")}
-    found = {ITERATION: Series("iteration", costs.phases.wall / iterations, _usable(seconds["wall"], each))}
+    seconds = {phase: _of(phases, phase) for phase in PHASES}
+    whole = _usable(np.concatenate([*seconds.values()]), each)
+    found = {ITERATION: Series("iteration", costs.phases.wall / iterations, whole)}
     for phase in PHASES:
         mean = getattr(costs.phases, phase) / iterations
         found[phase] = Series("phase", mean, _usable(seconds[phase], each))
@@ -60,20 +63,20 @@ def _whole_points(costs: RunCosts) -> list[Phases]:
 
 
 def _of(phases: list[Phases], phase: str) -> Points:
-    return np.array([getattr(point, phase) for point in phases], np.float64)
+    return np.array([[getattr(point, phase) for point in phases]], np.float64)
 
 
 def _handler_points(handler: HandlerCost, seconds: dict[str, Points], each: int) -> Points | None:
-    groups = len(seconds["wall"]) // HANDLER_POINT
+    groups = seconds[PHASES[0]].shape[1] // HANDLER_POINT
     if len(handler.trend) < groups:  # its calls were not all clocked, or an older version wrote the file
         return None
-    own = np.array(handler.trend[:groups], np.float64)
+    own = np.array([handler.trend[:groups]], np.float64)
     for phase in handler.includes:
-        own -= seconds[phase][: groups * HANDLER_POINT].reshape(groups, HANDLER_POINT).sum(axis=1)
+        own -= seconds[phase][:, : groups * HANDLER_POINT].reshape(1, groups, HANDLER_POINT).sum(axis=2)
     return _usable(own, each * HANDLER_POINT)
 
 
 def _usable(seconds: Points, iterations: int) -> Points | None:
     """Return the seconds an iteration of the points after the warm-up, or None if they are too few."""
-    points = seconds[ceil(len(seconds) * WARM_UP) :]
-    return points / iterations if len(points) >= LEAST_POINTS else None
+    points = seconds[:, ceil(seconds.shape[1] * WARM_UP) :]
+    return points / iterations if points.shape[1] >= LEAST_POINTS else None
