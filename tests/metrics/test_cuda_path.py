@@ -19,22 +19,10 @@ from eventloop.costs.records import read_costs
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.training.trainer import Trainer
+from tests.support.cuda import Device, OnCuda, on_cuda
 from tests.support.trainers import DEADLINE, build_trainer
 
-CUDA = torch.device("cuda", 0)
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-
-
-class OnCuda(torch.Tensor):
-    """A tensor of the host that says it is on a CUDA device."""
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
 
 
 class Odd(OnCuda):
@@ -42,95 +30,6 @@ class Odd(OnCuda):
 
     def reshape(self, *shape: Any) -> torch.Tensor:
         raise NotImplementedError("reshape is not implemented for this layout")
-
-
-def on_cuda(value: complex, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """A number on the fake device."""
-    return torch.tensor(value, dtype=dtype).as_subclass(OnCuda)
-
-
-class Device:
-    """What is asked of the fake device, in order; its copies are done when `done` says so."""
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.done = False
-        self.waited: list[str] = []  # the threads that did
-        self.current: Any = None
-
-
-class Stream:
-    """A stream of the fake device."""
-
-    def __init__(self, device: Device, name: str) -> None:
-        self._device, self._name = device, name
-
-    def __str__(self) -> str:
-        return self._name
-
-    def wait_stream(self, other: object) -> None:
-        """What comes on this stream comes after what is on the other by now."""
-        self._device.calls.append(f"{self} waits for {other}")
-
-    def wait_event(self, event: object) -> None:
-        """What comes on this stream comes after an event."""
-        self._device.calls.append(f"{self} waits for {event}")
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Put a fake in the place of CUDA's streams, events and page-locked memory."""
-    device = Device()
-    empty = torch.empty
-
-    class Event:
-        def __init__(self, *, blocking: bool) -> None:
-            assert blocking, "who waits for another would keep a CPU busy"
-            self._name = "an event"
-
-        def __str__(self) -> str:
-            return self._name
-
-        def record(self, stream: object) -> None:
-            self._name = f"the event of {stream}"
-            device.calls.append(f"record on {stream}")
-
-        def query(self) -> bool:
-            device.calls.append("query")
-            return device.done
-
-        def synchronize(self) -> None:
-            device.calls.append("synchronize")
-            device.waited.append(threading.current_thread().name)
-
-    def fake_empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
-        if pin_memory:
-            device.calls.append("pin")
-        return empty(*size, **options)
-
-    def side_stream(where: torch.device) -> Stream:
-        device.calls.append("a stream more")
-        return Stream(device, "the copies' stream")
-
-    @contextmanager
-    def on_stream(stream: Stream) -> Iterator[None]:
-        device.current, before = stream, device.current
-        yield
-        device.current = before
-
-    device.current = Stream(device, "the stream of cuda:0")
-    monkeypatch.setattr(torch, "empty", fake_empty)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", side_stream)
-    monkeypatch.setattr(torch.cuda, "stream", on_stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: device.current)
-    monkeypatch.setattr(
-        OnCuda,
-        "record_stream",
-        lambda tensor, stream: device.calls.append(f"in use by {stream}"),
-        raising=False,
-    )
-    return device
 
 
 def test_a_copy_starts_at_once_and_waits_for_nothing(device: Device) -> None:

@@ -130,7 +130,8 @@ OUTPUTS: dict[str, Callable[[Worked, Capture], Told]] = {
     "trainer.costs()": lambda worked, _: of_costs(worked.trainer.costs()),
     "costs.json": lambda worked, _: of_costs(read_costs(worked.directory)),
     "report --json": of_json,
-    "report": of_report,
+    "report": lambda worked, capture: told_by(printed(worked, capture)),
+    "report --all": of_report,
     "report --html": of_page,
     "trainer.summary()": lambda worked, _: told_by(worked.trainer.summary()),
 }
@@ -200,7 +201,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Worked:
     return train(tmp_path_factory.mktemp("idle") / "run", [Worker(10, 3, 0.0)])
 
 
-@pytest.mark.parametrize("output", ["report", "trainer.summary()"])
+@pytest.mark.parametrize("output", ["report", "report --all", "trainer.summary()"])
 @pytest.mark.parametrize("run", ["worked", "idle"])
 def test_the_rows_add_up_to_the_hooks_phase(
     run: str, output: str, request: pytest.FixtureRequest, capsys: Capture
