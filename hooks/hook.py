@@ -24,6 +24,8 @@ _MARK = "_eventloop_on"
 
 
 def on(
+    method: None = None,
+    /,
     *,
     priority: Priority | int | str | None = None,
     every: int = 1,
@@ -38,8 +40,11 @@ def on(
     def after_train_iter(self, trainer, event): ...
 
     Raises:
-        TypeError, ValueError: a priority, filter or budget is invalid; raised where the decorator is written.
+        TypeError, ValueError: a priority, filter or budget is invalid, or the parentheses are missing; raised
+            where the decorator is written.
     """
+    if method is not None:
+        raise TypeError(f"@on needs its options: expected @on(priority=...), got @on above {method!r}")
     if priority is not None:
         get_priority(priority)
     check_filter(every, start, once, when)

@@ -110,7 +110,7 @@ _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 
 
 def point_meant(method: str) -> str:
-    """Translate a callback method of Lightning or Transformers to the name of an event.
+    """Translate a callback method of Lightning or Transformers, or an event of ignite, to our event's name.
 
     `on_train_batch_end` becomes `after_train_iter`. The event need not exist. The result is "" for a name of
     another form.

@@ -223,5 +223,11 @@ METHODS = _table(
     ("on_load_checkpoint", "after_load_checkpoint"),
     ("on_step_begin before_train_batch", "before_train_iter"),
     ("on_step_end after_train_batch", "after_train_iter"),
+    ("STARTED", "before_train"),
+    ("EPOCH_STARTED", "before_train_epoch"),
+    ("ITERATION_STARTED", "before_train_iter"),
+    ("ITERATION_COMPLETED", "after_train_iter"),
+    ("EPOCH_COMPLETED", "after_train_epoch"),
+    ("COMPLETED", "after_train"),
 )
-"""Methods of callbacks that `point_meant` cannot translate by rule."""
+"""Methods of callbacks, and events of ignite, that `point_meant` cannot translate by rule."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -287,6 +287,12 @@ def test_on_filters_one_method(bus: Bus, options: dict[str, Any], expected: list
         bus.emit(AfterTrainIter(iter=i))
 
     assert seen == expected
+
+
+def test_on_without_parentheses_is_refused() -> None:
+    """Where it is written, with the line to write."""
+    with pytest.raises(TypeError, match=r"expected @on\(priority=\.\.\.\), got @on above <function"):
+        define(after_train_iter=cast(Any, on)(lambda self, trainer, event: None))
 
 
 @pytest.mark.parametrize("method", ["log_it", "_log_it"])
