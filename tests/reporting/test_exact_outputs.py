@@ -130,7 +130,6 @@ OUTPUTS: dict[str, Callable[[Worked, Capture], Told]] = {
     "trainer.costs()": lambda worked, _: of_costs(worked.trainer.costs()),
     "costs.json": lambda worked, _: of_costs(read_costs(worked.directory)),
     "report --json": of_json,
-    "report": lambda worked, capture: told_by(printed(worked, capture)),
     "report --all": of_report,
     "report --html": of_page,
     "trainer.summary()": lambda worked, _: told_by(worked.trainer.summary()),
@@ -164,6 +163,16 @@ def test_the_dearest_handler_heads_the_table(output: str, worked: Worked, capsys
     told = OUTPUTS[output](worked, capsys)
 
     assert next(name for name in told if name != OUTSIDE_HANDLERS) == worked.dearest == "works_50_37"
+
+
+def test_the_short_report_has_the_true_time_of_the_handlers_that_it_shows(
+    worked: Worked, capsys: Capture
+) -> None:
+    """Handlers below 1 % of the iterations share a row."""
+    told = told_by(printed(worked, capsys))
+
+    assert worked.dearest in told
+    assert wrong(worked.own, told) == {}
 
 
 def test_a_trace_has_the_true_time_of_its_window(worked: Worked) -> None:
@@ -201,7 +210,7 @@ def idle(tmp_path_factory: pytest.TempPathFactory) -> Worked:
     return train(tmp_path_factory.mktemp("idle") / "run", [Worker(10, 3, 0.0)])
 
 
-@pytest.mark.parametrize("output", ["report", "report --all", "trainer.summary()"])
+@pytest.mark.parametrize("output", ["report --all", "trainer.summary()"])
 @pytest.mark.parametrize("run", ["worked", "idle"])
 def test_the_rows_add_up_to_the_hooks_phase(
     run: str, output: str, request: pytest.FixtureRequest, capsys: Capture
