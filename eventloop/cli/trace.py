@@ -20,7 +20,7 @@ OPEN = "open it at https://ui.perfetto.dev or in chrome://tracing"
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace",
         help="list the traces of a run, which Perfetto and chrome://tracing open; copy or merge them",
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
-    """Write the window of all ranks, by default next to that of rank 0; return the exit code.
+    """Write a window of all ranks to one file, by default next to rank 0's; return the exit code.
 
     Raises:
         OSError, ValueError: the window of a rank is missing or damaged.
@@ -94,7 +94,7 @@ def _write(options: argparse.Namespace, out: str, data: bytes, what: str, more: 
 
 
 def _listing(traces: list[TraceFile]) -> str:
-    """Return a table of the windows, and how a file is opened."""
+    """Return a table of the windows, followed by the hint how to open a file."""
     from eventloop.cli.listing_text import size_text
     from eventloop.util.formatting import table
 
@@ -106,7 +106,11 @@ def _listing(traces: list[TraceFile]) -> str:
 
 
 def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
-    """Return the window with a number, 1 for the first; without a number the last one."""
+    """Return the window with this number, counted from 1; None means the last window.
+
+    Raises:
+        ValueError: there is no window with this number.
+    """
     if number is None:
         return traces[-1]
     if number > len(traces):
@@ -122,7 +126,7 @@ def _contents(chosen: list[TraceFile]) -> bytes:
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Check which windows are asked for, and the path to write to."""
+    """Refuse inconsistent options, and an output path that cannot be used."""
     from eventloop.tracing.files import is_trace
 
     if options.merge and options.window is not None:
