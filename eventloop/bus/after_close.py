@@ -13,13 +13,13 @@ logger = logging.getLogger("eventloop")
 
 
 class AfterClose:
-    """Count events as dropped in place of handing them over, and warn about the first."""
+    """Count events of a closed bus as dropped in place of queuing them, and warn about the first one."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def refuse_posted(self, lanes: Iterable[Lane], event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type as dropped, for a posted deferred that will not be created."""
+        """Count one event of each type as dropped, for a posted deferred whose events will not be created."""
         for event_type in event_types:
             for lane in lanes:
                 if event_type in lane.routes:
