@@ -36,10 +36,10 @@ def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
 
 
 def position_of(loader: Any) -> object | None:
-    """Return a part of a loader whose position a separate pass would move, or None if no part has one.
+    """Return a part of a loader whose position a separate pass would move, or None without such a part.
 
-    Training would then miss the batches of the separate pass. Such parts have `state_dict` and
-    `load_state_dict`: a loader that is no `DataLoader`, a sampler, or an IterableDataset that is read in
+    Training would then miss the batches of the separate pass. Such a part has `state_dict` and
+    `load_state_dict`: a loader that is not a `DataLoader`, a sampler, or an IterableDataset that is read in
     this process.
     """
     if not isinstance(loader, DataLoader):
