@@ -1,4 +1,4 @@
-"""Register the sets of names that values are put under, with one smoothing hint for each name."""
+"""Register the sets of names under which values are put, with one smoothing hint for each name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eventloop.metrics.rows import Scalar, Shape
 from eventloop.metrics.scalar_value import refuse_unreadable
 
 SHAPES_LIMIT = 1024
-"""At most so many sets of names are kept."""
+"""The largest number of sets of names that are kept."""
 
 
 class Shapes:

@@ -1,8 +1,8 @@
 """Tables of names of other systems with their replacements in eventloop, for error messages.
 
 The systems are Lightning, MMEngine, mmcv, ignite, detectron2 and Transformers. A row has one or several
-names, separated by spaces, and one replacement: a noun phrase that follows "use". `eventloop.migration.names`
-reads the tables.
+names, separated by spaces, and one replacement: a noun phrase that follows "use" in the message.
+`eventloop.migration.names` reads the tables.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ ARGUMENTS = {
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
 }  # fmt: skip
-"""By class of eventloop: arguments of the other systems' classes for the same purpose."""
+"""Arguments of other systems' classes with the same purpose, by class of eventloop."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
