@@ -78,23 +78,31 @@ def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
     merged = merge_ranks(file)
     out = options.out or str(file.path.with_name(f"ranks_{file.first}-{file.last}.json"))
     slow = f"; {merged.slow.text}" if merged.slow is not None else "; no rank is slow"
-    what = f"iterations {file.first}..{file.last} of {merged.world_size} ranks"
-    return _write(options, out, encoded(merged.trace), what, slow)
+    content = f"iterations {file.first}..{file.last} of {merged.world_size} ranks"
+    return _write(options, out, encoded(merged.trace), content, slow)
 
 
-def _write(options: argparse.Namespace, out: str, data: bytes, what: str, more: str = "") -> int:
+def _write(options: argparse.Namespace, out: str, data: bytes, content: str, note: str = "") -> int:
+    """Write a trace, describe it on standard error, and return the exit code.
+
+    Args:
+        out: the path of the file, or "-" for standard output.
+        data: the bytes of the file.
+        content: the first words of the description, such as "iterations 0..9".
+        note: the end of the description.
+    """
     try:
         if not write_output("-o", out, data):
-            return 0
+            return 0  # the reader of standard output has left, as `head` does, which is no error
     except OSError as error:
         return failed(options, error, 1)
     where = "" if out == STANDARD_OUTPUT else f" into {out}; {OPEN}"
-    tell(f"{what}{where}{more}")
+    tell(f"{content}{where}{note}")
     return 0
 
 
 def _listing(traces: list[TraceFile]) -> str:
-    """Return a table of the windows, followed by the hint how to open a file."""
+    """Return a table of the windows, with a last line that says where to open a file."""
     from eventloop.cli.listing_text import size_text
     from eventloop.util.formatting import table
 
@@ -120,6 +128,7 @@ def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
 
 
 def _contents(chosen: list[TraceFile]) -> bytes:
+    """Return the bytes of one window's file, or of one file made of several windows."""
     from eventloop.tracing.files import encoded, merged
 
     return chosen[0].path.read_bytes() if len(chosen) == 1 else encoded(merged(chosen))

@@ -14,7 +14,7 @@ BATCH = 256
 
 Adding them one by one costs an iteration twice as much (`benchmarks.accounting`).
 """
-_STEPS = 1 / log2(1.05)
+_BINS_PER_DOUBLING = 1 / log2(1.05)
 """The number of bins of the histogram for each doubling of the duration.
 
 A bin is 5 % wide, which is the accuracy of the percentiles; some hundred bins are in use at most.
@@ -41,11 +41,11 @@ class Timing:
     def __init__(self) -> None:
         self.recent: list[float] = []
         self.budget: Budget | None = None
-        self._clocked = self._sampled = 0
+        self._clocked = self._sampled = 0  # calls in the sums, and those of them added while sampling
         self._seconds = self._longest = self._sampled_seconds = 0.0
         self._sampling = False  # whether the recent durations stand for calls that were not clocked, too
-        self._counts: Counter[float] = Counter()
-        self._lock = threading.RLock()
+        self._counts: Counter[float] = Counter()  # calls by the number of their bin
+        self._lock = threading.RLock()  # reentrant: `times` calls other methods that take it
 
     def add(self, seconds: float) -> None:
         """Add the duration of one call."""
@@ -67,7 +67,7 @@ class Timing:
             self._clocked += calls
             self._seconds += seconds
             self._longest = max(self._longest, longest)
-            self._counts[_step(seconds / calls)] += calls
+            self._counts[_bin(seconds / calls)] += calls
 
     def begin_sampling(self, sampling: bool) -> None:
         """Set whether later calls stand for unclocked calls, too (see `eventloop.costs.sampling`)."""
@@ -97,8 +97,10 @@ class Timing:
         if self._sampling:
             self._sampled += len(added)
             self._sampled_seconds += seconds
-        # `_step`, whose calls would take twice as long (`benchmarks.accounting`)
-        self._counts.update([log2(s) * _STEPS // 1 if s > _LEAST_SECONDS else _LEAST_STEP for s in added])
+        # `_bin` written out, because a call of it takes twice as long (`benchmarks.accounting`)
+        self._counts.update(
+            [log2(s) * _BINS_PER_DOUBLING // 1 if s > _LEAST_SECONDS else _FIRST_BIN for s in added]
+        )
 
     @property
     def clocked(self) -> int:
@@ -137,10 +139,10 @@ class Timing:
         with self._lock:
             self._sum_up()
             left = share * self._clocked
-            for step in sorted(self._counts):
-                left -= self._counts[step]
+            for number in sorted(self._counts):
+                left -= self._counts[number]
                 if left <= 0:
-                    return min(self._longest, 2 ** ((step + 0.5) / _STEPS))
+                    return min(self._longest, 2 ** ((number + 0.5) / _BINS_PER_DOUBLING))
             return self._longest
 
     def histogram(self) -> list[tuple[float, int]]:
@@ -150,7 +152,9 @@ class Timing:
         """
         with self._lock:
             self._sum_up()
-            return [(2 ** (step / _STEPS), self._counts[step]) for step in sorted(self._counts)]
+            return [
+                (2 ** (number / _BINS_PER_DOUBLING), self._counts[number]) for number in sorted(self._counts)
+            ]
 
     def times(self, calls: int | None = None) -> Times:
         """Return the distribution of the times of `calls` calls; None means the clocked ones."""
@@ -161,11 +165,12 @@ class Timing:
             return Times(samples=self._clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self._longest)
 
 
-def _step(seconds: float) -> float:
-    return log2(max(seconds, _LEAST_SECONDS)) * _STEPS // 1
+def _bin(seconds: float) -> float:
+    """Return the number of the histogram's bin for a duration; the bin of a second has the number 0."""
+    return log2(max(seconds, _LEAST_SECONDS)) * _BINS_PER_DOUBLING // 1
 
 
-_LEAST_STEP = _step(_LEAST_SECONDS)
+_FIRST_BIN = _bin(_LEAST_SECONDS)
 
 
 class Budget:
@@ -175,18 +180,18 @@ class Budget:
     calls did: a single call may have been interrupted, and the first call includes set-up.
 
     Args:
-        seconds: the limit.
+        seconds: the limit on the p99, in seconds.
         exceeded: called with the p99 in seconds when the limit is exceeded.
     """
 
-    __slots__ = ("_exceeded", "_over", "exceeded", "seconds")
+    __slots__ = ("_over", "_report", "exceeded", "seconds")
 
     LEAST = 3
 
     def __init__(self, seconds: float, exceeded: Callable[[float], None]) -> None:
         self.seconds = seconds
         self.exceeded = False
-        self._exceeded = exceeded
+        self._report = exceeded
         self._over = 0
 
     def overrun(self, timing: Timing) -> None:
@@ -198,4 +203,4 @@ class Budget:
         self._over += 1
         if not self.exceeded and self._over >= self.LEAST and self._over * 100 > timing.clocked:
             self.exceeded = True
-            self._exceeded(timing.percentile(0.99))
+            self._report(timing.percentile(0.99))
