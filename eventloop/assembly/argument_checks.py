@@ -14,7 +14,7 @@ from eventloop.util.checks import length_of, positive
 from eventloop.util.functions import check_call
 
 _TAKEN: WeakSet[Bus] = WeakSet()
-"""The buses to which a trainer's hooks are attached; a bus may serve only one trainer."""
+"""The buses that already serve a trainer; a second trainer must not use them."""
 
 
 def check_trainer(
@@ -69,7 +69,7 @@ def check_bus(bus: object) -> None:
 
 
 def take_bus(bus: Bus) -> None:
-    """Mark a bus as belonging to a trainer, whose hooks are about to be attached."""
+    """Note that a bus serves a trainer, whose hooks are about to be attached."""
     _TAKEN.add(bus)
     bus.for_runs = True
 

@@ -180,7 +180,7 @@ def attach_all(
 
 
 def check_owner(hook: Any, host: str) -> None:
-    """Refuse a hook that does a part of the loop which the driving engine (the host) already does."""
+    """Refuse a hook whose work another engine does, if that engine (the host) drives the trainer."""
     if host and (owns := getattr(hook, "owns", "")):
         raise ValueError(
             f"{type(hook).__name__} does {owns} itself, which {host} does here: leave the hook out, and set "
@@ -248,7 +248,7 @@ def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str
 
 
 def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
-    """Build a hook that `default_hooks` adds under a new name.
+    """Build a hook that the argument `default_hooks` adds under a new name.
 
     For example `default_hooks=dict(visualization=dict(type="VisualizationHook"))`.
     """

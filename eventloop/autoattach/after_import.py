@@ -14,7 +14,7 @@ Action = Callable[[ModuleType], None]
 
 @contextmanager
 def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
-    """Call each action with the module of its name: at once, or when it is imported within the block."""
+    """Call each action with its module: at once, or when the module is imported within the block."""
     finder = _Finder(actions)
     for name, action in actions.items():
         if name in sys.modules:
@@ -27,7 +27,7 @@ def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder):
-    """An import finder that only adds an action to modules which other finders find."""
+    """An import finder that lets the other finders find a module, and adds the action to it."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
         self._actions = actions

@@ -48,7 +48,7 @@ class Attacher:
             return None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for the next bridge."""
+        """Return the keyword arguments with which the next bridge is created."""
         options = self.options
         return {
             "writers": [{"type": name} for name in options.writers],
@@ -61,9 +61,9 @@ class Attacher:
         ride.place, ride.ended = self.free_directory, self._keep
 
     def free_directory(self, wanted: Path | None) -> Path | None:
-        """Return the directory for another trainer of this program.
+        """Return the wanted directory for another trainer; None lets that trainer create one.
 
-        If an earlier trainer has the wanted directory, it is a new one within it: `trainer-2` and so on.
+        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on.
         """
         if wanted is None:
             return None  # the trainer creates one, named by the time

@@ -1,4 +1,4 @@
-"""Attach bridges where each engine accepts callbacks, to every trainer that a program creates."""
+"""Attach a bridge to every trainer that a program creates with another engine."""
 
 from __future__ import annotations
 

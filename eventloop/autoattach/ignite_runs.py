@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from eventloop.autoattach.attacher import Attacher
 
 EVALUATES = "supervised_evaluation_step"
-"""The prefix by which the process functions of `create_supervised_evaluator` are recognised."""
+"""The prefix of the names of evaluators' process functions, which `create_supervised_evaluator` makes."""
 
 
 class Parts(NamedTuple):

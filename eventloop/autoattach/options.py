@@ -27,7 +27,7 @@ class RunOptions(msgspec.Struct, frozen=True):
     pid: int = msgspec.field(default_factory=os.getpid)
 
     def put(self, environment: MutableMapping[str, str]) -> None:
-        """Put the options into an environment, with an absolute `work_dir`."""
+        """Put the options into a mapping of environment variables, with an absolute `work_dir`."""
         work_dir = self.work_dir and os.path.abspath(self.work_dir)
         environment[VARIABLE] = msgspec.json.encode(msgspec.structs.replace(self, work_dir=work_dir)).decode()
 

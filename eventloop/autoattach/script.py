@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 _RUNNERS = ("<frozen runpy>", __file__)
-"""The files whose stack frames lie between `run_main` and the script."""
+"""The files whose stack frames, between `run_main` and the script, tracebacks leave out."""
 
 
 def check_script(script: str, *, module: bool) -> None:

@@ -33,16 +33,16 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
-"""The interval in seconds at which the keeper looks at the queues without being woken."""
+"""The interval in seconds at which the keeper (the thread that supervises the queues) looks at them."""
 DEVICE_POLL_SECONDS = 0.002
-"""The interval in seconds at which the keeper checks whether a value has left the device."""
+"""The interval in seconds at which the keeper thread checks whether values have left the device."""
 MANY = 8192
-"""The number of events waiting for a subscriber from which an emitting thread wakes the keeper."""
+"""The number of events waiting for a subscriber from which an emit wakes the keeper thread."""
 DROP_REPORT_SECONDS = 1.0
 
 
 class Background(Closing):
-    """The background subscribers of one bus, and the keeper's thread."""
+    """The background subscribers of one bus, and the keeper, the thread that supervises their queues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class Background(Closing):
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Lane:
-        """Start the queue and the thread, task or process of a subscriber, and the keeper if needed.
+        """Start the queue and the thread, task or process of a subscriber, and the keeper thread if needed.
 
         Args:
             name: the subscriber's name.
@@ -183,7 +183,7 @@ class Background(Closing):
         return feed, stamp
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Wrap `feed` to count the events that background threads emit, in `emissions`.
+        """Wrap `feed` to count the events that background threads emit, for the end of a flush.
 
         `flush` waits until this count stops growing.
         """
@@ -196,7 +196,7 @@ class Background(Closing):
         return count
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Queue a deferred, whose events are created later, when their values are ready.
+        """Queue a `Deferred` object, whose events are created later, when their values are ready.
 
         Waits until the queue of each subscriber to one of `types` with overflow="block" has room.
         """
@@ -217,7 +217,7 @@ class Background(Closing):
                 lane.keep_bounded()
 
     def wake(self) -> None:
-        """Make the keeper look at the queues now; safe from any thread."""
+        """Make the keeper thread look at the queues now; safe from any thread."""
         self._woken.set()
 
     # --- at the edges of a process --------------------------------------------------------------------------
@@ -250,7 +250,7 @@ class Background(Closing):
         self.keep_left = former.keep_left
 
     def start(self) -> None:
-        """Start the keeper's thread; safe from any thread.
+        """Start the keeper thread; safe from any thread.
 
         Does nothing if it runs already, if the bus is closed, or in a dry run.
 
@@ -292,7 +292,7 @@ class Background(Closing):
             self._end_if_empty()
 
     def last_posted(self) -> Latch | None:
-        """Return a latch that is set once the events of the last posted deferred are created.
+        """Return a latch that is set once the events of the last posted `Deferred` object are created.
 
         None if all deferred events have been created.
         """
@@ -302,7 +302,7 @@ class Background(Closing):
             return None
 
     def _make_posted(self) -> None:
-        """Create the events of deferreds whose values are ready, in the order in which they were posted."""
+        """Create the events of posted `Deferred` objects whose values are ready, in their order."""
         while self._posted:
             posted = self._posted[0]
             try:

@@ -41,7 +41,7 @@ JOIN_SECONDS = 1.0
 
 
 class Posted:
-    """A deferred, and the places that the queues of its subscribers keep for its events."""
+    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
 
     def __init__(self, deferred: Deferred, places: list[tuple[Lane, Pending]]) -> None:
         self.deferred = deferred
@@ -73,10 +73,10 @@ class Closing(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the keeper look at the queues now; safe from any thread."""
+        """Make the keeper thread look at the queues now; safe from any thread."""
 
     def on_background_thread(self) -> bool:
-        """Return whether the calling thread is a subscriber's or the keeper's.
+        """Return whether the calling thread is a subscriber's or the keeper, which supervises the queues.
 
         Such a thread must not wait for the background, which would wait for it.
         """
@@ -119,7 +119,7 @@ class Closing(ABC):
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
-        """Repeat `flush` as long as each repetition leaves fewer events; return whether all were delivered.
+        """Repeat `flush` as long as each repetition leaves fewer events; return whether none is left.
 
         Args:
             timeout: seconds of each flush.
@@ -184,7 +184,7 @@ class Closing(ABC):
         return complete
 
     def _wait_posted(self, deadline: float) -> bool:
-        """Wait until the deferred events posted so far are created; return False on a timeout."""
+        """Wait until all events of the `Deferred` objects posted so far are created; False on a timeout."""
         with suppress(IndexError):
             last = self._posted[-1]
             self.wake()

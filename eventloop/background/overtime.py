@@ -18,7 +18,7 @@ LONGEST_WAIT = 10
 
 
 class Overtime:
-    """Extend a wait if fewer events are queued than at the last check.
+    """Decide how long a flush or close continues to wait: as long as queues get shorter.
 
     Args:
         lanes: the queues to wait for.

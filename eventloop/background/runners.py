@@ -147,7 +147,7 @@ class TaskLane(Lane):
         return cancelled and running is not None and running.cancelling() > 0
 
     def _end_with_loop(self) -> None:
-        """Note that the bus's event loop has ended, as it does after a close."""
+        """Note that the bus's asyncio event loop has ended, as it does after a close."""
         self.closed.set()
 
 

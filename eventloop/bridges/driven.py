@@ -16,7 +16,7 @@ from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
 
 OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_collection", "checkpoint")
-"""The default hooks that a driven trainer leaves out, unless it is given another hook of that name."""
+"""The default hooks whose work the host does, so that a driven trainer has them only on request."""
 
 
 class DrivenTrainer(Trainer):

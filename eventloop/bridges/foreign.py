@@ -64,7 +64,7 @@ class Adapter(Protocol):
     """The name of the system in reports, such as "lightning"."""
 
     def check(self, callback: Any) -> None:
-        """Refuse an object that is not a callback of the system, or cannot have an effect here.
+        """Refuse an object that is not a callback of the system, or cannot have an effect in eventloop.
 
         Raises:
             TypeError: it is not a callback of the system.

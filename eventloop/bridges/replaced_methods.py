@@ -14,7 +14,7 @@ class _Replaced(NamedTuple):
     name: str
     ours: Callable[..., Any]
     before: Any
-    """The entry of the object's own `__dict__` before the replacement, or `_ABSENT`."""
+    """The former method in the object's own `__dict__`, or `_ABSENT` if only the class had it."""
 
 
 class ReplacedMethods:

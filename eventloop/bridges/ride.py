@@ -65,9 +65,9 @@ class Ride:
             find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
         self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
-        """Returns the trainer's directory, given that of the bridge or, without one, that of the host."""
+        """A function that returns the trainer's directory, given that of the bridge or of the host."""
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
-        """Called with the trainer after each run."""
+        """A function that is called with the trainer after each run."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
 
     def begin_run(

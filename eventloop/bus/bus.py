@@ -72,7 +72,7 @@ class Bus:
         self.drain_timeout = drain_timeout
         self.closed = False
         self.for_runs = False
-        """True for the bus of a trainer, which the next run or background subscription reopens."""
+        """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
         self.overtime = True
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
         self._background = Background()
@@ -382,7 +382,7 @@ class Bus:
 
     @property
     def failing(self) -> BaseException | None:
-        """The error of a handler that ran earlier in the same event, if this event is still being handled.
+        """The error of an earlier handler of the event that is being handled, if one has failed.
 
         The remaining handlers of an `after_*` event run even after an error. A handler that makes state
         durable should check this first.
@@ -406,7 +406,7 @@ class Bus:
         return plan_table(event_plans(self.plan))
 
     def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
-        """Collect events within the block. Background-born events are in the list when it ends."""
+        """Collect events within the block; events created in the background are added when it ends."""
         return capture(self.subscribe, self.flush, events)
 
     def record(self, recorder: SpanRecorder) -> Recording:
@@ -534,7 +534,7 @@ class Bus:
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:
-        """Leave the report of lost events to the caller: `close` does not log them within the block."""
+        """Let the caller report lost events, so that `close` does not log them within the block."""
         background = self._background
         background.tells_losses = False
         try:

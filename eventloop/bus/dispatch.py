@@ -1,4 +1,4 @@
-"""Compile the handlers of one event into Python functions, its plan.
+"""Compile the handlers of one event into Python functions, which are its plan.
 
 `EventSignal` compiles a plan at the first emit after a change. A loop over handlers would check for each
 handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For two
@@ -53,7 +53,7 @@ from eventloop.events import Event
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
-"""The type of a function that is called after a handler has raised, and returns whether later handlers ran.
+"""The type of a function that handles a handler's error; it returns whether the later handlers ran.
 
 Its arguments are the error, the handlers of the plan, the index of the failed handler (-1 if no handler
 failed), the event and the trainer.
@@ -121,7 +121,7 @@ class Plan:
         )(**namespace)
 
     def _period(self, count: int) -> int:
-        """Note that event number `count` is clocked, and return the number of events to the next such one.
+        """Note that event number `count` is clocked (measured); return how many events later the next one is.
 
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is
         clocked.

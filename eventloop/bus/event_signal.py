@@ -117,7 +117,7 @@ class EventSignal(blinker.Signal):
 
     @property
     def is_muted(self) -> bool:
-        """True within at least one `muted()` block."""
+        """True within a `muted()` block, in which no handler is called."""
         return self._mutes > 0
 
     @is_muted.setter
@@ -164,7 +164,7 @@ class EventSignal(blinker.Signal):
     def hand_over_to(
         self, hand_overs: tuple[HandOver, ...], stamped: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
-        """Set the functions that each emit calls first, to hand the event over to background subscribers.
+        """Set the functions by which each emit puts its event into background queues, before handlers run.
 
         Args:
             hand_overs: the functions, one for each background subscriber.
@@ -177,7 +177,7 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def hand_over(self, event: Event) -> None:
-        """Hand an event over to background subscribers only, after the synchronous handlers have run."""
+        """Put an event into background subscribers' queues only, after the synchronous handlers have run."""
         for hand_over in () if self.is_muted else self._hand_overs:
             hand_over(event)
 
@@ -194,7 +194,7 @@ class EventSignal(blinker.Signal):
                 raise
 
     def silence(self) -> None:
-        """Disconnect all handlers and background subscribers, in a forked process."""
+        """Disconnect all handlers and background subscribers, because the process is a fork."""
         self._compiling = threading.RLock()  # another thread may have held it when the process was copied
         self._clear_state()
         self._handlers.clear()

@@ -157,7 +157,7 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
 
 
 _method_conventions: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
-"""A cache of the conventions of methods.
+"""A cache of how methods are called, by their function: with `(event)` or `(trainer, event)`.
 
 Each trainer subscribes dozens of methods, and `inspect.signature` takes 50 us for each.
 """

@@ -50,7 +50,7 @@ class Eagerly:
 
 
 eagerly = Eagerly()
-"""The only instance, because the compiler's stance is process-wide."""
+"""The only instance of Eagerly, because the setting of `torch.compiler` is that of the whole process."""
 
 
 class ModuleSubscription:
@@ -124,7 +124,7 @@ class ModuleSubscription:
         return bool(self._subscriptions)
 
     def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
-        """Return a handler with the name of the user's function, for plans and tracebacks."""
+        """Return `what` as a handler with the name of the user's function, for plans and tracebacks."""
 
         def switch(event: Event) -> None:
             self.install() if what == "on" else self.remove()

@@ -52,7 +52,7 @@ def watch(bus: Closable, background: Background) -> None:
 
 
 def forget(background: Background) -> None:
-    """Drop a closed background, which has nothing to drain."""
+    """Drop a closed background, which has no events left to deliver."""
     _open.pop(background, None)
 
 
@@ -77,7 +77,7 @@ def _silence_all() -> None:
 
 
 class _Held(threading.local):
-    """The locks that the forking thread holds."""
+    """The locks of log handlers that the forking thread holds during the fork."""
 
     def __init__(self) -> None:
         self.locks: list[threading.RLock] = []

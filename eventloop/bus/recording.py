@@ -19,7 +19,7 @@ from eventloop.util.waiting import Latch
 LINGER_SECONDS = 2.0
 """The longest time in seconds for which events emitted before `stop` are still recorded in the background."""
 _POLL_SECONDS = 0.02
-"""The interval in seconds at which `wait` wakes the keeper."""
+"""The interval in seconds at which `wait` wakes the keeper, the thread that supervises the queues."""
 
 
 class Emitting(Protocol):

@@ -122,7 +122,7 @@ class Subscribers:
         return takes, wildcard, types
 
     def exclude(self, excluded: Mapping[type[Event], str]) -> None:
-        """Refuse subscriptions to some events.
+        """Refuse later subscriptions to some events, for which the caller gives reasons.
 
         Raises:
             ValueError: one of the events has a subscription already.

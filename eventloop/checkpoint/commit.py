@@ -31,7 +31,7 @@ from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directori
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"
 under_way: set[str] = set()
-"""The temporary names that saves of this process are using now."""
+"""The names of the temporary directories that running saves of this process use."""
 _ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
 _numbers = itertools.count(1)
 
@@ -261,7 +261,7 @@ class _Staged:
 
 
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
-    """Return the bytes of `manifest.json`: a manifest with its files filled in, and its SHA-256.
+    """Return the bytes of `manifest.json`: the SHA-256, then the manifest with its files filled in.
 
     Args:
         manifest: the manifest as JSON, whose last field, `files`, is empty.

@@ -113,7 +113,7 @@ class Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: the file has no buffer."""
+        """Do nothing, because the file has no buffer."""
 
     def entry(self) -> FileHash:
         """Return the size and hash of the written bytes, for the manifest."""
@@ -225,7 +225,7 @@ def make_directories(path: Path, disk: Disk = DISK) -> None:
 
 
 _durable: set[tuple[str, int, int]] = set()
-"""The directories whose names this process has synced, as `_identity` returns them."""
+"""The directories that this process has made durable, by the result of `_identity`."""
 
 
 def _identity(path: Path) -> tuple[str, int, int]:

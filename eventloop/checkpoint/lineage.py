@@ -25,7 +25,7 @@ SCHEMA = 1
 
 
 class StepBack(msgspec.Struct, frozen=True):
-    """A record that a run went back to a checkpoint that was not the newest.
+    """The record of a resume from a checkpoint that was not the newest, which abandons newer ones.
 
     If the hooks of a run save in several directories, each directory gets the record, which may name
     checkpoints of another directory.
@@ -45,7 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
-    """Return the steps back recorded in a directory, oldest first; () if no run went back."""
+    """Return the `StepBack` records of a directory, oldest first; () without any."""
     path = directory / LINE
     try:
         raw = path.read_bytes()

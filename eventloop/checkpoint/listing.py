@@ -149,7 +149,7 @@ class Stock:
             return False
 
     def could_be_whole(self, path: Path) -> bool:
-        """Return whether a checkpoint exists and is not known to be damaged."""
+        """Return whether a checkpoint exists and no damage of it is known."""
         return path in self.found.manifests and self._damage.get(path) is None
 
     def verify(self) -> None:

@@ -104,7 +104,7 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Versioned(msgspec.Struct):
-    """The version of a sealed file; every format has it in the field `schema`."""
+    """The field `schema` of a JSON file that begins with its own hash: the version of its format."""
 
     schema: Any = None
 

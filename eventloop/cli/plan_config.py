@@ -33,7 +33,7 @@ NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 _MMENGINE = re.compile(rb"^(_base_|custom_imports)\s*=|^with read_base\(\)", re.MULTILINE)
 _RUN_CODE = ("_base_", "custom_imports")
 _EXPECTED = (ImportError, OSError, TypeError, ValueError)
-"""The errors whose message alone describes the fault; other errors are shown with their type."""
+"""The errors that are shown without their type, because the message alone describes the fault."""
 
 
 class ConfigPlan(NamedTuple):

@@ -18,7 +18,7 @@ _BETWEEN = ("eventloop.metrics.", __name__, "contextlib")
 
 
 class DeviceReads:
-    """The waits of one `EventStorage`.
+    """The waits for the device when values of one `EventStorage` are read.
 
     The training thread adds them; `records` may be called on any thread.
     """
@@ -28,7 +28,7 @@ class DeviceReads:
 
     @contextmanager
     def clocked(self) -> Iterator[None]:
-        """Count the block as one wait of the innermost function outside of the storage."""
+        """Count the time of the block as a wait of the innermost calling function outside of the storage."""
         began = perf_counter()
         try:
             yield
@@ -39,7 +39,7 @@ class DeviceReads:
             self._reads[reader] = DeviceRead(*reader, past.calls + 1, past.seconds + seconds)
 
     def records(self) -> list[DeviceRead]:
-        """Return the waits of each calling function, the longest total first."""
+        """Return how often and how long each function waited for the device, the longest total first."""
         return sorted(self._reads.copy().values(), key=lambda read: -read.seconds)
 
 

@@ -70,7 +70,7 @@ class ForeignCalls:
             self._charge("hooks", seconds)
 
     def add_row(self, name: str, event: str, timing: Timing, *, in_iteration: bool) -> None:
-        """Add a row for calls that a bridge measures in its own `timing` and charges to the phases itself."""
+        """Add a row to the costs for calls that a bridge measures and adds to the phases itself."""
         self._calls[name, event] = _Call(timing, in_iteration)
 
     def costs(self, wall: float) -> list[HandlerCost]:

@@ -13,7 +13,7 @@ from eventloop.costs.records import HANDLER_POINT, IN_ITERATION
 from eventloop.costs.timing import Timing
 
 POINTS = 128
-"""The largest number of points in a handler's trend. At this number every second point is dropped."""
+"""The largest number of points in a handler's trend; when it is reached, every second one is dropped."""
 
 
 class Clocked(Protocol):
@@ -34,7 +34,7 @@ SignalOf = Callable[[str], Signal]
 
 
 class HandlerTrend:
-    """The seconds of all handlers of an iteration at every `HANDLER_POINT`-th point of the run's trend.
+    """The seconds of each handler at every `HANDLER_POINT`-th point of the run's trend (`TrendPoint`).
 
     Args:
         signal_of: returns the signal of an event, such as `Bus.signal`.
@@ -57,7 +57,7 @@ class HandlerTrend:
             self._stride *= 2
 
     def of(self, timing: Timing, seconds: float) -> list[float]:
-        """Return the seconds of one handler in each point, to a nanosecond.
+        """Return the seconds of one handler in each point of its trend, rounded to a nanosecond.
 
         Args:
             timing: the handler's times.

@@ -19,7 +19,7 @@ from eventloop.costs.records import PHASES, Phases, TrendPoint
 from eventloop.util.formatting import duration
 
 ORDER = ("data", "hooks", "optimizer", "forward", "backward", "unaccounted")
-"""The phases, from the least to the most likely to contain a wait for other ranks.
+"""The phases of an iteration, ordered by how likely they contain a wait for other ranks, least first.
 
 DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops in forward.
 Ranks whose model has no collectives wait at the end of an iteration, which is unaccounted.
@@ -31,7 +31,7 @@ LEAST_SECONDS = 2e-3
 LEAST_SHARE = 0.12
 """The least excess of a slow rank, as a part of an iteration."""
 WINDOW = 4
-"""The number of iterations that are judged together."""
+"""The number of iterations in a window, over which the times of the ranks are compared."""
 LATEST, ENOUGH = 10, 8
 """A rank is slow if it is the slow one in 8 of the last 10 windows.
 

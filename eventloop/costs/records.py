@@ -33,7 +33,7 @@ class Times(msgspec.Struct, frozen=True):
     """The distribution of the measured durations. The percentiles are accurate within 5 %."""
 
     samples: int = 0
-    """The number of clocked calls."""
+    """The number of measured calls."""
     mean: float = 0.0
     p50: float = 0.0
     p99: float = 0.0
@@ -52,7 +52,7 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """The total time of all calls."""
     estimated: bool = False
-    """Whether `seconds` contains estimates, because not all calls were clocked."""
+    """Whether `seconds` contains estimates, because not all calls were measured."""
     share: float
     """The share of the wall time of all iterations, 0..1; 0.0 for events outside of iterations."""
     in_iteration: bool = True

@@ -23,7 +23,7 @@ They are primes, so that a handler that works in every tenth or hundredth event 
 the events in which it works.
 """
 RARITY = 4
-"""The factor by which sampling in a tight loop is sparser than the limit of 0.3 % requires."""
+"""The factor by which fewer events are sampled in a tight loop than the limit of 0.3 % would allow."""
 STAMP_SECONDS = 0.01
 """The least time between two events whose wait in the background queues is measured."""
 
@@ -55,7 +55,7 @@ class Sampling:
         self._stamped_at = float("-inf")
 
     def period(self, count: int, now: float) -> int:
-        """Return the number of events from this one to the next clocked one.
+        """Return the number of events from this one to the next event that is clocked (measured).
 
         Args:
             count: the number of this event, which is clocked.

@@ -36,7 +36,7 @@ Run = Callable[[Event, Any], None]
 
 
 class Span(msgspec.Struct, gc=False, frozen=True):
-    """A stretch of time with a name, such as one call of a handler."""
+    """A part of a run's time with a name, such as one call of a handler."""
 
     track: int | str
     """The `get_ident` of a thread, or the name of a background subscriber."""
@@ -126,7 +126,7 @@ class SpanRecorder:
     # --- wrappers of the functions that dispatch events ----------------------------------------------------
 
     def watch_event(self, name: str, run: Run) -> Run:
-        """Wrap `run`, which dispatches the event `name`, so that each call leaves a span."""
+        """Wrap `run`, which dispatches the event `name`, so that each call is recorded as a span."""
 
         def watched(event: Event, trainer: Any) -> None:
             began = perf_counter()
@@ -145,7 +145,7 @@ class SpanRecorder:
         passes: Callable[[Event], bool] | None,
         clocked: Run,
     ) -> Run:
-        """Wrap `clocked`, the measured call of a handler, so that each call leaves a span.
+        """Wrap `clocked`, the measured call of a handler, so that each call is recorded as a span.
 
         Args:
             event_name, name, priority: shown by the span.

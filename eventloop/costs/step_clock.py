@@ -13,7 +13,7 @@ from eventloop.costs.records import PHASES, Phases, TrendPoint
 from eventloop.costs.timing import Timing
 
 POINTS = 512
-"""The largest number of points in the trend. At this number every second point is dropped."""
+"""The largest number of points in the trend; when it is reached, every second one is dropped."""
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 """The marks that the loop and the optimizer hook set in each iteration."""
 
@@ -125,7 +125,7 @@ class StepClock:
         self._asked = self.began - self.excluded
 
     def begin_data(self) -> None:
-        """Restart the wait for the batch now; time since `begin` counts as the loop's. Bridges call it."""
+        """Begin the wait for the batch only now; the time since `begin` then counts as the loop's."""
         self._asked, self.data = self.now(), 0.0
 
     def end_data(self) -> None:
@@ -146,7 +146,7 @@ class StepClock:
         self._forward_began = self.now()
 
     def end_forward(self) -> None:
-        """End the train step, or the body of a hand-written loop."""
+        """End the forward phase: the train step, or the body of a hand-written loop, has returned."""
         self._forward_ended = self.now()
         if self.device is not None:
             self.device.mark(FORWARD_ENDS)
@@ -154,7 +154,7 @@ class StepClock:
         self.forward = self._forward_ended - self._forward_began - self._charged
 
     def charge(self, phase: Literal["backward", "optimizer", "hooks"], seconds: float) -> None:
-        """Move seconds of the running iteration of another engine to the phase to which they belong.
+        """Add seconds to a phase of the current iteration of another engine, and take them from the loop's.
 
         They are taken out of `forward` during a step, else out of `data`.
         """

@@ -70,7 +70,7 @@ class Timing:
             self._counts[_bin(seconds / calls)] += calls
 
     def begin_sampling(self, sampling: bool) -> None:
-        """Set whether later calls stand for unclocked calls, too (see `eventloop.costs.sampling`)."""
+        """Set whether later calls are samples, from which the times of unmeasured calls are estimated."""
         self.sum_up()
         self._sampling = sampling
 
@@ -104,13 +104,13 @@ class Timing:
 
     @property
     def clocked(self) -> int:
-        """Return the number of clocked calls."""
+        """Return the number of measured calls."""
         with self._lock:
             self._sum_up()
             return self._clocked
 
     def clocked_seconds(self) -> float | None:
-        """Return the seconds of all clocked calls without waiting; None while another thread reads."""
+        """Return the seconds of all measured calls without waiting; None while another thread reads them."""
         if not self._lock.acquire(blocking=False):
             return None
         try:

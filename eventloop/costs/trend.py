@@ -1,4 +1,4 @@
-"""Compute phases over the course of a run, and those of a usual iteration.
+"""Compute the seconds of phases over the course of a run, and those of a usual iteration.
 
 The `trend` of a cost record holds the phases at successive points of the run, each the sum over equally many
 iterations. Reports use these functions.

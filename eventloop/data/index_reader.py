@@ -166,7 +166,7 @@ class IndexReader:
             self._settle(number)
 
     def _settle(self, batch_idx: int) -> None:
-        """Keep the random state that a worker sent with the last batch, if that batch was trained on.
+        """Keep the random state that a worker sent with batch `batch_idx`, if that was trained on.
 
         Args:
             batch_idx: the number of batches of the pass that were trained on; the state of a later batch is
@@ -203,7 +203,7 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
 
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
-    """Draw all lists of indices of a pass, as a loader with workers has done by the end of its pass."""
+    """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in _lists_of(loader):

@@ -97,7 +97,7 @@ class LoaderPosition:
         return self._resuming
 
     def go_on(self) -> None:
-        """Let the next `open` continue the current pass, if a stop interrupted it."""
+        """Let the next `open` continue the current pass, if a stop has interrupted it."""
         self._resuming = self._trainer.batch_idx > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:

@@ -69,7 +69,7 @@ class Reader(Protocol):
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """Return the reader for a loader: the most exact one after a resume that can read it."""
+    """Return the reader that can read a loader and resumes a pass most exactly."""
     if saves_itself(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):

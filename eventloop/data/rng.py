@@ -49,7 +49,7 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the saved states of the CUDA devices that exist here; more may have been saved."""
+    """Yield the saved states of those CUDA devices that exist in this process, with their indices."""
     if "cuda" in state and torch.cuda.is_available():
         for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
             yield index, device.clone()
@@ -71,7 +71,7 @@ def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> N
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the generators among the attributes of a model's modules.
+    """Return the random generators among the attributes of a model's modules, by name.
 
     Torch's own modules have none, and few others do. The types of attributes are checked first, because this
     runs with each checkpoint.
@@ -164,7 +164,7 @@ def _as_tensors(state: Any) -> Any:
 
 
 def _as_arrays(state: Any, like: Any) -> Any:
-    """Convert tensors of bytes back to arrays, with the types found in `like`, a state of the generator."""
+    """Convert tensors of bytes back to arrays; their types are those in `like`, a state of the generator."""
     if isinstance(state, Mapping):
         return {key: _as_arrays(value, like[key]) for key, value in state.items()}
     if isinstance(state, torch.Tensor):

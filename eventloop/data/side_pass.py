@@ -22,7 +22,7 @@ from eventloop.data.loader_state import (
 
 @contextmanager
 def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """Make a context for a separate pass over a loader; it yields the iterable to read.
+    """Yield an iterable for a separate pass over a loader, and restore random states after the block.
 
     For a `DataLoader` the iterable is a copy, which shares dataset and samplers; for any other loader it is
     the loader itself. When the context ends, the states of the global random generators and of the loader's

@@ -65,7 +65,7 @@ def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Mean(NamedTuple):
-    """A mean and its number of samples."""
+    """A mean, and the number of samples over which it was taken."""
 
     value: float
     samples: int
@@ -265,7 +265,7 @@ class HasFields(Protocol):
 
 @contextmanager
 def fields_kept(trainer: HasFields) -> Iterator[None]:
-    """Restore the trainer's fields after the block.
+    """Restore the trainer's model, batch, outputs and metrics after the block.
 
     Metrics that are put within the block, also by `get_event_storage`, are discarded.
     """

@@ -239,7 +239,7 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
 
 @contextmanager
 def _aside(trainer: CheckedTrainer) -> Iterator[None]:
-    """Restore all that a validation changes: random states, modes, buffers, trainer fields, evaluators."""
+    """Restore after the block all that a validation changes, such as random states, modes and buffers."""
     model, loader = trainer.model, trainer.val_loader
     drawn, modules = random_state(loader), module_generators(model)
     try:

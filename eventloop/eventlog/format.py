@@ -34,7 +34,7 @@ MAGIC = b"\x89evl\r\n\x1a\n"
 VERSION = 1
 HEADER = MAGIC + struct.pack("<I", VERSION)
 MARK = b"\xc1evl"
-"""The begin of a frame, by which a reader finds the next frame after damage; msgpack never uses 0xc1."""
+"""The first bytes of a frame, by which a reader finds the next one after damage; not valid msgpack."""
 FRAME = struct.Struct("<III")
 SHORTEST = 6
 """The least number of bytes of a payload: the head of an array, and one byte for each of its items."""
@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 class EventLogError(ValueError):
-    """A file is not an event log, is of another version, or is torn while `on_torn="raise"` was given."""
+    """Raised if a file is not an event log, has another version, or is torn with `on_torn="raise"`."""
 
 
 class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=True):

@@ -92,7 +92,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         self.run: Run | None = None
         """The facts of the run whose events are being read; None before the first event, or without facts."""
         self.left_out = 0
-        """The number of events that `only` does not name."""
+        """The number of events that were skipped because the argument `only` does not name them."""
         self.unknown: dict[str, int] = {}
         """The events skipped because no imported module declares them: counts by name."""
         self.unreadable: dict[str, int] = {}
@@ -251,7 +251,7 @@ def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> froze
 
 
 class _NewRun(Exception):
-    """A record is not an event, but holds the facts of the run whose events follow."""
+    """Raised when a record is not an event, but holds the facts of the run whose events follow."""
 
 
 def _raise_new_run(payload: object) -> None:

@@ -75,7 +75,7 @@ class TimedSink(Protocol):
     """A destination that takes the times in the log, which trackers need."""
 
     def write_timed(self, events: list[tuple[float, Event]]) -> None:
-        """Write events in order, each with the Unix time at which it was logged."""
+        """Write events in order, each given as a pair of the Unix time of its log record and the event."""
 
 
 class Loss(msgspec.Struct, frozen=True):

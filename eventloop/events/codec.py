@@ -18,7 +18,7 @@ from eventloop.events.base import Event
 
 _HEADER = struct.Struct("<II")
 _IN_LIST = 0xFFFF_FFFF
-"""The type number of an event that is kept in a list in place of the bytes."""
+"""The type number of an event that the caller keeps in a list, because it cannot be encoded."""
 _PICKLED = 0xFFFF_FFFE
 """The type number of an event whose body is a pickle."""
 _LEAVES = (
@@ -139,7 +139,7 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _exact(node: inspect.Type, seen: set[int]) -> bool:
-    """Return whether msgpack restores every value of a type exactly, so that no check is needed.
+    """Return whether msgpack restores each value of a type exactly, so that no event needs a check.
 
     In a field of type `Any`, for example, a tuple comes back as a list, and a date as a text.
 

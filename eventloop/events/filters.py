@@ -47,7 +47,7 @@ def describe_filter(every: int, start: int, once: bool, when: Predicate | None) 
 
 
 def make_filter(event_type: type[Event], every: int, start: int, when: Predicate | None) -> Passes | None:
-    """Return the predicate of one subscription to one event; None if every event passes.
+    """Return the filter of one subscription as a function `(event) -> bool`; None if every event passes.
 
     An event with counter `c` passes when `c > start and (c - start) % every == 0` and `when(event)` is true.
     """

@@ -81,7 +81,7 @@ class Readings:
         self.latest: dict[str, tuple[float, Row]] = {}
         self.unreadable: Counter[str] = Counter()
         self.followed = False
-        """Whether other code holds a history, which must then be kept up to date."""
+        """Whether code outside of the storage holds a history, so that reading must update it at once."""
         self._unread: deque[Packet] = deque()
         self._unentered: list[Row] = []  # read, and not in the histories yet
         self._pool = PinnedPool()

@@ -109,7 +109,7 @@ class Reduced:
         return own if self._rows is None else self._rows
 
     def take(self, values: list[float], begin: int) -> int:
-        """Take this packet's reduced values from `values`, beginning at index `begin`.
+        """Store this packet's part of the reduced `values`, which begins at index `begin`.
 
         Returns:
             The index after the last value taken.
@@ -172,7 +172,7 @@ class Reducer:
             )  # fmt: skip
 
     def join(self, ranks: Ranks, rank: int) -> None:
-        """Reduce with `ranks` from now on, as rank number `rank`, and drop waiting packets."""
+        """Use `ranks` for the exchanges from now on, as rank number `rank`, and drop waiting packets."""
         self._ranks, self._rank = ranks, rank
         self._exchange, self._one_by_one = None, False
         self._queue.clear()
@@ -290,7 +290,7 @@ class Reducer:
             self._queue.popleft()
 
     def _digest(self, rows: list[Row]) -> int:
-        """Return a hash of names, iterations and maxima; its 56 bits fit into an int64, also negated."""
+        """Return a hash of names, iterations and maxima of rows, by which ranks detect different rows."""
         places = [(row.shape.names, row.iteration, row.phase.trains) for row in rows]
         text = repr((sorted(self._maxima), places)).encode()
         return int.from_bytes(blake2b(text, digest_size=7).digest())

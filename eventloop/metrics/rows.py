@@ -26,7 +26,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shape:
-    """The names of a row and their smoothing hint.
+    """The names of the values in a row, and the smoothing hint of each name.
 
     A storage uses one object for equal names, so that rows can be grouped by identity.
     """
@@ -184,7 +184,7 @@ def _each_name_once(rows: list[Row]) -> bool:
 
 
 def _by_mode(block: Block) -> list[Block]:
-    """Split a block by the modes of its rows."""
+    """Split a block by the modes of its rows, such as "train" and "val"."""
     rows = block.rows
     modes = dict.fromkeys([row.phase.mode for row in rows])
     if len(modes) == 1:

@@ -77,12 +77,12 @@ class EventStorage:
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
         """The phases within an iteration and between two iterations, and the current phase of new values."""
         self.stepped = False
-        """Whether a mode that begins within an iteration begins after its optimizer step."""
+        """Whether an evaluation that begins within an iteration begins after the optimizer's step."""
         self._set_phase(0, "train")
         self.crowded = False
         """Whether to collect values before the end of their interval: many wait, or the run will stop."""
         self.relieve: Callable[[], None] | None = None
-        """Called when a limit is exceeded, to collect at once; values that remain afterwards are dropped."""
+        """A function that collects values at once when too many wait; those that remain are dropped."""
         self._dropped = False  # whether values were dropped, which is logged once
         self._rows: list[Row] = []
         self._entered = 0  # number of rows already in the histories, because they were read early

@@ -1,4 +1,4 @@
-"""Raise errors for names of other training systems that name the replacement in eventloop.
+"""Raise errors about names of other training systems, with the replacement in eventloop.
 
 The trainer, hooks and the registry use it; `eventloop.migration.tables` has the names.
 """
@@ -72,7 +72,7 @@ def _call_meant(name: str, owner: type) -> str:
 
 
 class _ForeignAttribute:
-    """A descriptor that raises an AttributeError with the replacement. An instance may override it."""
+    """An attribute of another system's trainer: reading it raises an AttributeError with the replacement."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -52,7 +52,7 @@ class Pairs:
         self._form = _form(self.sources) + _form(self.averages)
 
     def current(self, model: nn.Module) -> bool:
-        """Return True if the lists still match the tensors of `model`."""
+        """Return whether the lists still match the tensors of `model`, which may have been replaced."""
         return (
             model is self._model
             and not any(self._empty)

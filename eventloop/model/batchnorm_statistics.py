@@ -26,7 +26,7 @@ _END = object()
 
 
 class _Stopped(Exception):
-    """A rank requested to stop the pass."""
+    """Raised on all ranks after a rank has requested to stop the pass."""
 
 
 def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:

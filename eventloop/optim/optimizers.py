@@ -50,7 +50,7 @@ def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each optimizer with the name of its metric.
+    """Yield each optimizer with the name under which a value of it, such as its rate, is logged.
 
     The name is `what`, or `what/<name>` if there are several optimizers.
     """
@@ -177,7 +177,7 @@ def _loads_as_torch(optimizer: Any) -> bool:
 
 
 def _plainly(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether loading a state runs only PyTorch's code."""
+    """Return whether PyTorch's code alone loads an optimizer's state, without hooks or a subclass's."""
     hooks = (
         optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
     )  # fmt: skip

@@ -148,7 +148,7 @@ class Window:
         return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
 
     def _take(self, state: Mapping[str, Any]) -> list[str]:
-        """Load a state, and return the arguments that differ."""
+        """Load a state, and return the arguments in which it differs from this window."""
         changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
         self._floor = state["floor"]
@@ -260,7 +260,7 @@ class _Shadow(Optimizer):
         self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
     def pull(self) -> bool:
-        """Read the current values of the optimizer; return True if all of them are floats."""
+        """Copy the optimizer's current values into the stand-in; return True if all of them are floats."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
         name, plain = self._name, True
@@ -273,11 +273,11 @@ class _Shadow(Optimizer):
         return plain
 
     def rates(self) -> list[Any]:
-        """Return the scheduled values, minus the floor."""
+        """Return the scheduled values without the window's floor, as PyTorch's scheduler computes them."""
         return [shadow["lr"] for shadow in self.param_groups]
 
     def push(self, values: Sequence[Any]) -> None:
-        """Write values, one per group, to the optimizer."""
+        """Write values, one for each param group, to the real optimizer."""
         name = self._name
         for index, (shadow, group, low) in enumerate(self._pairs):  # zip(strict=True) takes 0.3 us
             shadow["lr"] = value = values[index]
@@ -287,7 +287,7 @@ class _Shadow(Optimizer):
                 write_value(group, name, value + low)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing, because there are no parameters."""
+        """Do nothing, because a stand-in for an optimizer has no parameters."""
 
 
 def check_window(begin: object, end: object, by_epoch: object) -> None:

@@ -16,15 +16,15 @@ from eventloop.util.formatting import duration, share
 MOST = 3
 """The largest number of lines of advice for one run."""
 LOADER_SHARE = 0.3
-"""The share of a median iteration from which the wait for data gets a line."""
+"""The share of a median iteration from which the wait for data gets a line of advice."""
 HANDLER_SHARE = 0.1
-"""The share of the time of all iterations from which one handler gets a line."""
+"""The share of the time of all iterations from which one handler gets a line of advice."""
 READ_SHARE = 0.1
-"""The share of the time of all iterations from which waits for the device to read metrics get a line."""
+"""The share of all iterations' time from which waits to read metrics get a line of advice."""
 TAIL = 4
-"""The ratio of the 99th percentile to the median iteration from which slow iterations get a line."""
+"""The ratio of the p99 to the median iteration above which slow iterations get a line of advice."""
 TAIL_SHARE = 0.02
-"""The share of the time of all iterations that slow iterations must add to get a line."""
+"""The share of all iterations' time that slow iterations must add to get a line of advice."""
 TAIL_SAMPLES = 200
 """The fewest iterations whose 99th percentile is trusted."""
 WARM_UP_SHARE = 0.1
@@ -35,7 +35,7 @@ LEAST_POINTS = 10
 
 
 class Advice(NamedTuple):
-    """A line of advice, with the seconds of the run that its cause takes; the lines are sorted by them."""
+    """A line of advice, and the seconds of the run that its cause takes, by which lines are sorted."""
 
     seconds: float
     text: str

@@ -37,7 +37,7 @@ _ABOVE = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom",
     "pad": {"b": 4, "t": 0, "l": 0, "r": 0},
 }  # fmt: skip
-"""The place of a chart's buttons: above the chart at the left; plotly's own buttons are at the right."""
+"""The place of a chart's buttons: at the left above the chart, as plotly's own are at the right."""
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
 CLIP = 4
 """The highest value on a phase chart's axis, as a multiple of the median iteration.

@@ -34,7 +34,7 @@ from eventloop.util.formatting import (
 )
 
 MATTERS = 0.01
-"""The share of a run from which a difference is shown with its ratio."""
+"""The share of a run from which a difference between runs is shown with its ratio."""
 NOISE = 0.05
 """The best and the worst figure are marked if they differ by more than this part of the larger one."""
 LIKE = "≈"
@@ -42,13 +42,13 @@ LIKE = "≈"
 
 
 class Measured(NamedTuple):
-    """One number of one run, with the factors that turn a difference into a share of the run."""
+    """One number of one run, and the factors by which a difference becomes a share of the run."""
 
     value: float
     weight: float = 0.0
-    """The seconds of the run that one unit of the value stands for, such as the number of calls."""
+    """The factor from the value to seconds of the run, such as the number of calls for a mean time."""
     whole: float = 0.0
-    """The duration in seconds of which a difference is a share."""
+    """The duration in seconds to which a difference is compared."""
 
 
 class Row(NamedTuple):
@@ -212,7 +212,7 @@ def _cell(costs: RunCosts | None, cell: Callable[[RunCosts], str]) -> str:
 
 
 def _number(costs: RunCosts | None, name: str) -> float | None:
-    """Return the number behind a cell of `runs_table`, or None if the run has none."""
+    """Return the number that a cell of `runs_table` shows, or None if the run lacks it."""
     if costs is None or not (costs.phases.iterations and costs.phases.wall):
         return None
     if name == "a second":
@@ -245,7 +245,7 @@ def text_of(value: Measured | None, each: Comparison) -> str:
 
 
 def _rows(runs: Iterable[dict[str, Measured]], *, zeros: bool = True) -> list[Row]:
-    """Return a row for each name that any of the runs has.
+    """Return a row for each name that occurs in any of the runs, with a value of each run.
 
     Args:
         zeros: whether to keep rows that are zero in all runs.

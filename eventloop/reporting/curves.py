@@ -70,7 +70,7 @@ class RunLog(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
 
     whole: int
-    """The number of complete lines."""
+    """The number of complete lines in the file."""
     curves: list[Curve]
     """The curves, in the order of their first records."""
     resumed_at: list[int]

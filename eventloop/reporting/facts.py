@@ -12,13 +12,13 @@ from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
-"""The name of the row for time in the hooks phase that no handler took."""
+"""The name of the row for the part of the hooks phase that belongs to no handler."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
 """The events whose handlers are not called from within another handler, unlike `after_backward`."""
 NEGLIGIBLE = 0.02
 """The smallest share of time outside of handlers, or outside of iterations, that gets a row."""
 ESTIMATED = "~"
-"""The mark before an estimated time, of whose calls only some were clocked."""
+"""The mark before an estimated time: only some of the calls were measured."""
 
 
 class Fact(NamedTuple):

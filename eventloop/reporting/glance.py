@@ -51,7 +51,7 @@ ALERT = "!"
 GAP = 2
 """The number of spaces between columns."""
 NAME = 24
-"""The least width of the column of names, in characters, if the names are that long."""
+"""The least width of the column of names in characters; with shorter names the column is narrower."""
 CURVE = 10
 """The least width of a curve, in characters."""
 HINT = "  (--all shows every table)"

@@ -45,7 +45,7 @@ BACKGROUND = (
     "Not delivered: dropped, failed, or left at the end."
 )
 BREAKS = re.compile(r"(?<=\w)([._])(?=\w)")
-"""The places where a long name may be broken across lines."""
+"""Matches the places at which a long name may be broken across lines."""
 MARK = b"<!DOCTYPE html>"
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
@@ -161,7 +161,7 @@ def as_page(reports: Sequence[Report]) -> str:
 
 
 def _head(run: NamedRun) -> str:
-    """Return the head of a page on one run as HTML: name, advice, facts and notes."""
+    """Return the top of a page on one run as HTML: name, advice, facts and notes."""
     report = run.report
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd{' class=bad' if bad else ''}>{escape(on_a_line(value))}</dd>"

@@ -271,7 +271,7 @@ def curves_table(curves: Sequence[Curve]) -> Table:
 
 
 IN_IT = " in it)"
-"""The end of a handler's displayed name if its time includes phases."""
+"""The end of a handler's displayed name if its time includes that of phases, such as backward."""
 COUNTS = {
     "delivered": "delivered", "dropped": "dropped", "failed": "failed", "left": "queued",
     "backlog": "peak_queued", "spilled": "spilled",
@@ -306,7 +306,7 @@ def phase_name(phase: str) -> str:
 
 
 def _each(seconds: float, costs: RunCosts, unit: float) -> str:
-    """Format a time an iteration; `seconds` is the sum over all iterations."""
+    """Format the mean time per iteration, where `seconds` is the sum over all iterations."""
     return three_digits(seconds / costs.phases.iterations * unit) if costs.phases.iterations else ABSENT
 
 

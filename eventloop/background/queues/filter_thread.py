@@ -16,7 +16,7 @@ class FilterThread:
 
     def __init__(self, name: str, ask_all: Callable[[], None], over: Callable[[], bool]) -> None:
         self.asked = Bell()
-        """Rings when the filter has been called for all waiting events."""
+        """A bell that rings when the filter has been called for all waiting events."""
         self._ask_all, self._over = ask_all, over
         self._woken = Latch()
         self._starting = threading.Lock()

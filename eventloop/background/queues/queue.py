@@ -24,7 +24,7 @@ from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell
 
 INCOMING_LIMIT = 1_048_576
-"""The largest number of events in `incoming`; older events beyond it are dropped and counted.
+"""The largest number of events in `incoming`; the oldest events beyond it are dropped and counted.
 
 Only a program that for seconds emits faster than the subscriber delivers reaches it.
 """
@@ -86,7 +86,7 @@ class SubscriberQueue(SubscriberAccount):
     # --- putting in (the emitting thread) ------------------------------------------------------------------
 
     def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
-        """Return two functions that append an event of a type to `incoming` if it passes the early filter.
+        """Return two functions that append an event of a type to `incoming` if it passes `every` and `start`.
 
         The second one also notes the time of the emit, from which the wait in the queue is measured.
         """

@@ -174,7 +174,7 @@ class Lane(FailingQueue):
         self._notify()
 
     def pass_left_events(self, keep: KeepLeft | None) -> None:
-        """Pass the undelivered events of a close to `keep`, including those of the current delivery.
+        """Call `keep` with the events that a close left undelivered, including those of the current delivery.
 
         An error of `keep` is logged, because the close must go on.
         """
@@ -192,7 +192,7 @@ class Lane(FailingQueue):
             yield self._pop_incoming()
 
     def _leave(self, item: Incoming) -> list[Event]:
-        """Return the events of a queue entry that is left at a close.
+        """Return the events of a queue entry that a close leaves undelivered.
 
         A deferred that was never created gives no events, and counts as dropped.
         """
@@ -267,7 +267,7 @@ class Lane(FailingQueue):
         self.check_stall(now)
 
     def end_asking(self) -> None:
-        """Report a call of `when=` that has not returned by the end of a close."""
+        """Report a call of the `when=` filter that has not returned by the end of a close."""
         what = f"was still in its when= when the bus closed, after more than {HANGS_SECONDS:g} s"
         self._end_asking(perf_counter() - HANGS_SECONDS, what)
 
@@ -323,7 +323,7 @@ class Lane(FailingQueue):
         self._finish()
 
     def forget(self) -> None:
-        """Note, in a forked child, that the thread or task exists only in the parent."""
+        """Note in a forked child process that the delivering thread or task exists only in the parent."""
 
     @abstractmethod
     def start(self) -> None:

@@ -32,10 +32,10 @@ class Remade(Protocol):
         """Return a function and arguments with which the worker creates the object; both must pickle."""
 
     def worker_facts(self) -> object:
-        """Return facts for the new object, to be pickled; called when the first event is sent."""
+        """Return facts, which pickle, for the worker's object; called when the first event is sent."""
 
     def begin_in_worker(self, facts: Any, *, restarts: int, first: Any) -> None:
-        """Receive the facts; called in the worker on the new object before its first event.
+        """Receive the result of `worker_facts`; called in the worker before the first event.
 
         Args:
             facts: the result of `worker_facts` in the program's process.

@@ -8,7 +8,7 @@ from eventloop.events import Event
 
 
 class Flights:
-    """The unacknowledged deliveries, the oldest first; a delivery is one event, or a batch.
+    """The deliveries that the worker has not acknowledged, oldest first; each is an event or a batch.
 
     After the death of a worker all of them are sent again. Deliveries that the dead worker had are sent one
     at a time, each after the acknowledgement of the one before, to find the delivery that kills the worker.
@@ -19,7 +19,7 @@ class Flights:
         self.sent = 0
         """The number of deliveries that were sent to the current worker."""
         self.suspects = 0
-        """The number of events that a worker had when it died."""
+        """The number of events unacknowledged when a worker died, of which one may be the cause."""
 
     @property
     def events(self) -> int:
@@ -46,7 +46,7 @@ class Flights:
         del self.waiting[self.sent]
 
     def land(self, count: int) -> None:
-        """Remove acknowledged deliveries, which have `count` events in total."""
+        """Remove the deliveries that were acknowledged; they have `count` events in total."""
         self.suspects = max(0, self.suspects - count)
         while count > 0:
             count -= len(self.waiting.popleft())

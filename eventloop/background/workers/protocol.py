@@ -71,7 +71,7 @@ class WorkerTraceback(Exception):
 
 
 class _Type(msgspec.Struct, frozen=True):
-    """Describes the class of an event to a worker, which imports it or defines a similar class."""
+    """The description of an event's class, from which a worker imports it or defines a similar class."""
 
     module: str
     name: str

@@ -192,7 +192,7 @@ class SupervisedLane(Lane):
         self._finished = True
 
     def _drop_flights(self) -> None:
-        """Count the unacknowledged events as dropped."""
+        """Count the events that the worker has not acknowledged as dropped."""
         with self._lock:
             self.dropped += self._flights.events
             self._in_flight -= self._flights.events

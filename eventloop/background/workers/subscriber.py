@@ -42,7 +42,7 @@ from eventloop.processes.launch import Home
 from eventloop.util.text import error_text
 
 IN_FLIGHT = 64
-"""The largest number of unacknowledged events."""
+"""The largest number of events sent to a worker that it has not acknowledged yet."""
 BACKLOG_BYTES = 1 << 20
 """The number of bytes waiting for room in the pipe from which no further event is encoded.
 

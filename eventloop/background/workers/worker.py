@@ -187,7 +187,7 @@ class Worker:
 
 
 class _Acks:
-    """Send acknowledgements and other messages to the program.
+    """Send acknowledgements and other messages from the worker to the program.
 
     Several deliveries are acknowledged at a time, because each message wakes the program. An acknowledgement
     does not wait for the end of the next delivery, which may hang.

@@ -159,7 +159,7 @@ class Bridge:
         return cast(DrivenTrainer, self.ride.trainer)
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin the run, and to end it in every case; no ignite event covers all."""
+        """Wrap `engine.run` to begin our run and to end it in every case, as ignite has no event for all."""
 
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
@@ -221,7 +221,7 @@ class Bridge:
             self._during.enter_context(self._measuring(evaluator, in_training=False))
 
     def _rides(self) -> bool:
-        """Return whether the engine is in a run; evaluators may also run before or after it."""
+        """Return whether the engine is running; its evaluators may also run before or after it."""
         return self.ride.trainer is not None and self.ride.trainer.running
 
     def _log(self, mode: str, evaluator: Engine) -> None:

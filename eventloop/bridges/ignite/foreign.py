@@ -49,7 +49,7 @@ REFUSED = {
     "BasicTimeProfiler": "`eventloop report` has the times of the phases",
     "HandlersTimeProfiler": "`eventloop report` has the time of each handler",
 }
-"""The handlers that would do nothing here, with their substitutes.
+"""The handlers of ignite that would have no effect in our trainer, with their substitutes.
 
 They attach further handlers when an engine runs, and the engine never runs here.
 """

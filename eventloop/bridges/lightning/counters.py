@@ -29,7 +29,7 @@ class Counters:
         self._epoch = 0  # Lightning counts an epoch after its validation
 
     def calls(self) -> Iterator[ForeignCall]:
-        """Yield the subscriptions; their priorities make them the first or the last at their events."""
+        """Yield the handlers as subscriptions; by their priorities they are the first or last at an event."""
         for event, fn in (
             ("before_train", self._begin), ("before_train_epoch", self._next_epoch),
             ("before_train_iter", self._move), ("after_train", self._next_epoch),

@@ -21,7 +21,7 @@ REFUSED = {
     "ThroughputMonitor": "the phases and times in eventloop report",
     "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
 }
-"""The classes that act on Lightning's own loop, or need it, with the alternatives here."""
+"""The callbacks of Lightning that are refused because they act on its loop, with our alternatives."""
 
 
 def check(callback: Any) -> None:

@@ -13,7 +13,7 @@ class Method(NamedTuple):
 
     event: str
     arguments: Callable[[Any], tuple[Any, ...]] = lambda trainer: ()
-    """Returns the arguments that follow the trainer and the module."""
+    """A function that returns the method's arguments after the trainer and the module."""
 
 
 def _batch(trainer: Any) -> tuple[Any, ...]:
@@ -63,9 +63,9 @@ METHODS: dict[str, Method] = {
     "on_fit_end": Method("after_train"),
     "teardown": Method("after_train", _stage),
 }
-"""The event of each method, except `on_train_epoch_end` and `on_exception`, which are handled separately."""
+"""The event at which each method is called; `on_train_epoch_end` and `on_exception` are separate."""
 WITHOUT_EVENT = ("on_before_zero_grad", "on_before_backward")
-"""The methods without a corresponding event here."""
+"""The methods of Lightning's callbacks to which no event of our trainer corresponds."""
 
 
 def base_of(callback: Any) -> type | None:

@@ -18,7 +18,7 @@ from eventloop.data.plain_values import plain
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrain
 
 AFTER_OTHERS = 51
-"""The priority of `on_train_epoch_end`, which must follow each callback's `on_validation_end`."""
+"""The priority of a callback's `on_train_epoch_end`, so that all `on_validation_end` precede it."""
 
 
 class OwnTrainer:

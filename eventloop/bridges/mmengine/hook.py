@@ -231,7 +231,7 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
-"""The numbers of the message hub that are left out: our trainer measures them, or `outputs` has them."""
+"""The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
 
 
 @contextmanager

@@ -158,7 +158,7 @@ class EventLoopCallback(TrainerCallback):
         self._join(host, trainer)
 
     def _join(self, host: Any, trainer: DrivenTrainer) -> None:
-        """Replace those host methods that show evaluations and phases, until the run ends."""
+        """Wrap the methods of the host that show evaluations and phases, until the run ends."""
         trainer.foreign_calls = self._calls
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
@@ -225,7 +225,7 @@ class EventLoopCallback(TrainerCallback):
         return reporting
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Restore the host's methods, and end the run, if there is one."""
+        """Restore the host's methods, and end the run if it has begun."""
         self._callbacks.restore()
         self._methods.restore()
         self._evaluated = None
@@ -333,7 +333,7 @@ class EventLoopCallback(TrainerCallback):
         return trainer
 
     def _note_early_end(self, state: Any, control: Any) -> None:
-        """Note a stop by another callback as a reason, so that an unfinished epoch is not counted."""
+        """Note that another callback has stopped the training, so that an unfinished epoch is not counted."""
         trainer = self._running()
         early = control.should_training_stop and state.global_step < state.max_steps
         if early and trainer.running and trainer.stop_reason is None:

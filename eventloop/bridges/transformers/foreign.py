@@ -29,7 +29,7 @@ REFUSED = {
     "JITCheckpointCallback": "this trainer, which saves at SIGTERM by CheckpointHook and PreemptionHook",
     "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
 }
-"""The classes that act on the loop of Transformers, or need it, with the alternatives here."""
+"""The callbacks of Transformers that are refused because they act on its loop, with our alternatives."""
 
 FLAGS = {
     "should_epoch_stop": "trainer.stop(reason) in a hook, which ends the run",
@@ -37,7 +37,7 @@ FLAGS = {
     "should_evaluate": "val_interval=...",
     "should_log": "default_hooks=dict(logger=dict(interval=...))",
 }
-"""The flags of Transformers' control that have no effect here, with the alternatives."""
+"""The flags of Transformers' control that have no effect in our trainer, with the alternatives."""
 
 NAMES = {"lr": "learning_rate"}
 """The names in Transformers of numbers that we log under another name."""
@@ -144,7 +144,7 @@ class OwnTrainer:
         state.epoch = float(trainer.epoch)
 
     def _open(self, trainer: Any, event: Any) -> None:
-        """Begin an update of the optimizer, or continue it while gradients accumulate."""
+        """Set the state at the begin of an optimizer update, or continue it while gradients accumulate."""
         self._stepped = self._every_iteration
         if self._opens:
             self.control.should_log = self.control.should_evaluate = self.control.should_save = False
@@ -168,7 +168,7 @@ class OwnTrainer:
             self.state.best_metric, self.state.best_global_step = score, self.state.global_step
 
     def _collect(self, trainer: Any, event: Any) -> None:
-        """Take the numbers read so far; at the end of the training, wait for all of them."""
+        """Take the logged numbers that have arrived from the device; at the end, wait for all of them."""
         if type(event).__name__ == "AfterTrain" and trainer.failure is None:
             trainer.bus.flush()
         self._due = [self._entry(self._arrived.popleft()) for _ in range(len(self._arrived))]

@@ -33,7 +33,7 @@ PARTS: dict[str, tuple[Literal["backward", "optimizer"], type[Event] | None]] = 
     "backward": ("backward", AfterBackward),
     "clip_grad_norm_": ("optimizer", None),
 }
-"""The measured methods of the host's accelerator, with the phase of their time and an event to emit."""
+"""The methods of the host's accelerator that are measured: the phase to count, and an event to emit."""
 
 
 class Host(NamedTuple):

@@ -38,7 +38,7 @@ class Copying:
         self._joins: list[Callable[[], None]] = []
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # each with the handle of its hook
         self.waited: set[int] = set()
-        """The ids of the optimizers that have called `before_step` since the last copy: their steps wait."""
+        """The ids of the optimizers that have called `before_step` since the last copy: they do wait."""
 
     def may_come_later(self) -> set[int]:
         """Return the `data_ptr` of each tensor that only changes in optimizer steps that wait for copies."""

@@ -27,7 +27,7 @@ EXIT_SECONDS = 2.0
 
 
 class Job(NamedTuple):
-    """Describes a save.
+    """The description of a save for the process: its path, its label and the checkpoints it replaces.
 
     Attributes:
         path: the checkpoint's path.

@@ -19,7 +19,7 @@ SEED = 20260
 """The seed of the resampling; it is fixed, so that comparing the same runs twice gives the same result."""
 DECILE = 0.1
 RARE = 0.1
-"""The lower decile is not meaningful for work whose decile is below this part of its mean."""
+"""Work counts as rare if the lower decile of its points is below this part of their mean."""
 Points = NDArray[np.float64]
 """Times of shape (parts, points), over successive stretches of a run.
 
@@ -32,7 +32,7 @@ For several parts it is the sum over the parts. Other programs seldom delay all 
 this sum is less noisy than the decile of the whole time.
 """
 STRETCHES: dict[Statistic, int] = {"decile": 8, "mean": 4}
-"""The number of equal parts of a run whose statistics are compared to estimate the noise.
+"""The number of equal parts of a run that are compared with each other to estimate the noise.
 
 The mean has fewer parts, so that rare work occurs in each of them.
 """

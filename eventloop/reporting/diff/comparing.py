@@ -15,7 +15,7 @@ from eventloop.reporting.report import Report
 
 VERSION = 1
 LEAST = 0.015
-"""The part of an iteration below which every difference counts as noise.
+"""The part of an iteration below which every difference of a row counts as noise.
 
 Two processes of the same program differ by as much, because their memory is laid out differently
 (`benchmarks.report_diff`).
@@ -108,7 +108,7 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
 
 
 def _place(row: DiffRow) -> tuple[bool, bool, float]:
-    """Return the sort key of a row.
+    """Return the key by which rows are sorted.
 
     Handlers that only one run has come first, those in iterations before the others; then the largest
     difference.

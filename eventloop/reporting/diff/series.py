@@ -1,4 +1,4 @@
-"""Extract series of seconds an iteration from a cost record, for each phase and handler.
+"""Extract series of times, in seconds per iteration, of each phase and handler from a cost record.
 
 A series has a value for each point of the record's trend.
 """
@@ -19,7 +19,7 @@ WARM_UP = 0.1
 LEAST_POINTS = 10
 """The fewest points after the warm-up from which noise can be estimated."""
 LEAST_ITERATIONS = 12
-"""The fewest iterations that give `LEAST_POINTS`; each of a run's first 512 iterations is a point."""
+"""The fewest iterations that give `LEAST_POINTS`; in a run of up to 512, each iteration is a point."""
 
 Kind = Literal["iteration", "phase", "handler", "outside"]
 """The kind of a row; `outside` is a handler called outside of iterations, which has no points."""
@@ -28,7 +28,7 @@ ITERATION = "an iteration"
 
 
 class Series(NamedTuple):
-    """The seconds an iteration of a phase or a handler, on average and by point."""
+    """The times of a phase or a handler, in seconds per iteration: the mean, and that of each point."""
 
     kind: Kind
     mean: float
@@ -61,7 +61,7 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
 
 
 def _whole_points(costs: RunCosts) -> list[Phases]:
-    """Return the points of the trend, without a last point that has fewer iterations than the others."""
+    """Return the points of a run's trend, except a last point with fewer iterations than the others."""
     points = [point.phases for point in costs.trend if point.phases.iterations]
     return [point for point in points if point.iterations == points[0].iterations]
 
@@ -81,6 +81,6 @@ def _handler_points(handler: HandlerCost, seconds: dict[str, Points], each: int)
 
 
 def _usable(seconds: Points, iterations: int) -> Points | None:
-    """Return the seconds an iteration of the points after the warm-up, or None if there are too few."""
+    """Return those times (seconds per iteration, by point) that follow the warm-up; None if too few."""
     points = seconds[:, ceil(seconds.shape[1] * WARM_UP) :]
     return points / iterations if points.shape[1] >= LEAST_POINTS else None

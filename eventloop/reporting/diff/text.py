@@ -14,7 +14,7 @@ WIDTH = 80
 """The width of a line in characters. Long names are cut, except the paths of the runs, and in JSON."""
 LEAST_NAME = 16
 FOLDED = 0.01
-"""The part of an iteration below which handlers whose difference is noise share one line."""
+"""The part of an iteration below which a handler without a real difference shares a line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
 QUIET = frozenset({"noise", "unknown"})
 """The verdicts whose rows are dimmed."""
