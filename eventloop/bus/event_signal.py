@@ -112,7 +112,7 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def receivers_for(self, sender: Any) -> Generator[Receiver, None, None]:
-        """Yield the receivers of a sender in the order of the plan."""
+        """Yield the receivers of a sender in the order in which they are called."""
         yield from sorted(super().receivers_for(sender), key=self._order_of)
 
     @property

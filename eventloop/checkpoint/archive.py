@@ -17,7 +17,7 @@ from eventloop.checkpoint.disk import Sink
 FOLDER = "archive"
 """The folder of all records in the zip file; `torch.load` accepts any name."""
 ALIGNMENT = 64
-"""The number of bytes to a multiple of which the data of each record are aligned, as by `torch.save`."""
+"""The alignment in bytes of each record's data in the file, the same as `torch.save` uses."""
 CHECKED = 1 << 20
 """The largest size in bytes of a record that gets a CRC-32.
 

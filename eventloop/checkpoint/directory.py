@@ -84,7 +84,7 @@ class Found(NamedTuple):
         return sorted(saved, key=merit, reverse=True)
 
     def best_kept(self, metric: str) -> int:
-        """Return the number of best checkpoints of a metric to keep, as the newest of them records it."""
+        """Return how many best checkpoints of a metric the run keeps, as its newest best one records."""
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         count = self.manifests[saved[0]].keep_best
         return len(saved) if count < 0 else min(count, len(saved))

@@ -27,9 +27,12 @@ Ranks whose model has no collectives wait at the end of an iteration, which is u
 NAMED = ORDER[:-1]
 """The phases that a rank can be slow in."""
 LEAST_SECONDS = 2e-3
-"""The least excess of a slow rank, in seconds an iteration; processes that share cores vary by 1 to 2 ms."""
+"""The least time per iteration, in seconds, by which a slow rank exceeds the median rank.
+
+Processes that share cores vary by 1 to 2 ms.
+"""
 LEAST_SHARE = 0.12
-"""The least excess of a slow rank, as a part of an iteration."""
+"""The least part of an iteration by which a slow rank exceeds the median rank."""
 WINDOW = 4
 """The number of iterations in a window, over which the times of the ranks are compared."""
 LATEST, ENOUGH = 10, 8

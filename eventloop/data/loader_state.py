@@ -94,7 +94,7 @@ def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> N
 
 
 def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
-    """Return the places of a loader's generators for which no fitting state was saved."""
+    """Return the attribute paths of a loader's generators for which no fitting state was saved."""
     own = generator_states(loader)
     return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
 

@@ -19,7 +19,7 @@ class Shapes:
         self._shapes: dict[tuple[str, ...], Shape] = {}
 
     def of(self, names: tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
-        """Return the shape of a set of names; the first values of a new set are checked.
+        """Return the one `Shape` object for a set of names; the first values of a new set are checked.
 
         Raises:
             TypeError: a name is not a str, or a value is a tensor that cannot be read as a number.

@@ -190,7 +190,7 @@ class EventStorage:
         self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
     def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
-        """Put one float per name, with a smoothing hint, without a check of their types.
+        """Put one float per name, without a check of types; the names get a smoothing hint.
 
         It is cheaper than `put_scalars` for a hook that puts in each iteration.
 

@@ -224,4 +224,4 @@ METHODS = _table(
     ("on_step_begin before_train_batch", "before_train_iter"),
     ("on_step_end after_train_batch", "after_train_iter"),
 )
-"""Methods of other systems' callbacks, and our events, for names that no rule translates."""
+"""The event for each method of other systems' callbacks whose name follows no rule."""

@@ -92,7 +92,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
 
 
 def summarize(trainer: MeasuredTrainer) -> str:
-    """Return the text of `trainer.summary()`."""
+    """Return the report of `trainer.summary()`: advice, phases, handlers, deliveries and losses."""
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
     lines = paragraphs("  ", advice(costs), WIDTH, ADVICE_LINES)
     blocks = ["\n".join(["what to do:", *lines])] if lines else []

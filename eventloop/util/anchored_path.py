@@ -27,7 +27,7 @@ class Anchored:
 
 
 class AnchoredPath:
-    """A descriptor for an attribute that holds a path, which stays valid as that of Anchored does."""
+    """An attribute (descriptor) for a path that stays valid if the program changes its directory."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -31,10 +31,10 @@ Only a program that for seconds emits faster than the subscriber delivers reache
 HELD_SECONDS = 0.1
 """The seconds of a delivery after which events beyond the queue's capacity go to the spill file."""
 MOVED_AT_ONCE = 8192
-"""The number of events that a thread moves before it releases the queue to others: some 15 ms of work.
+"""The number of events that a thread puts into the queue before other threads may use the queue.
 
-With 256 the two threads wait for each other most of the time, and half of a burst stays in memory
-(`tests/background/test_overflow_load.py`).
+They take some 15 ms. With 256 the two threads wait for each other most of the time, and half of a burst stays
+in memory (`tests/background/test_overflow_load.py`).
 """
 FILTER_SECONDS = 0.2
 """The longest wait in seconds for `when=` to check the last events, when an account is read."""

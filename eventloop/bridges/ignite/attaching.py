@@ -159,7 +159,7 @@ class Bridge:
         return cast(DrivenTrainer, self.ride.trainer)
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin our run and to end it in every case, as ignite has no event for all."""
+        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event."""
 
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:

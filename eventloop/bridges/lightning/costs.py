@@ -118,7 +118,7 @@ class HostCosts:
     # --- names ---------------------------------------------------------------------------------------------
 
     def _make(self, name: str) -> Any:
-        """Create the context manager of an action with a profiler's name such as `[Callback]Timer.setup`."""
+        """Create the context manager that measures a profiler's action, such as `[Callback]Timer.setup`."""
         kind, _, rest = name.removeprefix("[").partition("]")
         owner, _, method = rest.rpartition(".")
         if method == NEXT_BATCH:

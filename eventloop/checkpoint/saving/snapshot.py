@@ -254,7 +254,7 @@ class Layout:
         self.rebuilt = {id(view): view.__reduce_ex__(2) for view in views}
 
     def memory(self) -> dict[int, Mapped]:
-        """Return the memory of the shared buffers by its address, for another process."""
+        """Return the description by which another process maps a shared buffer, for each one's address."""
         found = ((buffer.tensor.data_ptr(), buffer.memory) for buffer in self._buffers if buffer.size)
         return {address: memory for address, memory in found if memory is not None}
 

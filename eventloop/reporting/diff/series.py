@@ -15,7 +15,7 @@ from eventloop.costs.records import HANDLER_POINT, PHASES, HandlerCost, Phases, 
 from eventloop.reporting.tables import by_key
 
 WARM_UP = 0.1
-"""The part of the first points that is left out as warm-up, for compilation and caches."""
+"""The part of a series that is left out at its begin, in which compilation and caches take time."""
 LEAST_POINTS = 10
 """The fewest points after the warm-up from which noise can be estimated."""
 LEAST_ITERATIONS = 12
