@@ -1,7 +1,7 @@
 """eventloop: a PyTorch training engine built as an event bus.
 
-`from eventloop.bus import Bus` imports no torch; names here that need it are imported when they are first
-used.
+`from eventloop.bus import Bus` imports no torch; the names in this package that need torch are imported when
+they are first used.
 """
 
 from __future__ import annotations

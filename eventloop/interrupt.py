@@ -1,4 +1,4 @@
-"""Handle Ctrl-C: the first stops the run at the next iteration boundary, the second ends it at once."""
+"""Handle Ctrl-C: the first one stops the run at the next iteration boundary, the second one at once."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ __all__ = ["INTERRUPTED", "graceful_interrupt"]
 
 @contextmanager
 def graceful_interrupt(trainer: Trainer, *, hint: str = "") -> Iterator[None]:
-    """Stop the trainer cleanly at the first SIGINT within the block, and end it at once at the second.
+    """Stop the trainer cleanly at the first SIGINT within the block, and end the run at once at the second.
 
         with graceful_interrupt(trainer):
             trainer.train()
 
-    The first SIGINT calls `trainer.stop`: checkpoint, closing events, delivery to the writers. `train` then
-    returns, and the block goes on. (Without this block the PreemptionHook does the same, and then raises
-    KeyboardInterrupt.) The second SIGINT raises KeyboardInterrupt wherever the program is. The closing events
-    are emitted without waiting: writers get a fraction of a second, and the log names the events that are
-    left then. A saver process finishes its save; a saver thread gives it up. Older checkpoints stay intact.
+    The first SIGINT calls `trainer.stop`: the run saves a checkpoint, emits its closing events and delivers
+    them to the writers. `train` then returns, and the block goes on. (Without this block the PreemptionHook
+    does the same, and then raises KeyboardInterrupt.) The second SIGINT raises KeyboardInterrupt wherever the
+    program is. The closing events are emitted without waiting: writers get a fraction of a second, and the
+    log lists the events that are lost. A saver process finishes its save; a saver thread abandons its save.
+    Older checkpoints stay intact.
 
-    Outside the main thread, where Python delivers no signals, this does nothing. An earlier handler is called
-    as well, unless it is Python's own, and is restored at the end.
+    Outside the main thread, where Python delivers no signals, the block has no effect. An earlier handler is
+    called as well, unless it is Python's own, and is restored at the end.
 
     Args:
-        hint: written to standard error at the first SIGINT.
+        hint: a text written to standard error at the first SIGINT.
 
     Raises:
         KeyboardInterrupt: at the second SIGINT, and at each later one.

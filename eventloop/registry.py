@@ -30,12 +30,13 @@ _ATTRIBUTES = ("priority", "name", "budget_us")
 
 
 class Registry:
-    """Hold the classes of one kind by name.
+    """The classes of one kind, hooks or writers, by name.
 
     Args:
         kind: "hook" or "writer", for messages.
-        package: module of the classes that come with eventloop; also the name of the entry points' group.
-        base: name of their base class in `package`; other classes there are helpers.
+        package: the package with the classes that come with eventloop; its name is also the group of the
+            entry points.
+        base: the name of the base class in `package`; classes there that do not derive from it are helpers.
     """
 
     def __init__(self, kind: str, package: str, base: str | None = None) -> None:
@@ -71,13 +72,13 @@ class Registry:
         Both `@HOOKS.register_module()` and `HOOKS.register_module(module=Mine)` work.
 
         Args:
-            name: name of the class in configs, or a list of names; by default the class's own name.
-            force: replace another class of that name.
-            module: the class, if this is not used as a decorator.
+            name: the name of the class in configs, or a list of names; by default the class's own name.
+            force: whether to replace another class of that name.
+            module: the class, if this method is not used as a decorator.
 
         Raises:
-            TypeError: not a class, or a name that is not a str.
-            ValueError: the name is taken, and `force` is not given.
+            TypeError: `module` is not a class, or a name is not a str.
+            ValueError: the name is taken, and `force` is False.
         """
         check_bools(force=force)
         if isinstance(name, type):  # mmcv's decorator without parentheses
@@ -95,11 +96,12 @@ class Registry:
         """Build an object from `dict(type=name or class, **arguments)`, as in MMEngine and mmcv.
 
         Args:
-            default_args: arguments that the config may lack.
+            config: the dict.
+            default_args: default values of arguments that the config lacks.
 
         Raises:
             TypeError: the config is not a mapping with a `type`, or an argument is missing.
-            ValueError: an unknown type or argument, with a suggestion.
+            ValueError: the type or an argument is unknown; the message suggests the nearest one.
         """
         if isinstance(config, Mapping):
             config = {**(default_args or {}), **config}
@@ -108,7 +110,7 @@ class Registry:
         return build(config, self)
 
     def find(self, name: str) -> type | None:
-        """Return the class of a name, or None.
+        """Return the class with a name, or None.
 
         Raises:
             ImportError: the entry point of a package cannot be loaded.
@@ -120,7 +122,7 @@ class Registry:
     """The name of `find` in MMEngine."""
 
     def names(self) -> list[str]:
-        """Return the names that can be built: registered, of eventloop, and of installed packages.
+        """Return the names that a config may use: those registered, eventloop's, and installed packages'.
 
         The base class and helper classes of eventloop are left out, although `find` finds them.
         """
@@ -130,7 +132,7 @@ class Registry:
         return [*dict.fromkeys([*self._classes, *own, *(point.name for point in self._points())])]
 
     def forget(self, name: str) -> None:
-        """Remove a registration, if there is one."""
+        """Remove the registration of a name, if there is one."""
         self._classes.pop(name, None)
 
     def _add(self, cls: C, name: str | None, force: bool = False) -> C:
@@ -179,23 +181,23 @@ WRITERS = Registry("writer", "eventloop.writers", "Writer")
 
 
 def register(cls: C) -> C:
-    """Register a hook or a writer under its name. A class with a method `write` is a writer.
+    """Register a hook or a writer under the name of its class; a class with a method `write` is a writer.
 
     Raises:
-        TypeError: not a class.
+        TypeError: `cls` is not a class.
         ValueError: another module registered that name, or eventloop has a class of that name.
     """
     return (WRITERS if hasattr(cls, "write") else HOOKS).register(cls)
 
 
 def find_class(name: str, among: Registry | None = None) -> type:
-    """Return the hook or writer class of a name.
+    """Return the hook or writer class with a name.
 
     Args:
-        among: the kind that is wanted; its names are listed if no known name is near.
+        among: the registry whose names the error lists if no known name is near; None for both.
 
     Raises:
-        ValueError: the name is unknown (with a suggestion).
+        ValueError: the name is unknown; the message suggests the nearest one.
     """
     found = HOOKS.find(name) or WRITERS.find(name)
     if found is None:
@@ -210,16 +212,19 @@ def find_class(name: str, among: Registry | None = None) -> type:
 def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: Any) -> Any:
     """Build an object from `dict(type=name or class, **arguments)`.
 
-    `priority` of a hook, and `name` and `budget_us` of a hook or writer, are set on the object if its
-    constructor does not take them.
+    If the constructor does not take `priority`, `name` or `budget_us`, they are set on the object as
+    attributes.
 
     Args:
-        among: the kind that is wanted, as in `find_class`.
+        config: the dict.
+        among: the registry whose names an error lists, as in `find_class`.
+        also: further arguments of the constructor, which replace those of the config.
 
     Raises:
         TypeError: the config is not a mapping with a `type` that is a class or a name, an argument is
             missing, or `budget_us` is not a number.
-        ValueError: an unknown type or argument (with a suggestion), or `budget_us` is not above 0.
+        ValueError: the type or an argument is unknown, which the message corrects with a suggestion, or
+            `budget_us` is not above 0.
     """
     if not isinstance(config, Mapping) or "type" not in config:
         raise TypeError(f"expected an object or a config dict(type=...), got {config!r}")

@@ -14,7 +14,7 @@ from eventloop.util.checks import length_of, positive
 from eventloop.util.functions import check_call
 
 _TAKEN: WeakSet[Bus] = WeakSet()
-"""Buses that have a trainer's hooks."""
+"""The buses that already serve a trainer; a second trainer must not use them."""
 
 
 def check_trainer(
@@ -58,7 +58,7 @@ def check_trainer(
 
 
 def check_bus(bus: object) -> None:
-    """Refuse an object that is not a bus, and a bus of another trainer, whose hooks would act here too."""
+    """Refuse an object that is not a bus, and the bus of another trainer, whose hooks would act here too."""
     if bus is not None and not isinstance(bus, Bus):
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
     if bus in _TAKEN:
@@ -69,13 +69,13 @@ def check_bus(bus: object) -> None:
 
 
 def take_bus(bus: Bus) -> None:
-    """Mark the bus as taken: the hooks of a trainer are about to be attached."""
+    """Note that a bus serves a trainer, whose hooks are about to be attached."""
     _TAKEN.add(bus)
     bus.for_runs = True
 
 
 def check_loss_fn(loss_fn: object) -> None:
-    """Refuse a loss that cannot be called."""
+    """Refuse a loss function that cannot be called."""
     if isinstance(loss_fn, type):
         raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
@@ -83,7 +83,10 @@ def check_loss_fn(loss_fn: object) -> None:
 
 
 def check_signatures(**steps: object) -> None:
-    """Refuse steps that cannot be called with `(trainer, batch)`, by the names of the arguments.
+    """Refuse steps that cannot be called with `(trainer, batch)`.
+
+    Args:
+        steps: functions by the name of the trainer's argument.
 
     Raises:
         TypeError: a step is not a function, or has another signature.
@@ -94,9 +97,10 @@ def check_signatures(**steps: object) -> None:
 
 
 def check_step(train_step: object, loss_fn: object, optimizer: object, *, steps_itself: bool) -> None:
-    """Refuse arguments with which training would change no weights.
+    """Refuse arguments with which training would not change any weights.
 
     Args:
+        train_step, loss_fn, optimizer: arguments of the trainer.
         steps_itself: whether the user has replaced the optimizer hook.
     """
     if train_step is None and loss_fn is None:
@@ -120,7 +124,7 @@ def check_lists(**lists: object) -> None:
 
 
 def check_default_hooks(given: object) -> None:
-    """Refuse `default_hooks` that is not a mapping."""
+    """Refuse a `default_hooks` that is not a mapping."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(
             f"default_hooks must be a mapping {{name: a hook, its options or None}}, got {given!r}; other "

@@ -24,7 +24,7 @@ from eventloop.util.terminal import in_notebook, is_terminal
 
 
 class AssembledTrainer(Protocol):
-    """The parts of a trainer that its hooks and writers are attached to."""
+    """The parts of a trainer that its hooks and writers need."""
 
     bus: Bus
     hooks: list[Any]
@@ -46,7 +46,7 @@ class AssembledTrainer(Protocol):
 
 
 FOREIGN = frozenset({"lightning", "pytorch_lightning", "transformers", "ignite", "mmengine"})
-"""Packages whose callbacks `Foreign` runs."""
+"""The packages of other engines, whose callbacks `Foreign` can run."""
 DEFAULT_HOOKS = {
     "runtime_info": "RuntimeInfoHook",
     "optimizer": "OptimizerHook",
@@ -60,7 +60,7 @@ DEFAULT_HOOKS = {
     "costs": "CostsHook",
     "trace": "TraceHook",
 }
-"""Hooks of every trainer: the name, which is the key in a checkpoint, and the class."""
+"""The hooks of every trainer: the name, which is also the key in a checkpoint, and the class."""
 
 
 def make_work_dir(work_dir: str | Path | None) -> Path:
@@ -69,8 +69,8 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
     In a dry run, a directory that does not exist yet is replaced by a temporary one.
 
     Raises:
-        TypeError: it is not a path.
-        OSError: it cannot be created or written.
+        TypeError: `work_dir` is not a path.
+        OSError: the directory cannot be created or written.
     """
     if work_dir is not None:
         check_path("work_dir", work_dir)
@@ -95,7 +95,7 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
 
 
 def _new_directory(parent: Path) -> Path:
-    """Create a directory named by the time, shared by all ranks."""
+    """Create a directory named by the time, the same one for all ranks."""
     rank, world_size = rank_and_world_size()
     made = [parent / time.strftime("%Y%m%d_%H%M%S")]
     if rank == 0:
@@ -133,10 +133,10 @@ def facts_of(trainer: AssembledTrainer) -> Run:
 
 
 def default_writers() -> list[dict[str, Any]]:
-    """Return the configs of the default writers: a console if a person watches.
+    """Return the configs of the default writers: a console writer if a person is watching.
 
     It writes to standard error, so that standard output holds only the program's own output. A notebook shows
-    standard error in red, so it gets standard output.
+    standard error in red, so there it writes to standard output.
     """
     if in_notebook():
         return [{"type": "ConsoleWriter"}]
@@ -180,7 +180,7 @@ def attach_all(
 
 
 def check_owner(hook: Any, host: str) -> None:
-    """Refuse a hook that does a part of the loop which the host of a driven trainer does."""
+    """Refuse a hook whose work another engine does, if that engine (the host) drives the trainer."""
     if host and (owns := getattr(hook, "owns", "")):
         raise ValueError(
             f"{type(hook).__name__} does {owns} itself, which {host} does here: leave the hook out, and set "
@@ -211,10 +211,10 @@ def _check_attachable(candidate: Any, what: str) -> None:
 def _with_defaults(
     own: list[Any], default_hooks: Mapping[str, Any], *, by_epoch: bool, has_optimizer: bool
 ) -> list[tuple[str | None, Any]]:
-    """Return the hooks to attach, each with its name: the default ones first, then the user's.
+    """Return the hooks to attach, each with its name: the default hooks first, then the user's.
 
-    `default_hooks` adds, replaces or removes default hooks. A hook of the user's that replaces a default
-    one gets its name; the name of any other is None.
+    `default_hooks` adds, replaces or removes default hooks. A user's hook that replaces a default hook gets
+    its name; the name of other user's hooks is None.
     """
     names = dict.fromkeys(map(id, own))
     named: list[tuple[str | None, Any]] = []
@@ -248,7 +248,7 @@ def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str
 
 
 def _additional(name: str, given: Any) -> list[tuple[str | None, Any]]:
-    """Build one more hook under a name that is not a default hook's.
+    """Build a hook that the argument `default_hooks` adds under a new name.
 
     For example `default_hooks=dict(visualization=dict(type="VisualizationHook"))`.
     """

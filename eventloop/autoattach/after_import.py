@@ -1,4 +1,4 @@
-"""Call a function when the program has imported a module, which then does not have to be imported now."""
+"""Call functions when the program imports certain modules, without importing these modules now."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Action = Callable[[ModuleType], None]
 
 @contextmanager
 def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
-    """Call each action with the module of its name: at once, or when it is imported within the block."""
+    """Call each action with its module: at once, or when the module is imported within the block."""
     finder = _Finder(actions)
     for name, action in actions.items():
         if name in sys.modules:
@@ -27,7 +27,7 @@ def after_import(actions: Mapping[str, Action]) -> Iterator[None]:
 
 
 class _Finder(MetaPathFinder):
-    """Find no module by itself, and add an action to modules that the other finders find."""
+    """An import finder that lets the other finders find a module, and adds the action to it."""
 
     def __init__(self, actions: Mapping[str, Action]) -> None:
         self._actions = actions
@@ -46,7 +46,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Load a module by its own loader, which the module keeps, and call the action."""
+    """A loader that loads a module by its original loader, and then calls the action."""
 
     def __init__(self, loader: Loader, action: Action) -> None:
         self._loader, self._action = loader, action

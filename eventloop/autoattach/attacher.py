@@ -1,4 +1,4 @@
-"""Make the bridges of a program that has none, and keep what its runs have cost."""
+"""Create bridges for the trainers of a script, and keep the summaries of its runs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,33 @@ if TYPE_CHECKING:  # these import torch, and the script is to be the first
 
 
 class Attacher:
-    """Make a bridge for each trainer of a program, with a bus and a directory of its own.
+    """Create a bridge for each trainer of a script, with its own bus and directory.
 
-    The bridges are made where the host takes them, on the thread that makes a trainer.
+    A bridge is created where the engine (host) takes it, on the thread that creates the trainer.
 
     Args:
-        options: those of the command.
+        options: the options of the command.
     """
 
     def __init__(self, options: RunOptions) -> None:
         self.options = options
         self.hosts: set[str] = set()
-        """The engines for which a bridge was made."""
+        """The names of the engines for which a bridge was created."""
         self.summaries: dict[Path, str] = {}
-        """The text of the last run of each trainer, by its directory; none of ranks other than the first."""
+        """The summary of each trainer's last run, by its directory; only the first rank has summaries."""
         self.problems: dict[str, str] = {}
-        """Why an engine has no bridge, by the engine's name."""
+        """The reason why an engine has no bridge, by the engine's name."""
         self._used: set[Path] = set()
 
     def bridge(self, host: str, module: str) -> Any:
-        """Return the module of a host's bridge; None, with a problem, if it does not support the host."""
+        """Import the bridge for an engine, and return its module.
+
+        If the bridge does not support the installed engine, return None and note the reason in `problems`.
+
+        Args:
+            host: the engine's name, for messages.
+            module: the bridge's module in `eventloop.bridges`.
+        """
         try:
             return import_module(f"eventloop.bridges.{module}")
         except ImportError as error:
@@ -41,7 +48,7 @@ class Attacher:
             return None
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments of a new bridge."""
+        """Return the keyword arguments with which the next bridge is created."""
         options = self.options
         return {
             "writers": [{"type": name} for name in options.writers],
@@ -49,17 +56,17 @@ class Attacher:
         }  # fmt: skip
 
     def follow(self, ride: Ride) -> None:
-        """Give the trainer of a bridge a directory of its own, and keep the summary of each of its runs."""
+        """Give the trainer of a bridge its own directory, and keep the summary of each of its runs."""
         self.hosts.add(ride.host)
         ride.place, ride.ended = self.free_directory, self._keep
 
     def free_directory(self, wanted: Path | None) -> Path | None:
-        """Return the directory for another trainer of this program.
+        """Return the wanted directory for another trainer; None lets that trainer create one.
 
-        It is a new one within the wanted directory, `trainer-2` and so on, if an earlier trainer has that.
+        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on.
         """
         if wanted is None:
-            return None  # the trainer makes one, named by the time
+            return None  # the trainer creates one, named by the time
         path, number = wanted, 1
         while path.absolute() in self._used:
             number += 1

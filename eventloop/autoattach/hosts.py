@@ -1,4 +1,4 @@
-"""Attach bridges where each engine takes them: call a function for each trainer that a program makes."""
+"""Attach a bridge to every trainer that a program creates with another engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = {
     "ignite": ("ignite",),
     "MMEngine": ("mmengine",),
 }
-"""The engines, and their packages."""
+"""The supported engines, and their packages."""
 
 
 NO_ENTRY_POINT = (
@@ -37,7 +37,7 @@ def any_installed() -> bool:
 
 @contextmanager
 def attached(attacher: Attacher) -> Iterator[None]:
-    """Attach a bridge to each trainer that is made within the block, once its engine is imported."""
+    """Attach a bridge to each trainer that is created within the block, once its engine is imported."""
     with ExitStack() as changes:
         where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
             "lightning.pytorch.trainer.connectors.callback_connector": _lightning,
@@ -52,7 +52,10 @@ def attached(attacher: Attacher) -> Iterator[None]:
 
 
 def lightning_callback(attacher: Attacher) -> Any:
-    """Return Lightning's callback for another trainer; None, with a problem, if Lightning is too old."""
+    """Return Lightning's callback for another trainer.
+
+    None if Lightning is too old; `attacher.problems` then has the reason.
+    """
     bridge = attacher.bridge("Lightning", "lightning")
     try:
         callback = bridge and bridge.EventLoopCallback(**attacher.arguments())
@@ -65,7 +68,7 @@ def lightning_callback(attacher: Attacher) -> Any:
 
 
 def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add the callback to those of each trainer, before its checkpoints."""
+    """Add our callback to the callbacks of each Lightning trainer, before its checkpoint callbacks."""
     connector_class = module._CallbackConnector
     configure = connector_class.on_trainer_init
 
@@ -85,18 +88,18 @@ def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> No
 
 
 def _starts_ranks(trainer: Any) -> bool:
-    """Return whether Lightning will start the script again, for each further rank."""
+    """Return whether Lightning will start the script again for each further rank."""
     return type(trainer.strategy.launcher).__name__ == "_SubprocessScriptLauncher"
 
 
 def _has_entry_point() -> bool:
-    """Return whether Lightning finds `lightning_ranks.callbacks` in the processes that it starts."""
+    """Return whether processes that Lightning starts will find `lightning_ranks.callbacks`."""
     points = entry_points(group="lightning.pytorch.callbacks_factory")
     return any(point.module == "eventloop.autoattach.lightning_ranks" for point in points)
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add a callback to the defaults. Transformers calls a class for each trainer."""
+    """Add a callback class to Transformers' defaults, which are called for each trainer."""
 
     class Callback:
         def __new__(cls) -> Any:
@@ -113,13 +116,13 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
 
 
 def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Attach to each engine at its first run: ignite has no moment at which an engine is complete."""
+    """Attach to each ignite engine at its first run, because ignite does not signal a complete engine."""
     engine = module.Engine
     _replace(changes, engine, "run", IgniteRuns(attacher).attaching(engine.run))
 
 
 def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Register a hook after those of a runner's config."""
+    """Register our hook after the hooks of a runner's config."""
     runner_class = module.Runner
     register = runner_class.register_hooks
 

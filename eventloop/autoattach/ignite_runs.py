@@ -1,4 +1,4 @@
-"""Attach a bridge to each engine of ignite at its first run."""
+"""Attach a bridge to each ignite engine at its first run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ if TYPE_CHECKING:
     from eventloop.autoattach.attacher import Attacher
 
 EVALUATES = "supervised_evaluation_step"
-"""The beginning of the qualified names of the process functions that `create_supervised_evaluator` makes."""
+"""The prefix of the names of evaluators' process functions, which `create_supervised_evaluator` makes."""
 
 
 class Parts(NamedTuple):
-    """What a process function trains, as far as it shows."""
+    """The model and the optimizers that a process function trains, as far as they can be found."""
 
     model: torch.nn.Module | None
     optimizer: Any
 
 
 class IgniteRuns:
-    """Attach bridges to engines, which train or evaluate: that shows in how their runs are nested.
+    """Attach bridges to engines, and find out from the nesting of their runs whether they train or evaluate.
 
-    An engine that runs outside of the run of another trains. An engine that runs within it evaluates, in the
-    mode "val". An engine of `create_supervised_evaluator` never trains.
+    An engine that runs outside of another engine's run trains. An engine that runs within it evaluates, in
+    the mode "val". An engine of `create_supervised_evaluator` never trains.
     """
 
     def __init__(self, attacher: Attacher) -> None:
         self._attacher = attacher
-        self._trainers: WeakSet[Any] = WeakSet()  # with a bridge from here
-        self._evaluators: WeakSet[Any] = WeakSet()  # that were added to one of these bridges
+        self._trainers: WeakSet[Any] = WeakSet()  # engines to which this object attached a bridge
+        self._evaluators: WeakSet[Any] = WeakSet()  # engines added to one of these bridges
         self._thread = threading.local()  # engines may run in several threads
 
     def attaching(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `Engine.run` that attaches a bridge before an engine's first run."""
+        """Wrap `Engine.run` to attach a bridge before an engine's first run."""
 
         @wraps(run)
         def attaching(engine: Any, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +47,7 @@ class IgniteRuns:
                 self._thread.running = []
             running: list[Any] = self._thread.running
             if engine not in self._trainers and self._attach(engine, running):
-                return engine.run(*args, **kwargs)  # the bridge's, which sees how the run ends
+                return engine.run(*args, **kwargs)  # wrapped by the bridge, which sees how the run ends
             running.append(engine)
             try:
                 return run(engine, *args, **kwargs)
@@ -57,7 +57,7 @@ class IgniteRuns:
         return attaching
 
     def _attach(self, engine: Any, running: list[Any]) -> bool:
-        """Attach an engine to a bridge of its own, and return True, or to the bridge of the training."""
+        """Attach a training engine to a new bridge and return True; add an evaluator to the current one."""
         bridges = self._attacher.bridge("ignite", "ignite")
         if bridges is None or bridges.bridge_of(engine) is not None:
             return False
@@ -79,7 +79,7 @@ class IgniteRuns:
 def trained_parts(function: Callable[..., Any]) -> Parts:
     """Return the optimizers that a function uses, and the module with their parameters.
 
-    They are looked for among the variables that the function refers to, and the attributes of its object.
+    They are searched among the variables that the function refers to, and the attributes of its object.
     """
     import torch
 
@@ -95,7 +95,7 @@ def trained_parts(function: Callable[..., Any]) -> Parts:
 
 
 def _variables(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and values that a function refers to, or has been given."""
+    """Yield the names and values of a function's variables, bound arguments and object attributes."""
     if isinstance(function, partial):
         yield from ((f"argument {number}", each) for number, each in enumerate(function.args))
         yield from function.keywords.items()

@@ -1,4 +1,4 @@
-"""Attach bridges in the rank processes that Lightning starts, which run the script itself.
+"""Attach bridges in the rank processes that Lightning starts, in which the script runs again.
 
 Lightning calls `callbacks`, an entry point, for each trainer of any program, so this module imports little.
 """
@@ -12,7 +12,7 @@ from eventloop.autoattach.options import options_of
 
 
 def callbacks() -> list[Any]:
-    """Return a bridge in a rank process of a training that `eventloop run` has started; else nothing.
+    """Return a bridge, but only in a rank process of a training that `eventloop run` has started.
 
     The command's own process attaches the bridge by itself. A rank process needs one too, because the ranks
     of a run exchange numbers.

@@ -1,4 +1,4 @@
-"""Hold the options of `eventloop run`, also for processes that the script starts."""
+"""Hold the options of `eventloop run`, and pass them to processes that the script starts."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import MutableMapping
 import msgspec
 
 VARIABLE = "EVENTLOOP_RUN"
-"""The environment variable with the options, for the rank processes that an engine starts."""
+"""The environment variable that passes the options to rank processes."""
 
 
 class RunOptions(msgspec.Struct, frozen=True):
     """The options of a bridge that `eventloop run` attaches.
 
     Args:
-        writers: names of classes.
-        work_dir: directory of the first trainer's files; by default the host's.
+        writers: class names of writers.
+        work_dir: directory of the first trainer's files; None means the host's.
         measure: whether each callback of the host has a row in the costs.
-        pid: the process of the command.
+        pid: the process id of the command.
     """
 
     writers: tuple[str, ...] = ("JSONLWriter",)
@@ -27,12 +27,12 @@ class RunOptions(msgspec.Struct, frozen=True):
     pid: int = msgspec.field(default_factory=os.getpid)
 
     def put(self, environment: MutableMapping[str, str]) -> None:
-        """Put the options into an environment, with an absolute `work_dir`."""
+        """Put the options into a mapping of environment variables, with an absolute `work_dir`."""
         work_dir = self.work_dir and os.path.abspath(self.work_dir)
         environment[VARIABLE] = msgspec.json.encode(msgspec.structs.replace(self, work_dir=work_dir)).decode()
 
 
 def options_of(environment: MutableMapping[str, str]) -> RunOptions | None:
-    """Return the options that a command has put into an environment, None without a command."""
+    """Return the options that a command has put into an environment, or None without a command."""
     text = environment.get(VARIABLE)
     return msgspec.json.decode(text, type=RunOptions) if text else None

@@ -13,15 +13,15 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 
 _RUNNERS = ("<frozen runpy>", __file__)
-"""The files of the frames between `run_main` and the script."""
+"""The files whose stack frames, between `run_main` and the script, tracebacks leave out."""
 
 
 def check_script(script: str, *, module: bool) -> None:
-    """Check that there is a script, or a module, of a name.
+    """Check that a script, or a module, exists.
 
     Raises:
         FileNotFoundError: it does not exist.
-        ValueError: the file is not of Python.
+        ValueError: the file is not a Python file.
     """
     if module:
         _check_module(script)
@@ -46,9 +46,9 @@ def _check_module(name: str) -> None:
 
 
 def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
-    """Run a script, or a module, as `__main__`; its errors, and SystemExit, are raised.
+    """Run a script, or a module, as `__main__`; raise its errors, and its SystemExit.
 
-    `sys.argv` and the first entry of `sys.path` are those that Python would give the script. The interpreter
+    `sys.argv` and the first entry of `sys.path` are as if Python had started the script. The interpreter
     shows an error that ends the program without the frames above the script.
     """
     _begin_tracebacks_at_the_script()
@@ -62,7 +62,7 @@ def run_main(script: str, arguments: Sequence[str], *, module: bool) -> None:
 
 
 def _run_file(script: str) -> None:
-    """Run a file in a new `__main__`, which stays: the script's exit functions may need it."""
+    """Run a file in a new `__main__` module, which stays: the script's exit functions may need it."""
     path = os.path.abspath(script)
     main = ModuleType("__main__")
     vars(main).update(__file__=path, __builtins__=builtins)
@@ -83,7 +83,7 @@ def _begin_tracebacks_at_the_script() -> None:
 
 
 def _below_run_main(traceback: TracebackType | None) -> TracebackType | None:
-    """Return the part of a traceback that is the script's; all of it if the script did not run."""
+    """Return the part of a traceback that belongs to the script; the whole one if the script did not run."""
     below = traceback
     while below is not None and below.tb_frame.f_code is not run_main.__code__:
         below = below.tb_next

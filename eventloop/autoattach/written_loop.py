@@ -1,4 +1,4 @@
-"""Say which lines bring the bus into a loop that no engine runs."""
+"""Give advice on adding the bus to a loop that no known engine runs."""
 
 ADVICE = """\
 {script} ran no trainer of Lightning, Transformers, ignite or MMEngine, so no events, costs or metrics were
@@ -29,6 +29,6 @@ HAS_A_TRAINER = (
 
 
 def advice(script: str) -> str:
-    """Return the text for a script without an engine."""
+    """Return the advice for a script without a known engine, with lines of code to add."""
     lines = "".join(f"    {line}".rstrip() + "\n" for line in LINES.splitlines())
     return ADVICE.format(script=script) + lines

@@ -1,7 +1,7 @@
-"""Keep the background subscribers of a bus: add and remove them, hand events over, and look after them.
+"""Manage the background subscribers of a bus: add and remove them, queue events, and supervise deliveries.
 
 The emitting thread appends an event to the queue of each of its subscribers and returns: no lock, no wake-up,
-no I/O. A thread, the keeper, looks at the queues every `POLL_SECONDS`, or at once during a flush: it wakes
+no I/O. A thread, the keeper, looks at the queues every `POLL_SECONDS`, or at once during a flush. It wakes
 the subscribers that have events, moves the events of busy ones into their bounded queues or spill files,
 creates deferred events once their values have left the device, and finds subscribers that hang.
 """
@@ -33,16 +33,16 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 POLL_SECONDS = 0.2
-"""How often the keeper looks at the queues without being woken."""
+"""The interval in seconds at which the keeper (the thread that supervises the queues) looks at them."""
 DEVICE_POLL_SECONDS = 0.002
-"""How often it checks whether a value has left the device."""
+"""The interval in seconds at which the keeper thread checks whether values have left the device."""
 MANY = 8192
-"""Events that wait for a subscriber from which on an emitting thread wakes the keeper."""
+"""The number of events waiting for a subscriber from which an emit wakes the keeper thread."""
 DROP_REPORT_SECONDS = 1.0
 
 
 class Background(Closing):
-    """The background subscribers of one bus, and the keeper's thread."""
+    """The background subscribers of one bus, and the keeper, the thread that supervises their queues."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Background(Closing):
         self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
-        """True in a forked child, which has none of the threads."""
+        """True in a forked child process, in which none of the threads exists."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
@@ -68,14 +68,18 @@ class Background(Closing):
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Lane:
-        """Start the queue and the runner of a subscriber; the first subscriber starts the keeper.
+        """Start the queue and the thread, task or process of a subscriber, and the keeper thread if needed.
 
         Args:
-            loop: an event loop of the caller, which runs a coroutine function in place of the bus's loop.
+            name: the subscriber's name.
+            fn: the handler.
+            options: the options of the queue and its deliveries.
+            offload: "thread" or "process" for a plain function; None for a coroutine function.
+            loop: an event loop of the caller that runs a coroutine function; None means the bus's own loop.
 
         Raises:
             TypeError: offload="process", and a worker process could not import the subscriber.
-            RuntimeError: the background side is closed, or no thread can be started, as at the exit of Python
+            RuntimeError: the background is closed, or no thread can be started, as at the exit of Python
                 3.12.
         """
         closed = RuntimeError(
@@ -89,7 +93,7 @@ class Background(Closing):
         if plan_file() is None:
             lane.start()
         self.lanes.append(lane)
-        if self.closed:  # another thread has just closed the others, perhaps without this one
+        if self.closed:  # another thread has just closed the bus, perhaps without this lane
             self.remove_lane(lane)
             raise closed
         return lane
@@ -102,7 +106,7 @@ class Background(Closing):
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None,
     ) -> Lane:
-        """Create the queue and the runner of a subscriber without starting it."""
+        """Create the queue and the thread, task or process of a subscriber without starting it."""
         report = self.health.report
         if loop is not None:
             return CallersLane(name, fn, options, report, loop)
@@ -121,15 +125,15 @@ class Background(Closing):
     def remove_lane(self, lane: Lane) -> None:
         """End the queue of a subscriber whose subscription was cancelled."""
         lane.give_up("cancelled")
-        self.health.tell_drops([lane])  # the keeper looks at it no more
+        self.health.tell_drops([lane])  # the keeper no longer looks at this lane
         with suppress(ValueError):  # a close has replaced the list
             self.lanes.remove(lane)
 
     def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
-        """Set the types of events that each subscriber wants, with their filters.
+        """Set the event types that each subscriber wants, with their filters.
 
-        Health events and the events of deferreds are handed over by these routes. An emit does not look at
-        them: it calls the functions that `feeds` or `gates` returned.
+        Health events and deferred events follow these routes. An emit does not: it calls the functions
+        returned by `feeds` or `gates`.
         """
         by_type: dict[type[Event], list[Lane]] = {}
         for lane, interests in routes.items():
@@ -141,9 +145,10 @@ class Background(Closing):
     # --- recording (any thread) ----------------------------------------------------------------------------
 
     def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
-        """Record deliveries and queue depths with `recorder`, or stop with None.
+        """Record deliveries and queue depths with `recorder`; None stops the recording.
 
         Args:
+            recorder: collects the spans and depths.
             looked: called each time the keeper has looked at the queues.
         """
         self.recorder, self._looked = recorder, looked
@@ -153,10 +158,10 @@ class Background(Closing):
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
     def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
-        """Return the two functions that put an event into the queue of a subscriber with overflow="block".
+        """Return the two functions that queue an event for a subscriber with overflow="block".
 
-        Both wait until the queue has room, except on a background thread. The second also notes the time
-        of the emit, to measure how long the event waits in the queue.
+        Both wait until the queue has room, except on a background thread. The second one also notes the time
+        of the emit, from which the wait in the queue is measured.
         """
         passes = lane.routes[event_type].early
 
@@ -178,9 +183,9 @@ class Background(Closing):
         return feed, stamp
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Wrap `feed` so that it also counts, in `emissions`, the events that a background thread emits.
+        """Wrap `feed` to count the events that background threads emit, for the end of a flush.
 
-        `flush` waits until the count no longer grows.
+        `flush` waits until this count stops growing.
         """
 
         def count(event: Event) -> None:
@@ -191,40 +196,40 @@ class Background(Closing):
         return count
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
-        """Hand over events that are created later, when their values are ready.
+        """Queue a `Deferred` object, whose events are created later, when their values are ready.
 
-        Waits for room in the queue of each blocking subscriber to one of `types`.
+        Waits until the queue of each subscriber to one of `types` with overflow="block" has room.
         """
         types = tuple(types)
         lanes = dict.fromkeys(lane for kind in types for lane in self._listening.get(kind, ()))
         for lane in lanes:
             if lane.options.overflow == "block" and not (self.never_waits or self.on_background_thread()):
                 lane.wait_for_room()
-        if not self.closed:  # also where there is no subscriber: the keeper reads the values
+        if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
         self._posted.append(Posted(deferred, [(lane, lane.post(types)) for lane in lanes]))
 
     def relieve(self) -> None:
-        """Keep the queues bounded; an emitting thread calls it now and then."""
+        """Keep the queues bounded; emitting threads call it from time to time."""
         for lane in self.lanes:
             if len(lane.incoming) > MANY:
                 self.wake()
                 lane.keep_bounded()
 
     def wake(self) -> None:
-        """Make the keeper look at the queues now; safe from any thread."""
+        """Make the keeper thread look at the queues now; safe from any thread."""
         self._woken.set()
 
     # --- at the edges of a process --------------------------------------------------------------------------
 
     def become_inert(self) -> None:
-        """Forget all events and subscribers; called in a forked child, which has none of the threads."""
+        """Drop all events and subscribers in a forked child process, in which none of the threads exists."""
         for lane in self.lanes:
             lane.forget()
         vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
 
     def end_soon(self) -> None:
-        """Deliver the queued events and stop the threads later; the caller does not wait.
+        """Deliver the queued events and stop the threads later, without making the caller wait.
 
         Called when the last reference to the bus is gone.
         """
@@ -237,18 +242,17 @@ class Background(Closing):
     # --- the keeper's thread -------------------------------------------------------------------------------
 
     def go_on_from(self, former: Background) -> None:
-        """Continue in place of a closed background.
+        """Take over the state of a closed background that this one replaces.
 
-        The last event of each type that it created, and its function for undelivered events, are taken
-        over.
+        The state is the last event of each type that it created, and its function for undelivered events.
         """
         self.latest.update(former.latest)
         self.keep_left = former.keep_left
 
     def start(self) -> None:
-        """Start the keeper; safe from any thread.
+        """Start the keeper thread; safe from any thread.
 
-        Does nothing if it runs, if the bus is closed, or in a dry run.
+        Does nothing if it runs already, if the bus is closed, or in a dry run.
 
         Raises:
             RuntimeError: no thread can be started.
@@ -288,24 +292,24 @@ class Background(Closing):
             self._end_if_empty()
 
     def last_posted(self) -> Latch | None:
-        """Return a latch that is set once the events of the last posted deferred are created.
+        """Return a latch that is set once the events of the last posted `Deferred` object are created.
 
-        None if no deferred waits for its events.
+        None if all deferred events have been created.
         """
         try:
             return self._posted[-1].made
-        except IndexError:  # the keeper has made them all
+        except IndexError:  # the keeper has created all of them
             return None
 
     def _make_posted(self) -> None:
-        """Create the events of deferreds whose values are ready, in the order of the posts."""
+        """Create the events of posted `Deferred` objects whose values are ready, in their order."""
         while self._posted:
             posted = self._posted[0]
             try:
                 if not posted.deferred.ready():
                     return
                 self._fill(posted, list(posted.deferred.events()))
-            except BaseException:  # a SystemExit of foreign code would end the keeper
+            except BaseException:  # a SystemExit in a deferred's code would end the keeper
                 logger.exception("events could not be made: %r", posted.deferred)
                 self._fill(posted, [])
                 for lane, pending in posted.places:

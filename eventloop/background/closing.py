@@ -1,6 +1,7 @@
 """Flush and close the background subscribers: wait until the events emitted so far are delivered.
 
-`eventloop.background.background` builds on it. A wait ends at its deadline, whatever a subscriber does.
+`eventloop.background.background` derives from it. Every wait ends at its deadline, even if a subscriber
+hangs.
 """
 
 from __future__ import annotations
@@ -25,21 +26,22 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 SLICE_SECONDS = 0.2
-"""The longest a thread waits at a time; then it checks whether the subscriber hangs."""
+"""The longest single wait in seconds; after each one, the subscriber is checked for a hang."""
 GRACE_SECONDS = 0.5
-"""Seconds that a close waits for a delivery for which a flush has already waited in vain."""
+"""The seconds that a close waits for a delivery for which a flush has already waited in vain."""
 SPARE_SECONDS = 0.5
-"""Seconds of its timeout that a close keeps for ending idle subscribers while another one still delivers.
+"""The seconds before its deadline at which a close begins to end idle subscribers.
 
-It keeps as many again for subscribers to health events. Each of the two is at most a quarter of the timeout.
+As many seconds are reserved for subscribers to health events. Each of the two reserves is at most a quarter
+of the timeout.
 """
 
 JOIN_SECONDS = 1.0
-"""The longest that a close waits for a thread that was told to end, which may be busy with a last look."""
+"""The longest wait in seconds for a thread that was asked to end and may still be looking at the queues."""
 
 
 class Posted:
-    """Events that are created later, and their places in the queues of their subscribers."""
+    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
 
     def __init__(self, deferred: Deferred, places: list[tuple[Lane, Pending]]) -> None:
         self.deferred = deferred
@@ -48,7 +50,7 @@ class Posted:
 
 
 class Closing(ABC):
-    """Flush and close the queues of all background subscribers of a bus; `Background` feeds them."""
+    """Flush and close the queues of all background subscribers of a bus; `Background` derives from it."""
 
     def __init__(self) -> None:
         self.lanes: list[Lane] = []
@@ -56,29 +58,32 @@ class Closing(ABC):
         self.closed = False  # it takes no more subscribers
         self.finished = False  # it delivers no more: `close` has come to its end
         self.emissions = 0
-        """Events that subscribers and health reports emit, counted during a flush."""
+        """The number of events emitted by subscribers and health reports, counted during a flush."""
         self.tells_losses = True
-        """Whether a close logs what was lost; False while its caller logs it."""
+        """Whether a close logs lost events; False while its caller logs them."""
         self.keep_left: KeepLeft | None = None
         self._listening: dict[type[Event], list[Lane]] = {}
         self._posted: deque[Posted] = deque()
         self._thread: threading.Thread | None = None  # the keeper's
         self._coroutines: CoroutineLoop | None = None
         self._starting = threading.RLock()
-        self._closer = threading.RLock()  # of the thread that is closing; released by nobody else
+        self._closer = threading.RLock()  # held by the thread that is closing
         self._complete = True  # what a close returned
         self._stopping = False
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the keeper look at the queues now; safe from any thread."""
+        """Make the keeper thread look at the queues now; safe from any thread."""
 
     def on_background_thread(self) -> bool:
-        """Return whether this is a subscriber's thread or the keeper's; such a thread must not wait here."""
+        """Return whether the calling thread is a subscriber's or the keeper, which supervises the queues.
+
+        Such a thread must not wait for the background, which would wait for it.
+        """
         return threading.current_thread().name.startswith("eventloop ")
 
     def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
-        """Hand a health event to its subscribers, except one; safe from any thread."""
+        """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
         for lane in self._listening.get(type(event), ()):
             if lane is not but:
                 self.emissions += 1
@@ -90,7 +95,7 @@ class Closing(ABC):
     def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
         """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
 
-        Events that subscribers emit meanwhile are waited for too, those of other threads are not.
+        The wait includes events that subscribers emit meanwhile, but not those of other threads.
 
         Args:
             timeout: seconds to wait at most.
@@ -101,8 +106,8 @@ class Closing(ABC):
         complete = self._flush_lanes(deadline, timeout, calls=True)
         told = self.health.tell_drops(self.lanes)
         if complete and (told or self._fed_since(flushed)):
-            with noting:  # which costs a change of routes
-                # once more, but not for ever: two whose `on_flush` fails would hear of each other
+            with noting:  # only now, because it changes the routes
+                # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
                 if self._settle(deadline, timeout, lambda: self.emissions):
                     self._flush_lanes(deadline, timeout, calls=True, lanes=self._fed_since(flushed))
                     self._settle(deadline, timeout, lambda: self.emissions)
@@ -114,11 +119,12 @@ class Closing(ABC):
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
-        """Repeat `flush` as long as fewer events are left each time, and return whether all were delivered.
+        """Repeat `flush` as long as each repetition leaves fewer events; return whether none is left.
 
         Args:
-            noting: makes the context for `flush`.
-            allowed: whether there is time to go on.
+            timeout: seconds of each flush.
+            noting: creates the context for `flush`.
+            allowed: returns whether there is time for another repetition.
         """
         overtime = Overtime(self.lanes, timeout, allowed)
         complete = self.flush(timeout, noting())
@@ -129,10 +135,10 @@ class Closing(ABC):
         return complete
 
     def _settle(self, deadline: float, timeout: float, emitted: Callable[[], int]) -> bool:
-        """Wait until nothing more is emitted; return False after the deadline.
+        """Wait until nothing more is emitted; return False at the deadline.
 
         Args:
-            deadline: when the wait ends, by `monotonic()`.
+            deadline: the end of the wait, by `monotonic()`.
             timeout: the length of the whole wait in seconds.
             emitted: returns the number of events emitted so far.
         """
@@ -149,14 +155,13 @@ class Closing(ABC):
     def _flush_lanes(
         self, deadline: float, timeout: float, *, calls: bool, lanes: Iterable[Lane] | None = None
     ) -> bool:
-        """Wait until each queue has handled what was emitted for it so far; return False on a timeout.
+        """Wait until each queue has handled the events emitted for it so far; return False on a timeout.
 
         Args:
-            deadline: when the wait ends, by `monotonic()`.
-            timeout: the length of the whole wait in seconds, which a subscriber that is stuck is reported
-                with.
-            calls: whether to call `on_flush` then.
-            lanes: the queues; by default all of them.
+            deadline: the end of the wait, by `monotonic()`.
+            timeout: the length of the whole wait in seconds, for the report on a subscriber that is stuck.
+            calls: whether to call `on_flush` at the end.
+            lanes: the queues to wait for; None means all.
         """
         complete = self._wait_posted(deadline)
         waiting = []
@@ -179,7 +184,7 @@ class Closing(ABC):
         return complete
 
     def _wait_posted(self, deadline: float) -> bool:
-        """Wait until deferred events that were posted so far are created; return False on a timeout."""
+        """Wait until all events of the `Deferred` objects posted so far are created; False on a timeout."""
         with suppress(IndexError):
             last = self._posted[-1]
             self.wake()
@@ -191,14 +196,15 @@ class Closing(ABC):
     def close(
         self, timeout: float, allowed: Callable[[], bool] = lambda: False, *, advises: bool = False
     ) -> bool:
-        """Deliver what was handed over, close every queue and stop the threads; return False on a timeout.
+        """Deliver the queued events, close every queue and stop the threads; return False on a timeout.
 
-        If a signal interrupted a call, the next call continues it. A call during another thread's call waits
-        for that one.
+        After an interruption by a signal, the next call continues. A call during another thread's call waits
+        for that call.
 
         Args:
-            allowed: whether the deadline may move while fewer and fewer events are left.
-            advises: whether to log what would have got the rest delivered.
+            timeout: seconds to wait at most.
+            allowed: returns whether the deadline may move while fewer and fewer events are left.
+            advises: whether to log advice on settings that would have allowed all events to be delivered.
         """
         deadline = monotonic() + timeout
         self.closed = True
@@ -206,7 +212,7 @@ class Closing(ABC):
             return False
         try:
             if not self.finished:
-                with self._starting:  # the keeper is being started, or never will be
+                with self._starting:  # waits for a start of the keeper that is in progress
                     self.finished = self._thread is None
             if not self.finished:
                 self._close(deadline, timeout, allowed, advises=advises)
@@ -215,7 +221,7 @@ class Closing(ABC):
             self._closer.release()
 
     def _close(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
-        """Close the queues; a signal may interrupt this anywhere, and repeating a step does no harm."""
+        """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
         self._complete = False  # until it is known
         began = monotonic()
         lanes = list(self.lanes)
@@ -251,15 +257,15 @@ class Closing(ABC):
         self.finished = True
 
     def _until(self, lanes: Iterable[Lane], deadline: float, timeout: float) -> float:
-        """Return `deadline`, or an earlier one if a flush has waited in vain for a delivery still under way.
+        """Return `deadline`, or an earlier one if a flush has waited in vain for the current delivery.
 
-        The seconds that the flush has waited are subtracted, but a moment is always left.
+        The seconds of that flush are subtracted, but at least `GRACE_SECONDS` are left.
         """
         waited = max((lane.waited for lane in lanes), default=0.0)
         return deadline - timeout + max(GRACE_SECONDS, timeout - waited) if waited else deadline
 
     def _end(self, lanes: list[Lane], deadline: float, timeout: float) -> bool:
-        """End each queue once it is empty; return False if one has not ended by its deadline."""
+        """End each queue once it is empty; return False if a queue has not ended by its deadline."""
         for lane in lanes:
             lane.close_soon()
         ended = True
@@ -282,7 +288,7 @@ class Closing(ABC):
             self._coroutines.stop()
 
     def _join(self) -> None:
-        """Wait until the threads that were told to end have ended, so that the caller finds none of them."""
+        """Wait until the threads that were asked to end have ended."""
         if self.on_background_thread():
             return
         ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
@@ -304,7 +310,7 @@ class Closing(ABC):
             lane.new_losses()
 
     def _let_go(self) -> None:
-        self.lanes, self._listening = [], {}  # a subscriber may well hold the bus, which this outlives
+        self.lanes, self._listening = [], {}  # a subscriber may hold a reference to the bus
 
 
 def _tell_end(lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool) -> None:
@@ -320,7 +326,7 @@ def _tell_end(lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool) 
 
 
 def _names(lanes: list[Lane]) -> str:
-    """List the subscribers with events left, how many, and where they are stuck."""
+    """List the subscribers with events left, their numbers, and the calls in which they are stuck."""
     return ", ".join(
         f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "")
         for lane in lanes

@@ -50,6 +50,6 @@ class CoroutineLoop:
         await self._stop.wait()
 
     def stop(self) -> None:
-        """Cancel the coroutines that still run, and end the thread; any thread may call this method."""
+        """Cancel the coroutines that still run, and end the thread; safe from any thread."""
         if self._loop is not None and self._stop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stop.set)

@@ -1,6 +1,7 @@
-"""Spread the work of background threads over time, as only one thread runs Python code at a moment.
+"""Spread the work of background threads over time, because only one thread can run Python code at a time.
 
-The loop and the subscribers' threads ask for a turn, so that a training step meets at most one of them.
+The event loop and the subscribers' threads ask for a turn, so that a training step is delayed by at most one
+of them.
 """
 
 from __future__ import annotations
@@ -9,27 +10,28 @@ import threading
 from time import perf_counter
 
 HOLD_SECONDS = 0.0006
-"""Seconds that a background thread works before it lets the training run: a part of a short step.
+"""The seconds that a background thread works before it lets the training run: a part of a short step.
 
-In shorter turns most of the time goes into refilling the processor's caches after each switch of threads.
+With shorter turns most time would be lost refilling the processor's caches after each switch of threads.
 """
 EVERY_SECONDS = 0.004
-"""Seconds from the begin of one turn to the begin of the next, of any thread."""
+"""The seconds from the begin of one turn to the begin of the next turn of any thread."""
 
 
 LONGEST_SECONDS = 0.04
-"""The longest wait for a turn: with very many subscribers some turns begin together."""
+"""The longest wait for a turn in seconds; with very many subscribers some turns therefore begin together."""
 
 
 class Pace:
-    """Reserve turns, `EVERY_SECONDS` apart, for the loop and for the threads of subscribers.
+    """Reserve turns, `EVERY_SECONDS` apart, for the event loop and for the threads of subscribers.
 
-    The loop takes a burst of events at each look and wakes several threads at once. Each holds the
-    interpreter for a fraction of a training step; if all ran in the same step, that step would take twice
-    as long. So a thread waits for its turn before it begins to work.
+    The keeper wakes several threads at once. Each holds the interpreter for a fraction of a training step; if
+    all ran in the same step, that step would take twice as long. So a thread waits for its turn before it
+    begins to work.
 
-    Only the beginnings are spread: no thread waits for the end of another's turn, so a writer that waits
-    for its disk delays no other. A thread that has to catch up, as in a flush, begins without a turn.
+    Only the begins of turns are spread: no thread waits for the end of another thread's turn, so a writer
+    that waits for its disk delays no other writer. A thread that has to catch up, as in a flush, begins
+    without a turn.
     """
 
     def __init__(self) -> None:

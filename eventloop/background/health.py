@@ -1,6 +1,7 @@
 """Report failures, drops and slow handlers as events.
 
-Background subscribers get them at once, synchronous ones by mail when the training thread polls.
+Background subscribers receive these events at once. Synchronous handlers receive them when the training
+thread polls.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 MAIL_LIMIT = 1024
-"""Events and errors kept for a training thread that does not poll.
+"""The largest number of events and errors kept for a training thread that does not poll.
 
-The account of the subscriber counts each of them, too.
+The account of the subscriber counts each of them as well.
 """
 
 
 class Health:
-    """Report failures and drops: to background subscribers at once, to synchronous ones by `mail`.
+    """Report failures and drops: at once to background subscribers, through `mail` to synchronous handlers.
 
     Args:
-        route: puts an event into the queues of its subscribers, all except one; called from any thread.
+        route: puts an event into the queues of its subscribers, except of the given one; called from any
+            thread.
     """
 
     def __init__(self, route: Callable[[Event, FailingQueue | None], None]) -> None:
@@ -47,13 +49,14 @@ class Health:
             self.errors.append(error)
         text = error_text(error)
         event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
-        # a failure on a report goes by mail only: two such subscribers would keep each other busy for ever
+        # a failure on a report goes to `mail` only: two such subscribers would report each other forever
         self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
     def tell_drops(self, lanes: Iterable[FailingQueue], every: float = 0.0) -> bool:
-        """Report events dropped since the last report; return whether there were any.
+        """Report the events dropped since the last report; return whether there were any.
 
         Args:
+            lanes: the queues to report on.
             every: the least time between two reports on one subscriber, in seconds.
         """
         now, told = perf_counter(), False
@@ -67,9 +70,9 @@ class Health:
         """Report a handler whose p99 exceeds its budget.
 
         Args:
-            name, event: the handler, and the name of its event.
+            name, event: the names of the handler and of its event.
             budget, p99: in seconds.
-            calls: the number of calls that the p99 is of.
+            calls: the number of calls from which the p99 was computed.
         """
         logger.warning(
             "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
@@ -87,6 +90,6 @@ class Health:
 
 
 def _note(lane: FailingQueue, events: list[Event]) -> str:
-    """Return a note that names the subscriber and the event, as on errors of synchronous handlers."""
+    """Return a note that names the subscriber and the event, in the form used for synchronous handlers."""
     batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
     return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"

@@ -1,6 +1,6 @@
-"""Extend a flush or close while subscribers still deliver.
+"""Extend the wait of a flush or close while subscribers still deliver.
 
-`eventloop.background.closing` uses it; a wait that makes no progress is not extended.
+`eventloop.background.closing` uses it. A wait without progress is not extended.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ LONGEST_WAIT = 10
 
 
 class Overtime:
-    """Extend the wait if fewer events are queued than at the last check.
+    """Decide how long a flush or close continues to wait: as long as queues get shorter.
 
     Args:
         lanes: the queues to wait for.
         seconds: the length of the wait, and of each extension.
-        allowed: returns whether there is time; called at each check.
+        allowed: returns whether there is time for an extension; called at each check.
     """
 
     def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class Overtime:
         self._left = {lane: lane.queued for lane in self._lanes}
 
     def extension(self) -> float:
-        """Return the seconds to wait longer, 0.0 to stop waiting; log the subscribers that still deliver."""
+        """Return the seconds of the next extension, or 0.0 to stop; log subscribers that still deliver."""
         now, before = monotonic(), self._left
         self._left = {lane: lane.queued for lane in self._lanes}
         took, self._asked = now - self._asked, now
@@ -61,7 +61,7 @@ class Overtime:
 
 
 def advice(lanes: Iterable[Lane]) -> str:
-    """Return advice for slow subscribers, "" if all are stuck or empty."""
+    """Return advice on slow subscribers, as a sentence; "" if all are stuck or have empty queues."""
     slow = [lane for lane in lanes if lane.queued and not lane.stuck]
     if not slow:
         return ""

@@ -1,6 +1,6 @@
-"""Take events out of a queue and deliver them: in a task of an event loop, or on a thread.
+"""Take events out of a queue and deliver them, in a task of an event loop or on a thread.
 
-`eventloop.background.background` makes one for each subscriber.
+`eventloop.background.background` creates one such object for each subscriber.
 """
 
 from __future__ import annotations
@@ -26,17 +26,19 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 _IDLE_SECONDS = 1.0
-"""How often a thread looks at its queue if the keeper does not wake it, as while a disk holds the keeper."""
+"""The interval in seconds at which a thread looks at its queue without being woken.
+
+The keeper, which normally wakes it, may be waiting for a slow disk.
+"""
 
 
 class TaskLane(Lane):
     """Deliver to a coroutine function in a task of an event loop.
 
-    Events that wait while that loop is busy wait in the queue; only the delivery itself counts for
-    `stall_timeout`.
+    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`.
 
     Args:
-        loop: the loop, which the bus runs on a thread of its own, or the caller runs; None in a dry run.
+        loop: the bus's event loop, or a loop of the caller; None in a dry run.
     """
 
     runs_on = "loop"
@@ -57,7 +59,7 @@ class TaskLane(Lane):
         self._delivering = False
 
     def start(self) -> None:
-        """Make the task, in the context of the caller."""
+        """Create the task, in the context of the caller."""
         self._call_on_loop(self._make_task)
 
     def _make_task(self) -> None:
@@ -65,7 +67,7 @@ class TaskLane(Lane):
         self._task = self._loop.create_task(self._serve(), name=f"eventloop {self.name}")
 
     def wake(self) -> None:
-        """Make the task look at its queue; cancel its delivery if the subscriber has been ended."""
+        """Make the task look at its queue, or cancel its delivery if the subscriber has ended."""
         self._call_on_loop(self._look)
 
     def _look(self) -> None:
@@ -86,7 +88,7 @@ class TaskLane(Lane):
             self._end_with_loop()
 
     def forget(self) -> None:
-        """Note that the task is the parent's; asyncio would warn of it when the child frees it."""
+        """Note that the task is the parent's; asyncio would warn about it when the child frees it."""
         if self._task is not None:
             self._task._log_destroy_pending = False  # type: ignore[attr-defined]
 
@@ -94,13 +96,13 @@ class TaskLane(Lane):
         try:
             await self._run()
             self._finish()
-        except (asyncio.CancelledError, GeneratorExit):  # as `asyncio.run` does with every task at its end
+        except (asyncio.CancelledError, GeneratorExit):  # `asyncio.run` cancels every task at its end
             self._end_with_loop()
             raise
         except BaseException as error:
             self.break_off(error)
         finally:
-            self._task = None  # which holds this coroutine, and so the queue
+            self._task = None  # the task holds this coroutine, and so the queue
 
     async def _run(self) -> None:
         while not self.ended_by:
@@ -135,9 +137,8 @@ class TaskLane(Lane):
     def _torn_out(self, error: BaseException) -> bool:
         """Return whether an error came from the event loop, and not from the subscriber's code.
 
-        The loop cancels this task, or throws GeneratorExit into a coroutine that no task runs any more. A
-        CancelledError of something that the subscriber awaited is an error of the subscriber like any
-        other.
+        The loop cancels this task, or throws GeneratorExit into a coroutine whose task is gone. A
+        CancelledError of something that the subscriber awaited is an ordinary error of the subscriber.
         """
         running = _current_task()
         if isinstance(error, GeneratorExit):
@@ -146,15 +147,15 @@ class TaskLane(Lane):
         return cancelled and running is not None and running.cancelling() > 0
 
     def _end_with_loop(self) -> None:
-        """Note that the bus's loop has ended, as it does after a close."""
+        """Note that the bus's asyncio event loop has ended, as it does after a close."""
         self.closed.set()
 
 
 class CallersLane(TaskLane):
-    """Deliver in a task of an event loop that the caller runs, which the bus neither starts nor stops."""
+    """Deliver in a task of an event loop that the caller runs, and that the bus neither starts nor stops."""
 
     def _end_with_loop(self) -> None:
-        """Take no more events; count the delivery that was cut short as failed, and what waits as dropped."""
+        """Take no more events; the interrupted delivery counts as failed, and queued events as dropped."""
         with self._lock:
             if self.ended_by or self.closed.is_set():
                 self.closed.set()
@@ -181,15 +182,15 @@ class CallersLane(TaskLane):
 
     @property
     def blocked_by_caller(self) -> bool:
-        """Return whether nothing is delivered while this thread waits.
+        """Return whether nothing can be delivered while the calling thread waits.
 
-        True if this thread runs the loop itself, or no thread does.
+        True if the calling thread runs the event loop, or if no thread runs it.
         """
         return self._loop is None or _running_loop() is self._loop or not self._loop.is_running()
 
     @property
     def stuck(self) -> str:
-        """Describe why events wait: this thread blocks their event loop, or no thread runs it."""
+        """Describe why events wait: the calling thread blocks their event loop, or no thread runs it."""
         if self.ended_by not in ("", "closed") or not (self.queued and self.blocked_by_caller):
             return super().stuck
         if _running_loop() is self._loop:
@@ -213,11 +214,11 @@ def _current_task() -> asyncio.Task[Any] | None:
 
 
 RUN = 256
-"""Events that a thread takes out of its queue together if deliveries are short."""
+"""The number of events that a thread takes out of its queue together if deliveries are short."""
 
 
 class ThreadLane(Lane):
-    """Deliver to a plain function on a daemon thread of its own, which can be abandoned if it hangs.
+    """Deliver to a plain function on its own daemon thread, which can be abandoned if it hangs.
 
     anyio's worker threads are not daemons: a hung one would keep the interpreter from exiting.
     """
@@ -235,7 +236,7 @@ class ThreadLane(Lane):
         super().__init__(name, fn, options, report)
         self._pace = pace
         self._ready = Latch()
-        self._fast = False  # whether deliveries are short enough for several in a row
+        self._fast = False  # whether deliveries are short enough to be counted together
         self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
 
     def start(self) -> None:
@@ -249,7 +250,7 @@ class ThreadLane(Lane):
     def _run(self) -> None:
         try:
             self._serve()
-        except BaseException as error:  # else it is not reported, and a close waits for this thread
+        except BaseException as error:  # must be reported, because a close waits for this thread
             self.break_off(error)
         else:
             self._finish()
@@ -281,14 +282,15 @@ class ThreadLane(Lane):
 
     @property
     def _may_run(self) -> bool:
-        """Return whether single events may be delivered in a row and accounted for together."""
+        """Return whether single events may be delivered in a row and counted together."""
         single = self._spills and not self.options.most
         return single and self.recorder is None and self.busy.budget is None
 
     def _wait_for_turn(self) -> None:
         """Wait for this thread's next turn, so that other threads can run Python code until then.
 
-        If a flush or close waits, or events come faster than they are delivered, only give way once.
+        If a flush or close waits, or events come faster than they are delivered, only yield to other threads
+        once.
         """
         if self._in_a_hurry():
             sleep(0.0)
@@ -296,12 +298,12 @@ class ThreadLane(Lane):
         until = perf_counter() + self._pace.next_turn()
         while (left := until - perf_counter()) > 0:
             self._ready.clear()
-            if self._in_a_hurry():  # asked after the clear: what comes between sets it again
+            if self._in_a_hurry():  # checked after the clear, so that no wake-up is missed
                 return
             self._ready.wait(left)
 
     def _in_a_hurry(self) -> bool:
-        """Return whether a flush or close waits for the queue, or it grows faster than it is delivered."""
+        """Return whether a flush or close waits for the queue, or the queue grows."""
         wanted = self._closing or bool(self._flushes) or bool(self.ended_by)
         waiting = len(self.buffer) + len(self.incoming)
         return wanted or waiting > self._capacity // 4 or self._spill.count > 0
@@ -314,9 +316,9 @@ class ThreadLane(Lane):
         return self._delivered(None)
 
     def _deliver_run(self, events: list[Event]) -> float:
-        """Deliver single events in a row, and account for all of them together; return the seconds.
+        """Deliver single events in a row, and count all of them together; return the seconds.
 
-        A delivery costs 0.3 us in this way, and 3 us with an account of its own (`benchmarks.throughput`).
+        A delivery takes 0.3 us in this way, and 3 us when counted by itself (`benchmarks.throughput`).
         """
         fn, progress, clock = self._fn, self._progress, perf_counter
         failure: BaseException | None = None
@@ -343,7 +345,7 @@ class ThreadLane(Lane):
         now, done = perf_counter(), progress[0]
         with self._lock:
             self._began = 0.0
-            if self._progress is not progress:  # it hung, and is counted
+            if self._progress is not progress:  # counted already when it stalled
                 return now - began
             self._progress = [0]
             self.delivered += done
@@ -364,7 +366,7 @@ class ThreadLane(Lane):
         return now - began
 
     def _put_back(self, rest: list[Event]) -> None:
-        """Put the events after a failed one back, or count them as dropped if the failure was the end."""
+        """Put the events after a failed one back, or count them as dropped if the subscriber has ended."""
         with self._lock:
             if not self._in_flight:
                 return

@@ -1,7 +1,7 @@
-"""Bring the bus into the loop of another engine, and the hooks of other engines into this one.
+"""Use the bus in the loop of another engine, and the callbacks of other engines in this engine's trainer.
 
-Start with `driven`, the trainer that such an engine drives; each other module is for one engine, which it
-imports. May import everything but `cli`.
+Start with `driven`, the trainer whose events such an engine's loop emits. Each subpackage serves one engine,
+which it imports. May import everything but `cli`.
 """
 
 from eventloop.bridges.driven import DrivenTrainer

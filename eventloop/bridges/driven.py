@@ -1,4 +1,4 @@
-"""Define the trainer that another engine's loop drives."""
+"""Define the trainer whose run another engine's loop drives."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
 
 OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_collection", "checkpoint")
-"""Default hooks that a driven trainer leaves out, unless it is given another hook of that name."""
+"""The default hooks whose work the host does, so that a driven trainer has them only on request."""
 
 
 class DrivenTrainer(Trainer):
-    """Emit the events of a training that another engine, or a loop of yours, runs.
+    """Emit the events of a training whose loop another engine, or your own code, runs.
 
         driven = DrivenTrainer(model, optimizer=optimizer, hooks=[EMAHook()], writers=[JSONLWriter()])
         driven.begin_run()
@@ -34,19 +34,20 @@ class DrivenTrainer(Trainer):
             driven.end_epoch()
         driven.end_run()
 
-    The engine, the host, owns the model, its step and its data: this trainer moves nothing to a device, sets
-    no mode and steps no optimizer. `begin_run` explains the steps. Handlers are given this trainer, with
-    `model`, `optimizer`, `iter`, `epoch`, `batch`, `outputs`, `metrics`, `work_dir`, `stop` and `native`.
+    The engine, called the host, owns the model, its step and its data: this trainer moves nothing to a
+    device, sets no mode and steps no optimizer. `begin_run` explains the steps. Handlers get this trainer,
+    with `model`, `optimizer`, `iter`, `epoch`, `batch`, `outputs`, `metrics`, `work_dir`, `stop` and
+    `native`.
 
     Args:
         model: the module that the host trains.
-        optimizer: the host's, one or several by name; its learning rates are logged.
-        max_epochs, max_iters: where the run ends, as far as the host knows.
+        optimizer: the host's optimizer, or several by name; its learning rates are logged.
+        max_epochs, max_iters: the end of the run, as far as the host knows it.
         by_epoch: whether intervals of hooks count epochs by default.
-        hooks, writers, default_hooks, work_dir, bus: as for `Trainer`. Of the default hooks there are those
+        hooks, writers, default_hooks, work_dir, bus: as for `Trainer`. Only those default hooks are present
             that measure and log. There is no checkpoint hook unless one is given.
-        native: the host's own object, for handlers that need more.
-        host: its name, for errors.
+        native: the host's own trainer object, for handlers that need more.
+        host: the host's name, for error messages.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does.
@@ -82,16 +83,16 @@ class DrivenTrainer(Trainer):
 
     @property
     def by_epoch(self) -> bool:
-        """True when intervals count epochs, whether or not the host knows how many there are."""
+        """True when intervals count epochs, whether or not the host knows the number of epochs."""
         return self._counts_epochs
 
     def open_epoch(self) -> None:
-        """Prepare a training epoch. The mode of the model is the host's."""
+        """Prepare a training epoch, without setting the mode of the model, which the host does."""
         self.batch_idx = 0
         self.metrics.epoch = self.epoch
 
     def drop_iter(self) -> None:
-        """Drop the iteration that the host has begun and does not end. It is not counted."""
+        """Drop the iteration that the host has begun but will not end. It is not counted."""
         self._skip_batch()
 
     def log(self, scalars: Mapping[str, Any], *, mode: str = "train", step: int | None = None) -> None:
@@ -99,10 +100,11 @@ class DrivenTrainer(Trainer):
 
         Args:
             scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
-            step: completed iterations; by default those of this trainer.
+            mode: "train", "val", "test", or a name of the host's.
+            step: the number of completed iterations; None means that of this trainer.
 
         Raises:
-            TypeError: a value is no number.
+            TypeError: a value is not a number.
         """
         step = self.iter + (self.within == "iter") if step is None else step
         numbers = {

@@ -2,8 +2,8 @@
 
     Trainer(..., hooks=[Foreign(EarlyStopping("val/loss")), Foreign(mmengine_hook, priority="LOW")])
 
-The module of each system, its adapter, is imported only for an object of that system. `Adapter` says what
-such a module has; `ADAPTERS` finds it.
+Each other engine (system) has a module here, its adapter, which is imported only for an object of that
+system. `Adapter` defines the functions of such a module; `ADAPTERS` maps packages to modules.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ ADAPTERS = {
     "ignite": "eventloop.bridges.ignite.foreign",
     "mmengine": "eventloop.bridges.mmengine.foreign",
 }
-"""The adapter for objects with a base class in a package, by the package's name."""
+"""The adapters by the package from which a callback's base class comes."""
 
 
 class ForeignCall(NamedTuple):
-    """One subscription on behalf of a foreign object."""
+    """One subscription on behalf of a callback of another engine."""
 
     method: str
-    """The object's method, such as "on_validation_end"."""
+    """The callback's method, such as "on_validation_end"."""
     events: tuple[str, ...]
     fn: Callable[[Any, Any], object]
-    """The handler `(trainer, event)`."""
+    """The handler, called as `fn(trainer, event)`."""
     priority: Priority | int | str | None = None
-    """The priority that the object has in its own system, if it has one."""
+    """The priority that the callback has in its own system; None if that system has no priorities."""
 
 
 class ForeignTrainer(Protocol):
-    """A system's own trainer object. It is never run; the adapter moves its counters.
+    """A trainer object of another system that is never run; the adapter sets its counters.
 
-    There is one for each of our trainers, for all the callbacks of that system.
+    Each of our trainers has one such object for each system, shared by all callbacks of that system.
     """
 
     def calls(self, callback: Any) -> Iterable[ForeignCall]:
         """Return the subscriptions of one of its callbacks, only for methods that the callback defines."""
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return the subscriptions that move the counters, each with a priority."""
+        """Return the subscriptions that set the counters, each with a priority."""
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
         """Return the state of one of its callbacks, as plain values and tensors."""
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Load such a state."""
+        """Load a state that `state_dict` returned into one of its callbacks."""
 
 
 class Adapter(Protocol):
-    """The module of a system, such as `lightning.foreign`: what it must define."""
+    """The functions that the adapter module of a system must define, such as `lightning.foreign`."""
 
     SYSTEM: str
     """The name of the system in reports, such as "lightning"."""
 
     def check(self, callback: Any) -> None:
-        """Refuse an object that is no callback of the system, or can have no effect here.
+        """Refuse an object that is not a callback of the system, or cannot have an effect in eventloop.
 
         Raises:
-            TypeError: it is no callback.
-            ValueError: it steers the loop of its own system.
+            TypeError: it is not a callback of the system.
+            ValueError: it controls the loop of its own system.
         """
 
     def stateful(self, callback: Any) -> bool:
         """Return whether the callback has a state to save."""
 
     def build(self, trainer: Any, callbacks: Sequence[Any]) -> ForeignTrainer:
-        """Return the system's own trainer object for our trainer, with all its callbacks.
+        """Return the system's own trainer object for our trainer, with all callbacks of that system.
 
         Raises:
             ValueError: a callback cannot serve this trainer.
@@ -88,18 +88,18 @@ class Foreign(Hook):
         Trainer(..., hooks=[Foreign(EarlyStopping("loss", patience=3)), Foreign(LearningRateMonitor())])
 
     Each method of the callback is one subscription in `print(trainer.bus)` and in the costs, with a name such
-    as `EarlyStopping.on_validation_end (lightning)`. Checkpoints of this trainer have the callback's state.
-    The page "Use their callbacks" lists the classes that work.
+    as `EarlyStopping.on_validation_end (lightning)`. Checkpoints of this trainer contain the callback's
+    state. The page "Use their callbacks" lists the classes that work.
 
     Args:
         callback: an object of a class of the system, or of a subclass.
-        priority: of all its methods; by default that of its own system, else NORMAL.
-        name: of its state in checkpoints; by default its class and system. Two callbacks of one class need
-            different names.
+        priority: the priority of all its methods; None means that of its own system, else NORMAL.
+        name: the name of its state in checkpoints; None means its class and system. Two callbacks of one
+            class need different names.
 
     Raises:
-        TypeError: it is a class, or no callback of the four systems.
-        ValueError: it steers the loop of its own system, and can have no effect here; or the priority is
+        TypeError: it is a class, or not a callback of the four systems.
+        ValueError: it controls the loop of its own system, and cannot have an effect here; or the priority is
             invalid.
         ImportError: the version of the system is too old.
     """
@@ -121,7 +121,7 @@ class Foreign(Hook):
         self._first = True
 
     def check(self, trainer: Any) -> None:
-        """Build the system's own trainer object, or take that of an earlier callback of the system."""
+        """Build the system's own trainer object, or share that of an earlier callback of the system."""
         siblings = [
             each for each in trainer.hooks if isinstance(each, Foreign) and each.system == self.system
         ]
@@ -132,7 +132,7 @@ class Foreign(Hook):
             self._host = siblings[0]._host
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe each method of the callback, under its own name."""
+        """Subscribe each method of the callback under its own name."""
         if self._host is None:
             raise RuntimeError(f"{self.name} belongs in hooks=[...] of a Trainer, which attaches it")
         if self._first:
@@ -169,10 +169,10 @@ class Foreign(Hook):
 
 
 def adapter_of(callback: object) -> Adapter:
-    """Return the adapter of the system that an object's class comes from.
+    """Return the adapter of the system from which an object's class comes.
 
     Raises:
-        TypeError: it is a class, or of none of the systems.
+        TypeError: the object is a class, or comes from none of the systems.
     """
     if isinstance(callback, type):
         raise TypeError(

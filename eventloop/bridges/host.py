@@ -1,4 +1,4 @@
-"""Refuse a host that is not installed, or too old, before its bridge imports it."""
+"""Refuse a host (another engine) that is not installed, or too old, before its bridge imports it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def require(module: str, distribution: str, least: str, *, extra: str) -> None:
     Args:
         module: the host's top-level module.
         distribution: the name of its package.
-        least: the oldest version that is supported, as "0.5".
+        least: the oldest supported version, such as "0.5".
         extra: the extra of this package that installs it.
 
     Raises:
-        ImportError: it is not installed, or older.
+        ImportError: the host is not installed, or older.
     """
     install = f"pip install 'torch-eventloop[{extra}]'"
     if find_spec(module) is None:

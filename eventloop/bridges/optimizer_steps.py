@@ -1,4 +1,4 @@
-"""Announce the steps of a host's optimizers, and measure them, by PyTorch's own hooks."""
+"""Emit events around the steps of a host's optimizers, and measure the steps, by PyTorch's hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from eventloop.training.trainer import Trainer
 def announced_steps(trainer: Trainer) -> Iterator[None]:
     """Emit `before_optimizer_step` and `after_optimizer_step` around each step within the block.
 
-    The seconds of a step count in the optimizer phase.
+    The time of a step counts as the optimizer phase.
     """
     began = [0.0]
 

@@ -1,4 +1,4 @@
-"""Replace methods of another engine's objects for the length of a run; bridges measure calls that way."""
+"""Replace methods of another engine's objects during a run, so that bridges can measure their calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class _Replaced(NamedTuple):
     name: str
     ours: Callable[..., Any]
     before: Any
-    """What the object's own dictionary had under the name, or `_ABSENT`."""
+    """The former method in the object's own `__dict__`, or `_ABSENT` if only the class had it."""
 
 
 class ReplacedMethods:
-    """Methods of objects that other functions replace, until `restore`.
+    """Replace methods of objects by other functions, until `restore`.
 
         methods = ReplacedMethods()
         methods.replace(callback, "on_step_end", lambda call: measured(call))
         methods.restore()
 
-    The function becomes an attribute of the object, so its class stays what it is: engines ask
+    The function becomes an attribute of the object. Its class does not change, because engines check it with
     `isinstance`. An object that takes no attributes keeps its method.
     """
 
@@ -32,7 +32,7 @@ class ReplacedMethods:
         self._replaced: list[_Replaced] = []
 
     def replace(self, owner: Any, name: str, change: Callable[[Callable[..., Any]], Any]) -> None:
-        """Replace a method by the function that `change` returns for the bound method."""
+        """Replace a method by the function that `change` returns when called with the bound method."""
         before = getattr(owner, "__dict__", {}).get(name, _ABSENT)
         ours = change(getattr(owner, name))
         with suppress(AttributeError, TypeError):
@@ -40,7 +40,7 @@ class ReplacedMethods:
             self._replaced.append(_Replaced(owner, name, ours, before))
 
     def restore(self) -> None:
-        """Restore all methods, the last replaced first, except methods that other code has replaced since."""
+        """Restore all methods in reverse order, except methods that other code has replaced since."""
         while self._replaced:
             owner, name, ours, before = self._replaced.pop()
             if getattr(owner, "__dict__", {}).get(name) is not ours:

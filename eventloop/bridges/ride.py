@@ -1,4 +1,4 @@
-"""Hold the bus, and the trainer that a host drives, for the bridge of one engine."""
+"""Hold the bus of a bridge to another engine, and the trainer that this engine (the host) drives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from eventloop.util.checks import check_bools, check_path
 
 
 class Ride:
-    """A bridge's bus, from the line that makes the bridge, and its trainer, from the host's first run.
+    """The bus and the trainer of a bridge.
+
+    The bus exists from the creation of the bridge, the trainer from the host's first run.
 
     Args:
         host: the engine's name, for errors.
-        never: events that this host cannot emit, and why.
+        never: the events that this host cannot emit, with the reasons.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
 
     Raises:
@@ -63,9 +65,9 @@ class Ride:
             find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
         self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
-        """Returns the directory of the trainer, given the bridge's, or else the host's."""
+        """A function that returns the trainer's directory, given that of the bridge or of the host."""
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
-        """Called after each run."""
+        """A function that is called with the trainer after each run."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
 
     def begin_run(
@@ -82,16 +84,18 @@ class Ride:
         epoch: int = 0,
         training: bool = True,
     ) -> DrivenTrainer:
-        """Begin a run of the host, and return the trainer, which is built at the first run.
+        """Begin a run of the host, and return the trainer, which is created at the first run.
 
         Args:
-            native: the host's own trainer.
+            model: the module that the host trains.
+            native: the host's own trainer object.
+            optimizer, max_epochs, max_iters, by_epoch: as for `DrivenTrainer`.
             work_dir: the host's directory, used if the bridge was given none.
             iter, epoch: completed iterations and epochs, not 0 if the host has resumed.
             training: False for a run that only evaluates.
 
         Raises:
-            ValueError: the model is another one than in the first run, and the bridge has hooks.
+            ValueError: the model differs from that of the first run, and the bridge has hooks.
         """
         trainer = self.trainer
         if trainer is None:
@@ -115,9 +119,9 @@ class Ride:
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the hooks that ride along, for the host's checkpoint, as plain values.
+        """Return the states of the bridge's hooks, for the host's checkpoint, as plain values.
 
-        An average of the weights is in it, and the weights themselves are not: the host saves them.
+        An average of the weights is included. The weights themselves are not, because the host saves them.
         """
         if self.trainer is None:
             return {}
@@ -129,7 +133,7 @@ class Ride:
         return {key: plain(value, key) for key, value in ({"hooks": checkpoint["hooks"]} | averaged).items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load states that `state_dict` returned: now, or when the trainer is built."""
+        """Load states that `state_dict` returned; without a trainer they wait until it is created."""
         self._loaded = dict(state)
         if self.trainer is not None:
             self._load_states(self.trainer)
@@ -156,7 +160,7 @@ class Ride:
             trainer.checkpoint = None
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the host's run: closing events, costs and writers are complete, and no thread is left."""
+        """End the host's run: emit the closing events, write costs, finish writers and end all threads."""
         if self.trainer is not None and self.trainer.running:
             try:
                 self.trainer.end_run(error)

@@ -1,4 +1,4 @@
-"""Keep the states of our hooks in a file of a host's checkpoint, if the host has no slot for tensors."""
+"""Keep the states of our hooks in a file of the host's checkpoint, if the host has no place for them."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ FILE_NAME = "eventloop.pt"
 
 
 def write_state(checkpoint: Path, state: Mapping[str, Any]) -> None:
-    """Write the state of a ride into the host's checkpoint, a folder."""
+    """Write the state of a `Ride` into the host's checkpoint, a folder."""
     with replacing(checkpoint / FILE_NAME) as file:
         torch.save(dict(state), file)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Read the state of a ride; that of a checkpoint without the file has no hooks.
+    """Read the state of a `Ride` from the host's checkpoint; without the file the state has no hooks.
 
     Raises:
         CheckpointError: the file cannot be read, or holds something else.

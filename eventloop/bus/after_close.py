@@ -13,13 +13,13 @@ logger = logging.getLogger("eventloop")
 
 
 class AfterClose:
-    """Count events as dropped in place of handing them over, and warn about the first."""
+    """Count events of a closed bus as dropped in place of queuing them, and warn about the first one."""
 
     def __init__(self) -> None:
         self._warned = False
 
     def refuse_posted(self, lanes: Iterable[Lane], event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type as dropped, for a posted deferred that will not be created."""
+        """Count one event of each type of a `Deferred` object as dropped, because the bus is closed."""
         for event_type in event_types:
             for lane in lanes:
                 if event_type in lane.routes:
@@ -27,7 +27,7 @@ class AfterClose:
                     self._warn_once(event_type, lane.name)
 
     def refuse(self, lane: Lane, event: Event) -> None:
-        """Count an event as dropped if the subscriber's filters let it pass."""
+        """Count an event of a closed bus as dropped if the subscriber's filters let it pass."""
         if lane.would_want(event):
             lane.lose(type(event))
             self._warn_once(type(event), lane.name)

@@ -59,9 +59,9 @@ class Bus:
 
     Args:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
-            without a timeout, as at the end of a `with` block or a run. If events are left then, but fewer
-            than before, they wait again, up to ten times this long altogether. At interpreter exit, and in a
-            run that a signal ends, they wait only once.
+            without a timeout, as at the end of a `with` block or a run. While each wait leaves fewer events,
+            it is repeated, up to ten times this long in total. At interpreter exit, and in a run that a
+            signal ends, there is only one wait.
 
     Raises:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.
@@ -72,7 +72,7 @@ class Bus:
         self.drain_timeout = drain_timeout
         self.closed = False
         self.for_runs = False
-        """True for the bus of a trainer, which the next run or background subscription reopens."""
+        """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
         self.overtime = True
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
         self._background = Background()
@@ -80,7 +80,7 @@ class Bus:
         self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
         self._wanted = self._subscribers.wanted
         self.health = self._background.health
-        """Health events and errors of background subscribers, which `poll` handles."""
+        """The health events and errors of background subscribers, which `poll` handles."""
         self._recording: ref[Recording] | None = None  # held by the background until it is finished
         self._module_subscriptions: WeakSet[ModuleSubscription] = WeakSet()  # their handlers hold them
         watch(self, self._background)
@@ -157,12 +157,12 @@ class Bus:
             offload: run a plain function off the emitting thread: on a "thread", or in a "process" if it
                 computes much in Python. A process imports `fn`, so it must be a function of a module (not of
                 the main script), or a method of an object that pickles. The process is killed when it stalls,
-                and restarted when it dies; unfinished events are sent again, so that each event is delivered
+                and restarted when it dies. Then unfinished events are sent again, so that each is delivered
                 at least once.
             queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
-                it: "spill" (to a temporary file of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
+                it: "spill" (to temporary files of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
                 (keep one), or "block" (the emitting thread waits). The emitting thread only appends to a
-                list; five times a second the subscriber is woken and applies the policy to what came. So with
+                list; five times a second the subscriber is woken and applies the policy to the list. So with
                 a policy that drops, a queue with less room than the events of 0.2 s drops, however fast the
                 subscriber is. A spilling subscriber that delivers takes events from the list as it goes. The
                 list holds 1,048,576 events; the oldest beyond are dropped and counted.
@@ -171,14 +171,14 @@ class Bus:
             stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
                 subscriber may take before the subscriber is disabled.
             batch: deliver `list[Event]`: all waiting events with True, or at most this number of events.
-            budget_us: microseconds that the p99 of its calls should not exceed. The first time its calls
-                exceed it, a warning is logged and the event `slow_handler` is emitted.
+            budget_us: microseconds that the p99 of its calls should not exceed. The first time they
+                do, a warning is logged and the event `slow_handler` is emitted.
             loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects
                 that belong to a program's loop, such as an HTTP session. Events wait in the queue while that
-                loop is busy, as it is while `trainer.train()` or `bus.close()` runs on its thread, which then
-                do not wait for the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop free,
-                but no signal reaches a training on that thread: call `trainer.stop(reason)` when the task is
-                cancelled. Events left when the loop ends count as failed or dropped.
+                loop is busy, as while `trainer.train()` or `bus.close()` runs on the loop's thread; these
+                calls do not wait for the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop
+                free, but no signal reaches a training on that thread: call `trainer.stop(reason)` when the
+                task is cancelled. Events left when the loop ends count as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread when the bus is flushed or
                 closed.
 
@@ -201,7 +201,7 @@ class Bus:
         """Cancel every subscription of `fn`.
 
         Raises:
-            ValueError: it has no subscription.
+            ValueError: `fn` has no subscription.
         """
         modules = [found for found in self._module_subscriptions if found.active and found.fn == fn]
         found: list[Subscription | ModuleSubscription] = [*self._subscribers.of(fn), *modules]
@@ -211,7 +211,7 @@ class Bus:
             subscription.cancel()
 
     def exclude(self, events: Iterable[str | type[Event]], reason: str) -> None:
-        """Refuse subscriptions to events that nothing will emit on this bus, with the reason in the error.
+        """Refuse subscriptions to events that are never emitted on this bus. The error gives `reason`.
 
         Raises:
             ValueError: one of the events has a subscription already.
@@ -219,7 +219,7 @@ class Bus:
         self._subscribers.exclude({find_event(event): reason for event in events})
 
     def possible(self, events: Iterable[str | type[Event]]) -> list[str | type[Event]]:
-        """Return those of some events that are not excluded; "*" stays as it is."""
+        """Return the given events that are not excluded by `exclude`; "*" is always returned."""
         return [each for each in events if each == "*" or find_event(each) not in self._subscribers.excluded]
 
     def on_module(
@@ -298,14 +298,14 @@ class Bus:
         dispatch(event, trainer)
 
     def wants(self, event_type: type[Event]) -> bool:
-        """Return whether an event has a subscriber. Ask before building a costly event."""
+        """Return whether an event has a subscriber. Check it before building a costly event."""
         try:
             return self._wanted[event_type]
         except KeyError:
             return self.signal(event_type).wanted
 
     def wanted(self, *event_types: type[Event]) -> Mapping[type[Event], bool]:
-        """Return a mapping with the results of `wants`, which is kept up to date."""
+        """Return a mapping with the results of `wants`, which the bus keeps up to date."""
         for event_type in event_types:
             self.signal(event_type)
         return self._wanted
@@ -324,8 +324,8 @@ class Bus:
     def holding(self, event: str | type[Event]) -> AbstractContextManager[None]:
         """Hold back events of a type from background subscribers until the block ends.
 
-        Sync handlers receive them at once. If the block raises, the held events are discarded: they report
-        something that did not happen.
+        Sync handlers receive them at once. If the block raises, the held events are discarded, because they
+        report something that did not happen.
 
         Raises:
             TypeError, ValueError: no such event.
@@ -340,7 +340,7 @@ class Bus:
             self._background.post(deferred, types)
 
     def warm_up(self) -> None:
-        """Start the background loop now: the first posted event would wait some 50 ms for it."""
+        """Start the background thread now; otherwise the first posted event would wait some 50 ms for it."""
         if not self.closed:
             self._background.start()
 
@@ -357,9 +357,9 @@ class Bus:
             raise self.health.errors.popleft()
 
     def deliver_mail(self, trainer: Any = None) -> None:
-        """Run the sync handlers of health events, without raising the errors of subscribers as `poll` does.
+        """Run the sync handlers of health events, without raising errors of subscribers as `poll` does.
 
-        The end of a run calls this, because its `close` raises them.
+        The end of a run calls this, because its `close` raises those errors.
         """
         mail = self.health.mail
         while mail:
@@ -382,10 +382,10 @@ class Bus:
 
     @property
     def failing(self) -> BaseException | None:
-        """The error of an earlier handler of the same closing event, or None.
+        """The error of an earlier handler of the event that is being handled, if one has failed.
 
-        The remaining handlers of a closing event still run. A handler that makes state durable should check
-        this first.
+        The remaining handlers of an `after_*` event run even after an error. A handler that makes state
+        durable should check this first.
         """
         errors = (signal.failing for signal in self._subscribers.signals.values())
         return next((error for error in errors if error is not None), None)
@@ -406,7 +406,7 @@ class Bus:
         return plan_table(event_plans(self.plan))
 
     def capture(self, *events: str | type[Event]) -> AbstractContextManager[list[Event]]:
-        """Collect events within the block. Background-born events are in the list when it ends."""
+        """Collect events within the block; events created in the background are added when it ends."""
         return capture(self.subscribe, self.flush, events)
 
     def record(self, recorder: SpanRecorder) -> Recording:
@@ -454,7 +454,7 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft) -> None:
-        """Set the function that receives a close's undelivered events. An error that it raises is logged."""
+        """Set the function that receives the undelivered events of a close. Its own errors are logged."""
         self._background.keep_left = keep
 
     def never_wait(self) -> None:
@@ -472,7 +472,7 @@ class Bus:
 
         Args:
             timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
-                each time. A delivery for which a flush has waited in vain gets only a moment.
+                each time. A delivery for which a flush has waited in vain gets only half a second.
 
         Raises:
             RuntimeError: called from a background subscriber.
@@ -534,7 +534,7 @@ class Bus:
 
     @contextmanager
     def telling_losses(self) -> Iterator[None]:
-        """Let the caller report dropped and failed events within the block, so that `close` does not."""
+        """Let the caller report lost events, so that `close` does not log them within the block."""
         background = self._background
         background.tells_losses = False
         try:

@@ -15,7 +15,7 @@ from eventloop.events.priority import Priority
 def capture(
     subscribe: Callable[..., Subscription], flush: Callable[[], object], events: tuple[str | type[Event], ...]
 ) -> Iterator[list[Event]]:
-    """Collect events within the block. Background-born events are in the list when it ends.
+    """Collect events within the block; events created in the background are added when it ends.
 
     Args:
         subscribe, flush: methods of the bus.

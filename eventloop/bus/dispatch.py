@@ -1,4 +1,4 @@
-"""Compile the handlers of one event into Python functions, its plan.
+"""Compile the handlers of one event into Python functions, which are its plan.
 
 `EventSignal` compiles a plan at the first emit after a change. A loop over handlers would check for each
 handler how to call it. Straight-line code need not, and its traceback shows the line that raised. For two
@@ -24,16 +24,16 @@ handlers the functions are
             failed(error, i, event, trainer)
             raise
 
-and `clocked`, which differs in that it clocks each handler:
+and `clocked`, in which each call is measured:
 
             i = 0
             began = now()
             f0(trainer, event)  # 30 OptimizerHook.after_train_iter
             took0(now() - began)
 
-In a training loop each event is clocked. The bare lines are for tight loops, in which the clock would take
-longer than the handlers; `count` restarts at each clocked event, because Python makes no new object for
-an int below 257 (`benchmarks.hook_overhead`).
+In a training loop `clocked` handles every event. The lines that do not measure are for tight loops, in which
+the clock would take longer than the handlers. `count` restarts at each clocked event, because Python creates
+no new object for an int below 257 (`benchmarks.hook_overhead`).
 """
 
 from __future__ import annotations
@@ -53,16 +53,18 @@ from eventloop.events import Event
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
-"""Called with the error, the handlers of the plan, the index of the failed handler (-1 if no handler failed),
-the event and the trainer. Returns whether the handlers after it have run.
+"""The type of a function that handles a handler's error; it returns whether the later handlers ran.
+
+Its arguments are the error, the handlers of the plan, the index of the failed handler (-1 if no handler
+failed), the event and the trainer.
 """
 
 
 class Plan:
     """The compiled handlers of one event: `dispatch(event, trainer)` calls them in order.
 
-    `latest()` returns the last event, and `count()` the number of events so far, which begins at `emitted`.
-    With a `recorder` every event leaves spans.
+    `latest()` returns the last event. `count()` returns the number of events so far, including the `emitted`
+    ones of former plans. With a `recorder` every event leaves spans.
     """
 
     def __init__(
@@ -119,10 +121,10 @@ class Plan:
         )(**namespace)
 
     def _period(self, count: int) -> int:
-        """Note that event number `count` is clocked, and return how many events later the next one is.
+        """Note that event number `count` is clocked (measured); return how many events later the next one is.
 
-        Durations are summed up on the way when many have been added. While a recorder is on, every event
-        is clocked.
+        It also adds recent durations to the sums when many have accumulated. With a recorder every event is
+        clocked.
         """
         self._housekeeping()
         sampled = self._sampling.sampled
@@ -133,7 +135,7 @@ class Plan:
         return 1 if self._records else period
 
     def _sum_up(self) -> None:
-        """Add the handlers' recent durations to their sums, and tell them whether sampling is on."""
+        """Add the handlers' recent durations to their sums, and pass on whether sampling is active."""
         self._added = 0
         for handler in self.handlers:
             handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
@@ -143,7 +145,7 @@ class Plan:
             hand_over(event)
 
     def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
-        """Return a function that runs the handlers, and leaves a span of each."""
+        """Return a function that runs the handlers and records a span of each."""
         watched = [
             recorder.watch_handler(name, h.name, h.priority, h.passes, h.clocked) for h in self.handlers
         ]
@@ -166,10 +168,13 @@ class Plan:
     ) -> None:
         """Correct the accounts after handler number `index` has raised.
 
-        Its duration is added if the event was clocked. The handlers after it are not counted as called,
-        unless they ran all the same, as those of a closing event do.
+        Its duration is added if the event was clocked. Later handlers are not counted as called, unless they
+        ran after the error, as those of an `after_*` event do.
 
         Args:
+            error: the error.
+            index: the failed handler, or -1 if handing over to the background failed.
+            event, trainer: the arguments of the emit.
             seconds: the duration of the failed call; None if the event was not clocked.
         """
         if seconds is not None and index >= 0 and not self.handlers[index].filtered:
@@ -182,9 +187,9 @@ class Plan:
 
 
 def _adder(timing: Timing) -> Callable[[float], None]:
-    """Return the function that adds a call's duration to `timing`, as fast as possible.
+    """Return the fastest function that adds a call's duration to `timing`.
 
-    It only appends to a list, unless the handler has a budget, which is checked at each call.
+    It only appends to a list, unless the handler has a budget, which must be checked at each call.
     """
     return timing.recent.append if timing.budget is None else timing.add
 
@@ -211,7 +216,7 @@ def _call(i: int, handler: Handler) -> str:
 def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str:
     """Return the source code, without its `def` line, of the factory of a plan's `dispatch`.
 
-    The dispatch does not clock handlers, except at the events for which it calls `clocked`.
+    The dispatch does not measure handlers, except at the events for which it calls `clocked`.
     """
     lines = [f"hand_over{i}(event)" for i in range(hand_overs)]
     for i, handler in enumerate(handlers):
@@ -262,7 +267,7 @@ def _indented(lines: Sequence[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def _factory(name: str, body: str, closed_over: tuple[str, ...]) -> Callable[..., Any]:
-    """Return the compiled factory `make`, from a cache if the same one was compiled before.
+    """Compile the factory `make` from source code, or return it from a cache.
 
     A look-up in the cache takes a few microseconds.
 

@@ -1,7 +1,7 @@
-"""Write the plan of a dry run where its training would begin, and end the program there.
+"""Write the plan of a dry run at the point where its training would begin, and end the program there.
 
 `Trainer.open_run` calls `stop_at_run`. A bus without a trainer stops the program at the first event that has
-a subscriber. If the program ends before, it writes the plans of the buses it made.
+a subscriber. If the program ends before that, the plans of all its buses are written.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from eventloop.events.base import event_name
 from eventloop.processes.dry_run import plan_file
 
 PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
-"""Prefix of the paths of eventloop's files."""
+"""The prefix of the paths of eventloop's files."""
 
 
 class PlannedBus(Protocol):
-    """The parts of a bus that a plan is made of."""
+    """The parts of a bus from which a plan is made."""
 
     for_runs: bool
 
@@ -39,14 +39,14 @@ class PlannedBus(Protocol):
 
 
 class ProgramPlan(msgspec.Struct, frozen=True):
-    """Where a program would begin to train, and the handlers of its buses."""
+    """The place where a program would begin to train, and the handlers of its buses."""
 
     ended: bool
     """Whether the program ended without a run and without an event."""
     where: str
-    """File and line of the program, such as `train.py:31`; "" if unknown."""
+    """The file and line of the program, such as `train.py:31`; "" if unknown."""
     event: str
-    """The event that a bus without a trainer would have emitted; "" for a trainer's run."""
+    """The event that a bus without a trainer would have emitted; "" if a trainer's run would begin."""
     max_epochs: int | None
     max_iters: int | None
     buses: list[list[EventPlan]]
@@ -59,8 +59,8 @@ _buses: list[PlannedBus] = []
 class FirstEvent(dict[type[Event], Dispatch]):
     """The dispatch table of a bus in a dry run: the first event with a subscriber ends the program.
 
-    The bus of a trainer dispatches its events as usual until the run begins, because handlers may change a
-    checkpoint that is loaded before.
+    A trainer's bus dispatches events as usual until the run begins, because handlers may change a checkpoint
+    that is loaded before the run.
     """
 
     def __init__(self, bus: PlannedBus) -> None:
@@ -77,7 +77,7 @@ class FirstEvent(dict[type[Event], Dispatch]):
 
 
 def stop_at_run(bus: PlannedBus, max_epochs: int | None, max_iters: int | None) -> None:
-    """In a dry run, write the plan of a trainer's bus and end the program; else do nothing.
+    """Write the plan of a trainer's bus and end the program, if this is a dry run.
 
     Raises:
         SystemExit: this is a dry run.
@@ -100,7 +100,7 @@ def _write_at_exit() -> None:
 
 
 def _write(plan: ProgramPlan) -> None:
-    """Write the plan, unless another one was written before, perhaps by another process of the program."""
+    """Write the plan, unless a plan was written before, perhaps by another process of the program."""
     path = plan_file()
     if path is not None:
         with suppress(FileExistsError), path.open("xb") as file:

@@ -38,8 +38,10 @@ IN_ORDER = (
     "after_test",
     "after_run",
 )
-"""The events that begin and end a run, a phase, an epoch and an iteration, in their order. The events of the
-optimizer's step come while the handlers of `after_train_iter` run. All other events may come at any time.
+"""The events that begin and end a run, a phase, an epoch and an iteration, in their order.
+
+The events of the optimizer's step are emitted while the handlers of `after_train_iter` run. All other events
+may be emitted at any time.
 """
 _POSITIONS = {name: position for position, name in enumerate(IN_ORDER)}
 
@@ -57,7 +59,7 @@ def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPl
     The events of `IN_ORDER` come first, then all others in the order of their declaration.
 
     Args:
-        plan_of: returns the handlers of one event, as `Bus.plan` does.
+        plan_of: returns the handlers of one event, such as `Bus.plan`.
     """
     in_order = sorted(declared_events(), key=lambda kind: _POSITIONS.get(event_name(kind), len(IN_ORDER)))
     plans = [EventPlan(event_name(kind), plan_of(kind)) for kind in in_order]
@@ -65,10 +67,10 @@ def event_plans(plan_of: Callable[[type[Event]], list[PlanRow]]) -> list[EventPl
 
 
 def plan_table(plans: Sequence[EventPlan]) -> str:
-    """Return the table of `event_plans`, with budgets in the column of filters.
+    """Return the plans as a table for printing; budgets are in the column of filters.
 
-    With background subscribers, which have no order, two more columns show the length of each queue and its
-    overflow policy.
+    If there are background subscribers, which have no order, two more columns show the capacity of each queue
+    and its overflow policy.
     """
     if not plans:
         return "a bus nobody listens to"

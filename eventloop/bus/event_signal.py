@@ -32,7 +32,7 @@ Receiver = Callable[..., Any]
 F = TypeVar("F", bound=Receiver)
 
 _arrivals = count()
-"""Numbers handlers of all signals in order of registration, which breaks ties of equal priority."""
+"""The counter that numbers the handlers of all signals as they are connected; it breaks ties of priority."""
 
 
 class EventSignal(blinker.Signal):
@@ -41,7 +41,7 @@ class EventSignal(blinker.Signal):
     `connect`, `disconnect`, `connected_to`, `muted` and `send` work as in blinker, and keep the order.
     Receivers are held strongly unless `weak=True` is given, because a lambda connected weakly is freed before
     its first call. A receiver that was connected with `connect` is called as `receiver(sender, event=event)`
-    at NORMAL priority. The sender is the trainer of the emit, else the bus.
+    at NORMAL priority. The sender is the trainer that was passed to `emit`, or the bus without one.
 
     `dispatch(event, trainer)` is the compiled plan. It is replaced and never changed, so a running emit keeps
     its plan. It is compiled at the first emit after a change: between two emits there may be dozens of
@@ -61,16 +61,16 @@ class EventSignal(blinker.Signal):
         self.name = event_name(event_type)
         self.closing = self.name.startswith("after_")
         self.failing: BaseException | None = None
-        self._emitted = 0  # by all plans before this one
+        self._emitted = 0  # number of events of all former plans
         self._owner = owner
         self._published = published
         self._housekeeping = housekeeping
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
         self._stamped_hand_overs: tuple[HandOver, ...] = ()
-        self._has_background = False  # whether these lead to a background subscriber
+        self._has_background = False  # whether the hand-overs lead to a background subscriber
         self._mutes = 0
-        self._counted = 0  # the events that the handlers' counts of calls contain
+        self._counted = 0  # number of events already included in the handlers' counts of calls
         self._sampling = Sampling()
         self._recorder: SpanRecorder | None = None
         self._plan: Plan | None = None  # None after a change, until the next emit
@@ -99,7 +99,7 @@ class EventSignal(blinker.Signal):
         return receiver
 
     def reconnect(self, handler: Handler) -> None:
-        """Connect a handler again, with its former position in the order."""
+        """Connect a handler again at its former position in the order."""
         order = handler.order
         self.connect(handler)
         handler.order = order
@@ -112,12 +112,12 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def receivers_for(self, sender: Any) -> Generator[Receiver, None, None]:
-        """Yield the receivers of a sender in the order of the plan."""
+        """Yield the receivers of a sender in the order in which they are called."""
         yield from sorted(super().receivers_for(sender), key=self._order_of)
 
     @property
     def is_muted(self) -> bool:
-        """True within at least one `muted()` block."""
+        """True within a `muted()` block, in which no handler is called."""
         return self._mutes > 0
 
     @is_muted.setter
@@ -130,12 +130,12 @@ class EventSignal(blinker.Signal):
     # --- what the bus calls --------------------------------------------------------------------------------
 
     def emit(self, event: Event, trainer: Any = None) -> None:
-        """Run every handler in order, compiling the plan first if handlers have changed."""
+        """Run every handler in order; compile the plan first if handlers have changed."""
         self._compiled().dispatch(event, trainer)
 
     @property
     def dispatch(self) -> Callable[[Event, Any], object]:
-        """The function to dispatch an event with: the compiled plan, or `emit` until a plan is compiled."""
+        """The function that dispatches an event: the compiled plan, or `emit` until a plan is compiled."""
         plan = self._plan
         return self.emit if plan is None else plan.dispatch
 
@@ -152,7 +152,7 @@ class EventSignal(blinker.Signal):
 
     @property
     def latest(self) -> Event | None:
-        """The last emitted event, or None."""
+        """The last emitted event; None before the first one."""
         plan = self._plan
         return self._latest if plan is None else plan.latest()
 
@@ -164,12 +164,12 @@ class EventSignal(blinker.Signal):
     def hand_over_to(
         self, hand_overs: tuple[HandOver, ...], stamped: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
-        """Set the functions that each emit calls first, to hand the event to the background.
+        """Set the functions by which each emit puts its event into background queues, before handlers run.
 
         Args:
             hand_overs: the functions, one for each background subscriber.
-            stamped: those that also note the time of the emit, for the events whose wait is measured.
-            has_background: False on a closed bus, whose functions only count the event as dropped.
+            stamped: the functions that also note the time of the emit, for events whose wait is measured.
+            has_background: False on a closed bus, where the functions only count the event as dropped.
         """
         if hand_overs != self._hand_overs:
             self._hand_overs, self._stamped_hand_overs = hand_overs, stamped
@@ -177,7 +177,7 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def hand_over(self, event: Event) -> None:
-        """Hand an event only to the background, after the synchronous handlers have run."""
+        """Put an event into background subscribers' queues only, after the synchronous handlers have run."""
         for hand_over in () if self.is_muted else self._hand_overs:
             hand_over(event)
 
@@ -194,7 +194,7 @@ class EventSignal(blinker.Signal):
                 raise
 
     def silence(self) -> None:
-        """Disconnect all handlers and background subscribers, in a forked process."""
+        """Disconnect all handlers and background subscribers, because the process is a fork."""
         self._compiling = threading.RLock()  # another thread may have held it when the process was copied
         self._clear_state()
         self._handlers.clear()
@@ -228,7 +228,7 @@ class EventSignal(blinker.Signal):
             self._emitted = self._count(old)
 
     def _count(self, plan: Plan) -> int:
-        """Add the plan's events since the last count to its handlers' calls, and return all its events."""
+        """Add the events since the last count to the calls of the plan's handlers; return the total count."""
         count = plan.count()
         ran, self._counted = count - self._counted, count
         for handler in plan.handlers:
@@ -285,7 +285,7 @@ class EventSignal(blinker.Signal):
     ) -> bool:
         """Name the failed handler in a note of its error.
 
-        After the failure of a closing event the remaining handlers still run. Return whether they did.
+        For an `after_*` event, which closes something, run the remaining handlers. Return whether they ran.
         """
         if not 0 <= index < len(handlers):
             return False
@@ -318,7 +318,10 @@ def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse an event class with options that events cannot have. msgspec sets them after the declaration."""
+    """Refuse an event class with options that events cannot have.
+
+    msgspec sets these options only after the class is declared.
+    """
     name, config = event_type.__name__, event_type.__struct_config__
     if not config.frozen:
         raise TypeError(

@@ -26,9 +26,9 @@ Takes = Literal["event", "trainer", "blinker"]
 class Handler:
     """A synchronous handler of one event, with its filter, its call count and its times.
 
-    A handler that is not called at every event (`filtered`) counts its calls itself, and each of them is
-    clocked, because its filter takes as long as the clock. Any other handler is called as often as its
-    plan runs; `EventSignal.settle` adds that number to `calls`.
+    A handler that is not called at every event (`filtered`) counts its own calls, and each call is clocked,
+    because its filter takes as long as the clock. Any other handler is called as often as its plan runs;
+    `EventSignal.settle` adds that number to `calls`.
     """
 
     __slots__ = (
@@ -63,11 +63,11 @@ class Handler:
 
     @property
     def filtered(self) -> bool:
-        """True if some events do not call the handler, so that it counts its own calls."""
+        """True if the handler is not called at every event, so that it counts its own calls."""
         return self.passes is not None or self.on_fired is not None
 
     def __call__(self, sender: Any = None, *, event: Event) -> object:
-        """Run outside a plan, as `signal.send` calls it. The sender takes the place of the trainer."""
+        """Run outside of a plan, as `signal.send` calls it. The sender takes the place of the trainer."""
         if not self.filtered:
             self.calls += 1
         return self.run(event, sender)
@@ -91,7 +91,7 @@ class Handler:
         return self.fn(trainer, event=event)
 
     def clocked(self, event: Event, trainer: Any) -> None:
-        """Call the handler for an event that passed its filter, and clock the call."""
+        """Call the handler for an event that passed its filter, and measure the call."""
         began = perf_counter()
         try:
             self.fire(event, trainer)
@@ -99,23 +99,28 @@ class Handler:
             self.timing.add(perf_counter() - began)
 
     def measure(self, event: Event, trainer: Any) -> None:
-        """Call and clock the handler if its filter lets the event pass."""
+        """Call the handler and measure the call if its filter lets the event pass."""
         if self.passes is None or self.passes(event):
             self.clocked(event, trainer)
 
     def account_copy(self) -> Handler:
-        """Return a copy with the counts and times but without the function, for a cancelled handler."""
+        """Return a copy with the counts and times but without the function, to keep them after a cancel."""
         kept = Handler(_nothing, "event", name=self.name, priority=self.priority, filter=self.filter)
         kept.built_in, kept.calls, kept.timing = self.built_in, self.calls, self.timing
-        if (budget := self.timing.budget) is not None:  # `exceeded` holds the subscription
+        if (budget := self.timing.budget) is not None:  # replaced: its callback holds the subscription
             kept.timing.budget = Budget(budget.seconds, _nothing)
             kept.timing.budget.exceeded = budget.exceeded
         return kept
 
     def cost(self, event: str, wall: float, trend: HandlerTrend | None = None) -> HandlerCost:
-        """Return the cost in a run whose iterations took `wall` seconds in all.
+        """Return the handler's cost in a run.
 
-        The caller settles the signal first.
+        The caller must have called `EventSignal.settle`.
+
+        Args:
+            event: the name of the event.
+            wall: the seconds of all iterations, to which the share refers.
+            trend: the times of handlers over the run, if known.
         """
         seconds, inside, budget = self.timing.estimate(self.calls), event in IN_ITERATION, self.timing.budget
         estimated = self.timing.clocked < self.calls
@@ -152,7 +157,10 @@ def calling_convention(fn: Callable[..., object], *, background: bool) -> Takes:
 
 
 _method_conventions: WeakKeyDictionary[FunctionType, Takes] = WeakKeyDictionary()
-"""A cache of conventions of methods: each trainer subscribes dozens of them, and `signature` takes 50 us."""
+"""A cache of how methods are called, by their function: with `(event)` or `(trainer, event)`.
+
+Each trainer subscribes dozens of methods, and `inspect.signature` takes 50 us for each.
+"""
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
@@ -180,8 +188,9 @@ _MMENGINE_PARAMETERS = {
     ),
     "checkpoint": "the checkpoint is trainer.checkpoint",
 }
-"""Second parameters of MMEngine's hooks, and the place of their values here. Called with an event such a hook
-would use it as a batch or as metrics.
+"""The second parameters of MMEngine's hooks, with the place of their values in eventloop.
+
+Such a hook is refused: called with an event, it would use the event as a batch or as metrics.
 """
 
 

@@ -1,7 +1,7 @@
-"""Subscribe functions to the forward and backward passes of a model's modules.
+"""Subscribe functions to the forward and backward passes of a model's modules, for `Bus.subscribe_module`.
 
-`Bus.subscribe_module` uses this. A permanent forward hook costs a Python call per module in every iteration.
-These hooks are installed before the chosen iterations and removed after them.
+A permanent forward hook costs a Python call per module in every iteration. So these hooks are installed
+before the chosen iterations and removed after them.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Eagerly:
 
 
 eagerly = Eagerly()
-"""The only instance, because the compiler's stance is process-wide."""
+"""The only instance of Eagerly, because the setting of `torch.compiler` is that of the whole process."""
 
 
 class ModuleSubscription:
-    """A function that is called by modules of a model. As a context manager it cancels itself at the end."""
+    """A function that modules of a model call. As a context manager it cancels itself at the end."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class ModuleSubscription:
         return bool(self._handles)
 
     def install(self) -> None:
-        """Install the hooks on the modules, if they are not installed."""
+        """Install the hooks on the modules, unless they are installed already."""
         if not self._handles:
             eagerly.__enter__()
             self._handles = [self._register(name, module) for name, module in self.modules.items()]
@@ -124,7 +124,7 @@ class ModuleSubscription:
         return bool(self._subscriptions)
 
     def _as(self, name: str, what: Literal["on", "off"]) -> Callable[[Event], None]:
-        """Return a handler under the name of the user's function, for plans and tracebacks."""
+        """Return `what` as a handler with the name of the user's function, for plans and tracebacks."""
 
         def switch(event: Event) -> None:
             self.install() if what == "on" else self.remove()
@@ -184,7 +184,7 @@ def _matches(parts: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def takes_name(fn: Callable[..., Any], kind: Kind) -> bool:
-    """Return whether the first argument of a module hook is the module's name."""
+    """Return whether the function's first argument is the module's name; refuse other signatures."""
     if inspect.iscoroutinefunction(fn):
         raise TypeError(
             f"{handler_name(fn)} is a coroutine function: a module hook receives tensors and runs at once"

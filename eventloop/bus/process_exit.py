@@ -31,12 +31,15 @@ class Closable(Protocol):
 
 _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
-"""Background loops that may have events left, with the seconds to deliver them at exit, and the bus."""
+"""The backgrounds that may have events left, with the seconds to deliver them at exit, and the bus."""
 
 EXIT_AT_LEAST_SECONDS = 0.5
-"""Seconds for a bus at exit after other buses have used up the time. Most buses have no events left."""
+"""The seconds for a bus at exit after other buses have used up the time.
+
+Most buses have no events left, and need no more.
+"""
 FORK_SECONDS = 1.0
-"""Seconds that a fork waits in all for threads that write a log line."""
+"""The total seconds that a fork waits for threads that write a log line."""
 
 
 def watch(bus: Closable, background: Background) -> None:
@@ -49,13 +52,16 @@ def watch(bus: Closable, background: Background) -> None:
 
 
 def forget(background: Background) -> None:
-    """Drop a closed background loop, which has nothing to drain."""
+    """Drop a closed background, which has no events left to deliver."""
     _open.pop(background, None)
 
 
 @atexit.register
 def _drain_all() -> None:
-    """Drain each bus within its own time, and all within the longest: they deliver at the same time."""
+    """Drain each bus within its own `drain_timeout`, and all within the longest one.
+
+    The buses deliver at the same time.
+    """
     buses = list(_open.items())
     until = monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0)
     for background, (timeout, alive) in buses:
@@ -71,7 +77,7 @@ def _silence_all() -> None:
 
 
 class _Held(threading.local):
-    """The locks that the forking thread holds."""
+    """The locks of log handlers that the forking thread holds during the fork."""
 
     def __init__(self) -> None:
         self.locks: list[threading.RLock] = []
@@ -84,7 +90,8 @@ def _hold_logs() -> None:
     """Hold the locks of all log handlers during a fork, so that no thread is writing a log line.
 
     The child renews the handlers' locks, but not the lock inside a file that is being flushed: its first line
-    to that file would wait forever for a thread that does not exist. (Standard output and error are safe.)
+    to that file would wait forever for a thread that does not exist in the child. (Standard output and error
+    are safe.)
     """
     if not _open:
         return
@@ -96,7 +103,7 @@ def _hold_logs() -> None:
 
 
 def _let_logs_go() -> None:
-    """Release the locks in parent and child. In the child logging may have renewed them."""
+    """Release the log handlers' locks in parent and child. In the child logging may have renewed them."""
     while _held.locks:
         with suppress(RuntimeError):
             _held.locks.pop().release()

@@ -1,6 +1,6 @@
 """Begin and end the recording of spans on a bus. `Bus.record` returns a `Recording`.
 
-A recording ends at once for the emitting threads, and a little later for the background.
+A recording ends at once for the emitting threads, and a little later for background subscribers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from eventloop.costs.spans import SpanRecorder
 from eventloop.util.waiting import Latch
 
 LINGER_SECONDS = 2.0
-"""Seconds after `stop` for which subscribers that lag behind are still recorded, at most."""
+"""The longest time in seconds for which events emitted before `stop` are still recorded in the background."""
 _POLL_SECONDS = 0.02
-"""Interval at which `wait` wakes the background loop."""
+"""The interval in seconds at which `wait` wakes the keeper, the thread that supervises the queues."""
 
 
 class Emitting(Protocol):
@@ -44,8 +44,8 @@ class Recording:
         self._stopped = False
         self._finished = Latch()
         self._then: Callable[[], object] | None = None
-        self._last_posted: Latch | None = None  # of the last deferred before `stop`: its events are made
-        self._pending: list[Flush] | None = None  # one for each subscriber, asked for after that
+        self._last_posted: Latch | None = None  # set when the last deferred before `stop` has its events
+        self._pending: list[Flush] | None = None  # one for each subscriber, requested after that
         self._deadline = 0.0  # 0.0 until `stop`
 
     @property
@@ -67,8 +67,8 @@ class Recording:
         """End the recording. Stopping again does nothing.
 
         Args:
-            then: called when the recording of the background has ended too, on the thread that ends it. It
-                must not wait.
+            then: called when the background's recording has ended too, on the thread that ends it. It must
+                not wait.
         """
         with self._lock:
             if self._stopped:
@@ -80,7 +80,7 @@ class Recording:
             self.finish()
 
     def finish(self) -> None:
-        """End the recording at once, also for the background."""
+        """End the recording at once, for background subscribers, too."""
         self.stop()
         with self._lock:
             if self._finished.is_set():
@@ -94,7 +94,7 @@ class Recording:
             self._then()
 
     def wait(self, timeout: float) -> bool:
-        """Stop, wait at most `timeout` seconds for the background, and finish. Return False on a timeout."""
+        """Stop, wait at most `timeout` seconds for background subscribers, and finish; False on a timeout."""
         self.stop()
         deadline = monotonic() + timeout
         in_time = self._finished.is_set()
@@ -105,9 +105,9 @@ class Recording:
         return in_time
 
     def _sample_depths(self) -> None:
-        """Record how many events wait for each subscriber, and end once those before `stop` are delivered.
+        """Record the depth of each queue, and finish once the events emitted before `stop` are delivered.
 
-        The keeper calls this at each look, after it has made the events of deferreds.
+        The keeper calls this after each look at the queues, when it has created the deferred events.
         """
         for lane in self._background.lanes:
             self.recorder.depth(lane.name, lane.queued)

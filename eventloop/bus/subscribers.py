@@ -1,6 +1,6 @@
 """Hold the subscriptions of a bus, with their handlers, signals and background queues.
 
-Only `Bus` uses this module. Subscriptions change under a lock; emits read the dictionaries without one.
+Only `Bus` uses this module. Subscriptions change under a lock; emits read the dictionaries without it.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ logger = logging.getLogger("eventloop")
 
 _HEALTH = (HandlerFailed, EventsDropped, SlowHandler)
 _ENDED = 256
-"""Cancelled handlers whose costs are still reported, at most."""
+"""The largest number of cancelled handlers whose costs are still reported."""
 
 
 class Subscribers:
     """The subscriptions of one bus, in order of registration, and the signals of its events.
 
     Args:
-        owner: the bus, which is the sender of blinker's receivers at an emit without a trainer.
+        owner: the bus, which blinker's receivers get as the sender if an emit has no trainer.
     """
 
     def __init__(self, owner: object, background: Background) -> None:
@@ -51,7 +51,7 @@ class Subscribers:
         self.wanted: dict[type[Event], bool] = {}
         self.signals: dict[type[Event], EventSignal] = {}
         self.excluded: dict[type[Event], str] = {}
-        """Events that nothing will emit on this bus, and why."""
+        """The events that are never emitted on this bus, with the reasons."""
         self._owner = owner
         self._background = background
         self._subscriptions: list[Subscription] = []
@@ -107,7 +107,7 @@ class Subscribers:
         name: str | None,
         options: Options,
     ) -> tuple[Takes, bool, tuple[type[Event], ...]]:
-        """Return how `fn` is called, whether it receives all events, and otherwise its events.
+        """Return how `fn` is called, whether it receives all events, and its events if it does not.
 
         Raises:
             TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
@@ -122,7 +122,7 @@ class Subscribers:
         return takes, wildcard, types
 
     def exclude(self, excluded: Mapping[type[Event], str]) -> None:
-        """Refuse subscriptions to some events.
+        """Refuse later subscriptions to some events, for which the caller gives reasons.
 
         Raises:
             ValueError: one of the events has a subscription already.
@@ -160,10 +160,10 @@ class Subscribers:
                 signal.reconnect(handler)
 
     def move_to(self, background: Background, timeout: float) -> None:
-        """Restart every background subscriber on another background, after the former one has ended.
+        """Restart every background subscriber on a new background, after the former one has ended.
 
-        Subscribers that are still in a delivery are waited for, `timeout` seconds in all. Then they get no
-        more events.
+        Subscribers that are still in a delivery are waited for, `timeout` seconds in total. After that they
+        get no more events.
         """
         deadline = monotonic() + timeout
         with self._lock:
@@ -198,9 +198,9 @@ class Subscribers:
             signal.silence()
 
     def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
-        """Count posted events as dropped for each subscriber to them, because the bus is closed.
+        """Count posted events as dropped for each of their subscribers, because the bus is closed.
 
-        A deferred that is not created has no number of events; one of each type counts.
+        The number of events that a deferred would have created is unknown; one of each type is counted.
         """
         lanes = [each.lane for each in self._subscriptions if each.lane is not None]
         self.after_close.refuse_posted(lanes, event_types)
@@ -241,7 +241,7 @@ class Subscribers:
         return [each.account() for each in self._subscriptions]
 
     def handler_costs(self, wall: float, trend: HandlerTrend | None) -> list[HandlerCost]:
-        """Return one record per synchronous handler, in their order, then of handlers that were cancelled."""
+        """Return one record per synchronous handler, in their order, followed by cancelled handlers."""
         for signal in self.signals.values():
             signal.settle()
         with self._lock:
@@ -285,7 +285,7 @@ class Subscribers:
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Let the background count the events that background subscribers emit within the block."""
+        """Count the events that background subscribers emit within the block, for `flush`."""
         self._note(1)
         try:
             yield
@@ -338,7 +338,7 @@ class Subscribers:
         return noted, noted
 
     def _refresh_mail(self) -> None:
-        """Set the health events that the background keeps for synchronous handlers, for `Bus.poll`."""
+        """Set the types of health events that are kept for synchronous handlers until `Bus.poll`."""
         self._background.health.mail_types = frozenset(
             t for t in _HEALTH if t in self.signals and self.signals[t].handlers
         )

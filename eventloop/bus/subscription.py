@@ -39,32 +39,32 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """The account of one subscription. For a sync handler `calls == delivered`.
 
     For a background subscriber `emitted == delivered + failed + dropped + queued` at any moment, counted in
-    events. An event that `when=` rejects leaves the account.
+    events. An event that `when=` rejects is not counted.
     """
 
     name: str
     event: str
-    """Name of the event, several names joined by ", ", or "*"."""
+    """The name of the event, several names joined by ", ", or "*" for all events."""
     runs_on: RunsOn
     calls: int
-    """Number of calls. Inexact only for a sync handler while another thread emits its event."""
+    """The number of calls. Inexact only for a sync handler while another thread emits its event."""
     seconds: float
-    """Seconds of all calls; those of a sync handler in a tight loop of events are estimated from samples."""
+    """The seconds of all calls; in a tight loop of events, those of a sync handler are estimated."""
     delivered: int
     dropped: int
-    """Events that the subscriber never received: there was no room, or it was disabled."""
+    """The events that the subscriber never received, because its queue had no room or it was disabled."""
     failed: int
-    """Events at which the subscriber raised an error or stalled."""
+    """The events at which the subscriber raised an error or stalled."""
     queued: int
-    """Events on their way: in its queue or spill file, or in the current delivery."""
+    """The events not delivered yet: in the queue or spill file, or in the current delivery."""
     peak_queued: int
-    """Largest number of events that waited, in queue and file."""
+    """The largest number of events that waited at a time, in queue and file."""
     error: str = ""
     """The last error, and whether it ended the subscriber; or the call in which the subscriber is stuck,
     after a flush or close has waited in vain.
     """
     spilled: int = 0
-    """Events that exceeded the queue and waited encoded; see `overflow="spill"`."""
+    """The events that exceeded the queue and waited in the spill file; see `overflow="spill"`."""
 
     @property
     def shortfall(self) -> str:
@@ -76,19 +76,19 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
 
 
 REPORT_LINES = 8
-"""Subscribers that a printed `DrainReport` names at most."""
+"""The largest number of subscribers that a printed `DrainReport` names."""
 
 
 class DrainReport(msgspec.Struct, frozen=True):
-    """The result of `flush` and `close`, which is true if every event was processed in time.
+    """The result of `flush` and `close`. Its truth value is `complete`: no event was left in the end.
 
-    `ok` is stricter: it is true if every event was delivered. Printed, the report names the subscribers that
+    `ok` is stricter: it is true if every event was delivered. A printed report names the subscribers that
     lost events.
     """
 
     complete: bool
-    """True if no event was on its way when the time was over: each was delivered, had failed or was dropped,
-    which `stats` counts. False if time ran out: events were left, or closing subscribers still emitted.
+    """True if no event was left when the time ended: each was delivered, failed or dropped; `stats` counts.
+    False if time ran out: events were left, or closing subscribers still emitted.
     """
     stats: list[SubscriptionStats]
     """One record per subscription, in order of registration."""
@@ -116,9 +116,9 @@ class DrainReport(msgspec.Struct, frozen=True):
 class PlanRow(msgspec.Struct, frozen=True):
     """One row of the printed plan.
 
-    `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect:
-    `queue` is the number of events that may wait for them, `overflow` the policy for more. `budget_us` is the
-    limit for the p99 of calls in microseconds.
+    `order` counts sync handlers from 1. It is 0 for background subscribers, whose `priority` has no effect.
+    `queue` is the largest number of events that wait for them, `overflow` the policy beyond it. `budget_us`
+    is the limit for the p99 of calls in microseconds.
     """
 
     order: int
@@ -149,7 +149,7 @@ class Options:
     offload: Offload | None
     lane: LaneOptions
     budget: float | None = None
-    """Limit for the p99 of calls, in seconds."""
+    """The limit for the p99 of calls, in seconds."""
     loop: AbstractEventLoop | None = None
     """The caller's event loop for a coroutine function; None for the bus's loop."""
 
@@ -173,7 +173,7 @@ def make_options(
     budget_us: float | None = None,
     loop: AbstractEventLoop | None = None,
 ) -> Options:
-    """Check the arguments of `bus.subscribe` and return them."""
+    """Check the arguments of `bus.subscribe` and return them as `Options`."""
     number = get_priority(priority)
     check_filter(every, start, once, when)
     check_lane(lane)
@@ -200,13 +200,13 @@ def check_budget(name: str, budget_us: float) -> float:
     """Check a budget and return it in seconds.
 
     Raises:
-        TypeError, ValueError: it is not a number above 0.
+        TypeError, ValueError: the budget is not a number above 0.
     """
     return number(f"{name}: budget_us, in microseconds,", budget_us, above=0) / 1e6
 
 
 def in_microseconds(budget: float | None) -> float | None:
-    """Convert a budget from seconds to the number of microseconds that the user gave; None stays None."""
+    """Convert a budget from seconds to the microseconds that the user gave; None stays None."""
     return None if budget is None else float(f"{budget * 1e6:.12g}")
 
 
@@ -253,7 +253,7 @@ def check_lane(lane: LaneOptions) -> None:
 
 
 class Registry(Protocol):
-    """The methods of its bus that a subscription calls."""
+    """The methods of the bus's subscribers that a subscription calls."""
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription."""
@@ -286,7 +286,7 @@ class Subscription:
         self.fn = fn
         self.events = events
         self.over_budget = False
-        """Whether its `budget_us` was exceeded, and reported."""
+        """Whether the `budget_us` was exceeded, and reported."""
         self.wildcard = wildcard
         self.name = name
         self.options = options
@@ -307,7 +307,7 @@ class Subscription:
         self._registry.remove(self)
 
     def pause(self) -> None:
-        """Ignore events, without counting them, until `resume`."""
+        """Ignore events until `resume`; they are not counted."""
         self.paused = True
         self._registry.refresh(self)
 
@@ -322,7 +322,7 @@ class Subscription:
         return self._registry.stats_of(self)
 
     def route(self, event_type: type[Event]) -> Route:
-        """Return the route of an event type, created at the first call, because its filter may count."""
+        """Return the filters for an event type, created at the first call, because they may hold counts."""
         if event_type not in self.routes:
             options = self.options
             if options.lane.overflow == "block":  # an unwanted event must not make the emitting thread wait
@@ -335,7 +335,7 @@ class Subscription:
         return self.routes[event_type]
 
     def filter(self, event_type: type[Event]) -> Passes | None:
-        """Create a filter for a type of event. It may count, so each handler and route has its own."""
+        """Create a filter for an event type. It may hold a count, so each handler and route has its own."""
         options = self.options
         passes = make_filter(event_type, options.every, options.start, options.when)
         return first_only(passes, self._firings) if options.once else passes

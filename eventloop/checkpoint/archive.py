@@ -1,6 +1,6 @@
-"""Write the zip format of `torch.save`: records that are stored in a row, each aligned in the file.
+"""Write files in the zip format of `torch.save`: uncompressed records in a row, each aligned in the file.
 
-`commit` uses it, in the training process and in the saver's, so it imports only the standard library.
+`commit` uses it, in the training process and in the saver's process, so it imports only the standard library.
 `torch.load` reads the file, also with `mmap=True`, which needs the alignment.
 """
 
@@ -17,12 +17,12 @@ from eventloop.checkpoint.disk import Sink
 FOLDER = "archive"
 """The folder of all records in the zip file; `torch.load` accepts any name."""
 ALIGNMENT = 64
-"""Bytes to which the data of each record are aligned, as `torch.save` does."""
+"""The alignment in bytes of each record's data in the file, the same as `torch.save` uses."""
 CHECKED = 1 << 20
-"""Bytes up to which a record gets a CRC-32.
+"""The largest size in bytes of a record that gets a CRC-32.
 
-For a large record the CRC takes longer than the disk. `torch.load` never checks it, and the manifest has the
-SHA-256.
+Computing the CRC of a larger record takes longer than writing it. `torch.load` never checks it, and the
+manifest has the SHA-256.
 """
 _LOCAL = struct.Struct("<4s5H3I2H")
 _CENTRAL = struct.Struct("<4s6H3I5H2I")
@@ -30,8 +30,8 @@ _END = struct.Struct("<4s4H2IH")
 _END_64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR_64 = struct.Struct("<4sIQI")
 _MAX_16, _MAX_32 = 0xFFFF, 0xFFFFFFFF
-_VERSION_64 = 45  # of the zip format, the first with sizes of 64 bits
-_EPOCH = 33  # 1980-01-01: the same state gives the same bytes
+_VERSION_64 = 45  # the first version of the zip format with sizes of 64 bits
+_EPOCH = 33  # 1980-01-01 for every record, so that the same state gives the same bytes
 _ZIP_64, _PADDING = 1, 0x4246  # the kinds of extra fields; the second is torch's
 
 
@@ -47,9 +47,13 @@ class _Entry(NamedTuple):
 def write_archive(records: Iterable[tuple[str, bytes | memoryview]], sink: Sink) -> None:
     """Write records as a zip file, and add the records `byteorder` and `version`, as `torch.save` does.
 
+    Args:
+        records: the name and the bytes of each record.
+        sink: the file to write to.
+
     Raises:
         OSError: the disk is full, or another error of the file system.
-        SaveGivenUp: the sink was given up.
+        SaveGivenUp: the sink was cancelled.
     """
     own = [("byteorder", sys.byteorder.encode()), ("version", b"3\n")]
     entries: list[_Entry] = []

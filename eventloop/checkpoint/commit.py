@@ -1,11 +1,11 @@
-"""Make checkpoints durable: write their files, give them their names, and remove those that they replace.
+"""Make checkpoints durable: write their files, rename them into place, and remove those that they replace.
 
-The saver's process runs this module, or the training process if there is no such process, so it imports only
-the standard library. All input is bytes: the records of the payload and an encoded manifest.
+The saver's process runs this module, or the training process if there is no saver's process, so it imports
+only the standard library. All input is bytes: the records of the payload and an encoded manifest.
 
 All files of a checkpoint are written into a new directory with a temporary name and synced. Then the
 directory is renamed, and the new name is synced. A crash before the rename leaves the former contents of the
-folder, a crash after it leaves the new checkpoint. After an error the new files are removed, and a retry
+folder; a crash after it leaves the new checkpoint. After an error the new files are removed, and a retry
 starts with new ones, because a system that failed to sync a file does not know which of its bytes are on the
 disk.
 """
@@ -31,13 +31,13 @@ from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directori
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"
 under_way: set[str] = set()
-"""The temporary names that saves of this process are using now."""
+"""The names of the temporary directories that running saves of this process use."""
 _ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
 _numbers = itertools.count(1)
 
 
 class Mapped(NamedTuple):
-    """The description of shared memory, with which the saver's process maps tensors of the training.
+    """Describes shared memory, for the saver's process to map tensors of the training.
 
     Attributes:
         path: the path under `/proc`, which exists while the training process lives.
@@ -70,7 +70,7 @@ class Save(NamedTuple):
         records: the records of the payload.
         manifest: the encoded manifest, whose last field, `files`, is empty.
         replaces: checkpoints to remove, oldest first; those that do not exist are ignored.
-        spares: the number of checkpoints of `replaces` that stay: the newest of those that exist.
+        spares: the number of checkpoints in `replaces` that are kept, the newest existing ones.
     """
 
     path: Path
@@ -88,7 +88,7 @@ class Save(NamedTuple):
         return tuple((name, data.open() if isinstance(data, Mapped) else data) for name, data in self.records)
 
     def with_own_bytes(self) -> Save:
-        """Return a save that has copies of the tensors' bytes, so that the tensors may change."""
+        """Return a save with copies of the tensors' bytes, so that the tensors may change."""
         own = ((name, data if isinstance(data, Mapped) else bytes(data)) for name, data in self.records)
         return self._replace(records=tuple(own))
 
@@ -161,7 +161,7 @@ class _Staged:
         self._warnings: list[str] = []
 
     def attempt(self, step: Callable[[_Staged], None]) -> None:
-        """Do a step unless an earlier step failed; an error of it fails the save."""
+        """Do a step unless an earlier step failed; an error in the step fails the save."""
         if self.error is None:
             try:
                 step(self)
@@ -261,7 +261,7 @@ class _Staged:
 
 
 def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
-    """Return the bytes of `manifest.json`: a manifest with its files filled in, and its SHA-256.
+    """Return the bytes of `manifest.json`: the SHA-256, then the manifest with its files filled in.
 
     Args:
         manifest: the manifest as JSON, whose last field, `files`, is empty.
@@ -281,10 +281,11 @@ def sealed(field: str, body: bytes) -> bytes:
 def temporary_path(path: Path, why: str) -> Path:
     """Return an unused hidden name in the folder of `path`, with this process's id in it.
 
-    In a container every run may be process 1, so a name that exists is skipped: a killed run may have left
+    In a container every run may have process id 1, so an existing name is skipped: a killed run may have left
     it.
 
     Args:
+        path: the final path of the checkpoint or file.
         why: the suffix: "tmp" for new files and directories, "old" for those that are being removed.
     """
     names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
@@ -321,12 +322,13 @@ def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
 def remove_replaced(paths: Sequence[Path], spares: int = 0, disk: Disk = DISK) -> list[str]:
     """Remove checkpoints that a newer one replaces; return a sentence for each removal that failed.
 
-    A path without a manifest stays: the names may come from the checkpoint that was resumed from, which
-    another program may have written.
+    A path without a manifest is not removed: the names may come from the checkpoint that the run resumed
+    from, which another program may have written.
 
     Args:
         paths: the checkpoints, oldest first.
-        spares: the number of checkpoints that stay: the newest of those that exist.
+        spares: the number of checkpoints that are kept, the newest existing ones.
+        disk: the file operations.
     """
     there = [path for path in paths if (path / MANIFEST).exists()]
     failed = []

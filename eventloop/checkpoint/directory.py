@@ -22,11 +22,11 @@ from eventloop.util.errors import CheckpointError
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""
 MOST_SCANS = 10
-"""The most scans of a directory in which a run removes checkpoints meanwhile; two are usually enough."""
+"""The largest number of scans of a directory while a run removes checkpoints; two are usually enough."""
 
 
 class Found(NamedTuple):
-    """The result of scanning one directory of checkpoints, or several.
+    """The result of scanning one or more directories of checkpoints.
 
     Attributes:
         paths: all checkpoints, oldest first: single files, then abandoned checkpoints, then those on the
@@ -34,7 +34,7 @@ class Found(NamedTuple):
         manifests: the manifest of each path that has one.
         damaged: a sentence for each path that looks like a checkpoint and cannot be used.
         abandoned: checkpoints off the lineage, because a run went back to an earlier one.
-        last: the greatest sequence ever given, perhaps to a checkpoint that was removed.
+        last: the largest sequence number given so far, perhaps to a checkpoint that was removed.
     """
 
     paths: list[Path]
@@ -56,7 +56,7 @@ class Found(NamedTuple):
         return [self.name_of(each) for each in later if self.manifests[each].sequence > after]
 
     def was_replaced(self, path: Path) -> bool:
-        """Return whether a checkpoint of the scan was removed since, or has another one in its place."""
+        """Return whether a checkpoint of the scan was removed since, or was replaced by another one."""
         if path not in self.manifests:
             return not path.exists()
         try:
@@ -69,12 +69,12 @@ class Found(NamedTuple):
         return path.name if len({each.parent for each in self.paths}) == 1 else str(path)
 
     def watched(self) -> list[str]:
-        """Return the metrics that have a best checkpoint; those of the newest checkpoint come first."""
+        """Return the metrics that have a best checkpoint, beginning with those of the newest checkpoint."""
         best = (self.manifests[path].best for path in self.newest_first())
         return list(dict.fromkeys(metric for metrics in best for metric in metrics))
 
     def ranking(self, metric: str) -> list[Path]:
-        """Return the best checkpoints of a metric, best first; of equal scores the newest first."""
+        """Return the best checkpoints of a metric, best first; those with equal scores newest first."""
 
         def merit(path: Path) -> float:
             value = float(self.manifests[path].metrics[metric])
@@ -84,7 +84,7 @@ class Found(NamedTuple):
         return sorted(saved, key=merit, reverse=True)
 
     def best_kept(self, metric: str) -> int:
-        """Return the number of best checkpoints of a metric to keep, as the newest of them records it."""
+        """Return how many best checkpoints of a metric the run keeps, as its newest best one records."""
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         count = self.manifests[saved[0]].keep_best
         return len(saved) if count < 0 else min(count, len(saved))
@@ -118,10 +118,10 @@ def scan(*directories: str | Path) -> Found:
 
 
 def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
-    """Sort checkpoints by their sequence, oldest first.
+    """Sort checkpoints by their sequence number, oldest first.
 
-    Checkpoints of one iteration hold the same weights. Among them the regular one comes last, so it counts as
-    the newest, and a best one is the fallback if the regular one is damaged.
+    Checkpoints of one iteration hold the same weights. Among them the regular checkpoint comes last, so that
+    it counts as the newest, and a best checkpoint is the fallback if the regular one is damaged.
     """
     by_sequence = sorted(manifests, key=lambda path: (manifests[path].sequence, manifests[path].iter))
     groups = itertools.groupby(by_sequence, key=lambda path: manifests[path].iter)
@@ -150,7 +150,7 @@ def _look_into(directory: Path, damaged: list[str]) -> Seen:
 
 
 def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
-    """Scan once; return whether a path was removed meanwhile, and the checkpoints and single files."""
+    """Scan once; return whether a path was removed during the scan, and the checkpoints and single files."""
     manifests: dict[Path, Manifest] = {}
     files: list[tuple[int, str, Path]] = []
     gone = False
@@ -173,7 +173,7 @@ def _checkpoints_in(directory: Path, damaged: list[str]) -> tuple[bool, Seen]:
 
 
 def _paths_in(directory: Path, damaged: list[str]) -> list[Path]:
-    """Return the paths in a directory that are not hidden; none, with a reason, if it cannot be listed."""
+    """Return the paths in a directory that are not hidden; if it cannot be listed, note the reason."""
     try:
         return [directory / name for name in sorted(os.listdir(directory)) if not name.startswith(".")]
     except (FileNotFoundError, NotADirectoryError):
@@ -187,7 +187,7 @@ def _is_there(path: Path) -> bool:
     """Return whether a path exists.
 
     Raises:
-        OSError: the system cannot say, for example because a folder may not be read.
+        OSError: it is unknown, for example because a folder may not be read.
     """
     try:
         os.stat(path)
@@ -207,10 +207,9 @@ def _steps_back_of(directory: Path, damaged: list[str]) -> tuple[StepBack, ...]:
 
 
 def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
-    """Record durably that a run goes on from `path`; return False without a record if it is the newest.
+    """Record durably that a run continues from `path`; return False, and record nothing, if it is the newest.
 
-    The checkpoints that were saved after it become abandoned, in each directory of the scan. Nothing is
-    removed.
+    Checkpoints that were saved after it become abandoned, in each directory of the scan. Nothing is removed.
 
     Raises:
         OSError: the record cannot be written; that directory is unchanged.
@@ -221,7 +220,7 @@ def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
     if step.back_to == step.newest:
         return False
     for directory in dict.fromkeys(each.parent for each in found.manifests):
-        steps = _steps_back_of(directory, [])  # a damaged file has lost the earlier lineage already
+        steps = _steps_back_of(directory, [])  # a damaged file has lost the earlier steps anyway
         write_steps_back(directory, [*steps, step], temporary_path(directory / LINE, "tmp"), disk)
     return True
 

@@ -1,8 +1,8 @@
-"""Write files durably: the single file operations, and a file that is hashed while it is written.
+"""Write files durably: single file operations, and a file that is hashed while it is written.
 
 `commit`, `lineage` and publishing use it, and decide the order of the syncs. All operations go through one
-`Disk` object, so that a test can replace it by an object that fails at the n-th call, or records all calls.
-The saver's process runs this module, so it imports only the standard library.
+`Disk` object, which a test can replace to fail at the n-th call or to record all calls. The saver's
+process runs this module, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 PIECE = 8 << 20
-"""Bytes written between two checks of the cancel event, and between two requests to write back."""
+"""The bytes written between two checks for a cancellation, and between two requests to write back."""
 LARGE = 1 << 20
-"""Bytes from which on data are hashed on a second thread; for fewer bytes the hand-over costs more."""
+"""The size in bytes from which data are hashed on a second thread; below it the hand-over costs more."""
 CACHED = 256 << 10
-"""Bytes that are hashed at a time; they fit into a core's own cache."""
+"""The bytes that are hashed at a time, which fit into the cache of one CPU core."""
 
 
 class SaveGivenUp(RuntimeError):
@@ -56,7 +56,7 @@ class Disk:
         os.fsync(file.fileno())
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory durable; do nothing where a network file system cannot sync one."""
+        """Make the names in a directory durable; do nothing on network file systems that cannot sync it."""
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
@@ -113,7 +113,7 @@ class Sink:
         return len(view)
 
     def flush(self) -> None:
-        """Do nothing: the file has no buffer."""
+        """Do nothing, because the file has no buffer."""
 
     def entry(self) -> FileHash:
         """Return the size and hash of the written bytes, for the manifest."""
@@ -139,7 +139,7 @@ class Sink:
             hasher.join()  # it reads memory that the caller may reuse once this returns
 
     def _hash_pieces(self, failed: threading.Event, view: memoryview) -> None:
-        """Hash data through a buffer in the core's own cache; stop when `failed` is set.
+        """Hash data through a buffer in the CPU core's cache; stop when `failed` is set.
 
         Measured: SHA-256 takes 1.1 GB/s from memory and 1.8 GB/s from the cache; the copy into the cache runs
         at 10 GB/s.
@@ -147,7 +147,7 @@ class Sink:
         cached = memoryview(bytearray(CACHED))
         for start in range(0, len(view), CACHED):
             if failed.is_set():
-                return  # the hash of half a file is not used
+                return  # the hash of an incomplete file is not used
             piece = view[start : start + CACHED]
             part = cached[: len(piece)]
             part[:] = piece
@@ -174,7 +174,7 @@ class Sink:
 def start_writing_back(file: FileIO, start: int, size: int) -> None:
     """Ask the system to write a part of a file to the disk now, and to drop it from the page cache.
 
-    The final sync then has less to write. A checkpoint is rarely read again, and its pages would evict those
+    The final sync then has less to write. A checkpoint is rarely read again, and its pages would evict pages
     of the data set.
     """
     if hasattr(os, "posix_fadvise"):
@@ -199,13 +199,13 @@ def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK
 
 
 def make_directories(path: Path, disk: Disk = DISK) -> None:
-    """Make a directory and its missing parents, and make their names durable.
+    """Create a directory and its missing parents, and make their names durable.
 
-    Also the names of existing parents are synced, up to the mount point: another program may have made them a
-    moment ago without a sync.
+    Names of existing parents are synced, too, up to the mount point: another program may have just created
+    them without a sync.
 
     Raises:
-        OSError: a directory cannot be made, or its name cannot be made durable.
+        OSError: a directory cannot be created, or its name cannot be made durable.
     """
     path = path.resolve()
     if not path.is_dir():
@@ -225,7 +225,7 @@ def make_directories(path: Path, disk: Disk = DISK) -> None:
 
 
 _durable: set[tuple[str, int, int]] = set()
-"""The directories whose names this process has synced, as `_identity` returns them."""
+"""The directories that this process has made durable, by the result of `_identity`."""
 
 
 def _identity(path: Path) -> tuple[str, int, int]:

@@ -1,4 +1,4 @@
-"""Read weights that other programs wrote: safetensors files, and files of tensors by name.
+"""Read weights that other programs wrote: safetensors files, and files with a mapping of names to tensors.
 
 `load_checkpoint` uses it, and gets every such file as a checkpoint with a `state_dict`.
 """
@@ -21,10 +21,14 @@ _METADATA = frozenset({"format", "iter", "epoch", "eventloop"})
 
 
 def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.Tensor]:
-    """Read the tensors of a safetensors file by name, also tied tensors that were written once.
+    """Read the tensors of a safetensors file by name, including tied tensors, which are stored once.
 
-    The metadata names the written tensor of each tied one, as `safetensors.torch.save_model` and publishing
-    do.
+    The metadata names the stored tensor for each tied one, as written by `safetensors.torch.save_model` and
+    by publishing.
+
+    Args:
+        path: the file.
+        map_location: the device of the tensors.
 
     Raises:
         ImportError: safetensors is not installed.
@@ -60,7 +64,7 @@ def read_safetensors(path: Path, map_location: Any = "cpu") -> dict[str, torch.T
 def as_checkpoint(state: object, path: Path) -> dict[str, Any]:
     """Return the contents of a file as a mapping with the weights under `state_dict`.
 
-    The file may have them there, under one of `WRAPPINGS`, or consist of them alone.
+    The file may have the weights there, under one of `WRAPPINGS`, or contain nothing else.
     """
     if isinstance(state, dict) and isinstance(state.get(WEIGHTS), Mapping):
         return state
@@ -88,7 +92,7 @@ def _are_weights(value: object) -> bool:
 
 
 def is_extra_state(name: str) -> bool:
-    """Return whether a name of a state dict holds the result of a module's `get_extra_state`."""
+    """Return whether a name in a state dict holds the result of a module's `get_extra_state`."""
     return name.rpartition(".")[2] == "_extra_state"
 
 

@@ -1,9 +1,9 @@
 """Record which checkpoints of a directory are on the run's lineage, and which are abandoned.
 
-A run that resumes from another checkpoint than the newest starts a new lineage there. `line.json` records
-that, also before the run has saved for the first time: one entry (`StepBack`) for each time that a run went
-back. The file is replaced as a whole, durably. Without it, all checkpoints are on the lineage. `directory`
-uses this module. It imports no torch.
+A run that resumes from a checkpoint other than the newest starts a new lineage there. `line.json` records
+that at once, before the run saves for the first time. It has one entry (`StepBack`) for each time that a run
+went back, and is replaced as a whole, durably. Without this file, all checkpoints are on the lineage.
+`directory` uses this module. It imports no torch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ SCHEMA = 1
 
 
 class StepBack(msgspec.Struct, frozen=True):
-    """A record that a run went back to a checkpoint while another was the newest.
+    """The record of a resume from a checkpoint that was not the newest, which abandons newer ones.
 
     If the hooks of a run save in several directories, each directory gets the record, which may name
-    checkpoints of another one.
+    checkpoints of another directory.
 
     Attributes:
-        back_to: the sequence of the checkpoint that the run resumed from.
-        newest: the greatest sequence at that time.
+        back_to: the sequence number of the checkpoint that the run resumed from.
+        newest: the largest sequence number at that time.
     """
 
     back_to: int
@@ -45,7 +45,7 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read_steps_back(directory: Path) -> tuple[StepBack, ...]:
-    """Read the record of a directory, oldest step first; return () if no run went back."""
+    """Return the `StepBack` records of a directory, oldest first; () without any."""
     path = directory / LINE
     try:
         raw = path.read_bytes()
@@ -81,7 +81,7 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
 
 
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
-    """Return a function that decides, by its sequence, whether a checkpoint is on the current lineage.
+    """Return a function that decides from a sequence number whether a checkpoint is on the current lineage.
 
     On it are the checkpoints saved since the last step back, then those that led to the checkpoint which this
     step went back to, and so on. A later run may go back to a checkpoint that an earlier run had abandoned.

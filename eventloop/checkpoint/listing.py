@@ -32,19 +32,19 @@ class Item(msgspec.Struct, kw_only=True):
     Attributes:
         name: the name in the directory.
         bytes: the size of all its files.
-        time: when it was saved, ISO 8601.
+        time: the time of the save, ISO 8601.
         epoch, iter, batch_idx: completed epochs, completed iterations, and completed batches of the current
             epoch.
-        best: the metrics of which it was one of the best when it was saved, with its scores; scores that are
+        best: the metrics for which it was one of the best when saved, with its scores; scores that are
             not finite are the strings "nan", "inf" and "-inf".
-        best_now: the metrics of which it is the best now.
-        best_kept: the metrics of which it is among the `keep_best` best, which the run keeps.
+        best_now: the metrics for which it is the best now.
+        best_kept: the metrics for which it is among the `keep_best` best ones, which the run keeps.
         metrics: all scores of the last validation before it was saved.
         validated_at: the iteration of that validation.
-        newest: True for the newest checkpoint of the lineage in this directory. `resume("auto")` goes on from
+        newest: True for the newest checkpoint of the lineage in this directory. `resume("auto")` uses
             it, unless another hook of the run has saved a newer one elsewhere.
         abandoned: True if a run went back to an earlier checkpoint.
-        missing: the keys that it lacks to be resumed from.
+        missing: the keys that a resume needs and that it lacks.
         eventloop, torch: the versions that wrote it.
         whole: True if its files were read and match their hashes, False if they do not match, if one is
             missing or if one has another size; None if they were not read, or have no hash to compare with.
@@ -105,7 +105,7 @@ class Stock:
     """The checkpoints of a directory at one moment, and the damage known so far.
 
     Sizes of files are compared at once. Contents are read and hashed on request, once. A checkpoint that a
-    run removes or replaces meanwhile is forgotten, and does not count as damaged.
+    run removes or replaces in the meantime is dropped from the stock, and does not count as damaged.
 
     Raises:
         OSError: the directory cannot be read.
@@ -121,7 +121,7 @@ class Stock:
             self._judge(path, partial(check_sizes, manifest=manifest))
 
     def damage_of(self, path: Path) -> str | None:
-        """Read every file of a checkpoint; return a sentence about its damage, or None if it has none."""
+        """Read every file of a checkpoint; return a sentence about its damage, or None if it is intact."""
         if path not in self.found.manifests:
             return f"{path} does not exist any more"
         if path not in self._damage and self._judge(path, verify_checkpoint):
@@ -153,7 +153,7 @@ class Stock:
         return path in self.found.manifests and self._damage.get(path) is None
 
     def verify(self) -> None:
-        """Read and check all checkpoints, and the published files, whose names have a part of their hash."""
+        """Read and check all checkpoints, and those published files whose names contain a hash."""
         for path in [*self.found.manifests]:
             self.damage_of(path)
         for path in [*self.files]:
@@ -170,7 +170,7 @@ class Stock:
         return [*self.found.damaged, *(reason for reason in self._damage.values() if reason is not None)]
 
     def missing(self, path: Path) -> list[str]:
-        """Return the keys that a checkpoint lacks to be resumed from."""
+        """Return the keys that a resume needs and that a checkpoint lacks."""
         return [key for key in NEEDED if key not in self.found.manifests[path].keys]
 
     def inventory(self) -> Inventory:
@@ -232,7 +232,7 @@ def list_leftovers(directory: Path) -> list[Leftover]:
 
 
 def is_alive(process: int) -> bool:
-    """Return whether this machine has a process with that id, of any user."""
+    """Return whether a process with this id, of any user, runs on this machine."""
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):

@@ -19,7 +19,7 @@ from eventloop.util.file_names import is_plain_name
 
 SCHEMA = 1
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""The errors of a decoder for bytes of another format, nested too deep, or with a number too long."""
+"""The errors that a decoder raises for bytes of another format, for deep nesting or a too long number."""
 
 
 class FileEntry(msgspec.Struct, frozen=True):
@@ -47,11 +47,11 @@ class Label(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a manifest that `CheckpointHook` sets; all others are read from the state.
 
     Attributes:
-        sequence: the order of saving, greater than that of every earlier checkpoint of the run's hooks. No
-            clock is trusted.
-        best: the metrics of which the checkpoint is one of the best so far, each with its rule: "greater" or
+        sequence: the number in the order of saving, larger than that of every earlier checkpoint of the run's
+            hooks. No clock is trusted.
+        best: the metrics for which the checkpoint is one of the best so far, each with its rule: "greater" or
             "less".
-        keep_best: how many best checkpoints of each of these metrics are kept; -1 keeps all.
+        keep_best: the number of best checkpoints of each of these metrics that are kept; -1 keeps all.
         metrics: the scores of the last validation before the save; scores that are not finite are the strings
             "nan", "inf" and "-inf".
         validated_at: the iteration of that validation; for a best checkpoint it is the checkpoint's own.
@@ -77,7 +77,7 @@ class Manifest(Label, frozen=True, kw_only=True):
         iter, epoch, batch_idx: completed iterations, completed epochs, and completed batches of the current
             epoch.
         max_iters, max_epochs: the planned length of the run.
-        time, eventloop, torch: when it was saved, and by which versions.
+        time, eventloop, torch: the time of the save, and the versions that wrote it.
         keys: the top-level keys of the payload.
         tensors: the tensors of the payload, in order.
         files: every file of the directory except the manifest, by name.
@@ -104,7 +104,7 @@ class Manifest(Label, frozen=True, kw_only=True):
 
 
 class _Versioned(msgspec.Struct):
-    """The version of a sealed file, which every version of the format has as the field `schema`."""
+    """The field `schema` of a JSON file that begins with its own hash: the version of its format."""
 
     schema: Any = None
 
@@ -114,7 +114,7 @@ def encode_body(manifest: Manifest) -> bytes:
     try:
         body = msgspec.json.encode(manifest)
         msgspec.json.decode(body, type=Manifest)
-    except (*UNREADABLE, TypeError) as error:  # TypeError: JSON has nothing like it
+    except (*UNREADABLE, TypeError) as error:  # TypeError: a type that JSON cannot hold
         raise CheckpointError(
             f"the {MANIFEST} of this checkpoint could not be read again, so the checkpoint is not saved: "
             f"{error}; it consists of the state's names, its 'meta' and the label: check the handlers' values"

@@ -30,13 +30,14 @@ class Plan(msgspec.Struct):
 
 
 def make_plan(stock: Stock, count: int) -> Plan:
-    """Decide which checkpoints stay: the newest, the best, and at least one to resume from.
+    """Decide which checkpoints are kept: the newest, the best, and at least one to resume from.
 
-    Of each metric as many stay as its run keeps. Every file of the checkpoints that stay is read first; a
-    damaged one does not count, and the next takes its place. If none is intact, nothing is removed.
+    For each metric as many are kept as its run keeps. Every file of a checkpoint to keep is read first; a
+    damaged one does not count, and the next one takes its place. If none is intact, nothing is removed.
 
     Args:
-        count: how many of the newest checkpoints stay.
+        stock: the checkpoints of a directory.
+        count: the number of newest checkpoints to keep.
     """
     found = stock.found
     own = [path for path in found.newest_first() if not path.is_symlink()]
@@ -62,9 +63,9 @@ def _whole(stock: Stock, paths: Iterable[Path], count: int) -> Iterable[Path]:
 
 
 def carry_out(stock: Stock, plan: Plan) -> list[str]:
-    """Remove what a plan lists; return a sentence for each path that was not removed.
+    """Remove the paths that a plan lists; return a sentence for each removal that failed.
 
-    The run may have gone on since the plan was made. Nothing is removed unless every checkpoint that stays is
+    The run may have saved since the plan was made. Nothing is removed unless every checkpoint to keep is
     unchanged, and a checkpoint is removed only if it is unchanged itself.
     """
     changed = [name for name in plan.keep if not stock.is_same(stock.directory / name)]
@@ -101,8 +102,8 @@ def _remove_leftovers(directory: Path, names: Iterable[str]) -> list[str]:
 def remove_dead(directory: Path) -> None:
     """Remove the leftovers of killed saves from a directory.
 
-    A leftover with this process's id belongs to an earlier run (in a container each run may have the same
-    id), unless another trainer of this process is writing it.
+    A leftover with this process's id belongs to an earlier run, because in a container each run may have the
+    same id, unless another trainer of this process is writing it.
     """
     for left in leftovers(directory):
         writer = writer_of(left)

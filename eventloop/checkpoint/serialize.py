@@ -27,7 +27,7 @@ _STORAGES = frozenset({TypedStorage, UntypedStorage})
 _NO_LABEL = Label()
 
 Rebuilt = Mapping[int, tuple[Any, ...]]
-"""The results of `__reduce_ex__` of tensors, by `id`; that call takes ten times as long as the pickling."""
+"""The results of `__reduce_ex__` of tensors, by `id`; this call takes ten times as long as pickling."""
 
 
 def serialize(
@@ -42,9 +42,9 @@ def serialize(
     Args:
         state: the state; its tensors are not copied, and must not change until the result is written.
         path: the checkpoint's path.
-        label: the fields of the manifest that cannot be read from the state, such as its sequence.
-        rebuilt: the known results of `__reduce_ex__` of tensors in the state.
-        memory: the shared memory of storages, by `data_ptr`; the result names it instead of having its bytes.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence number.
+        rebuilt: known results of `__reduce_ex__` of tensors in the state.
+        memory: the shared memory of storages, by `data_ptr`; the result refers to it and has no copy of it.
 
     Raises:
         TypeError: a tensor of the state is sharded over ranks.
@@ -67,7 +67,7 @@ class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, rebuilt: Rebuilt) -> None:
         super().__init__(stream, protocol=_PROTOCOL)
         self.storages: dict[str, UntypedStorage] = {}
-        """The storages, by the number of the record that has their bytes."""
+        """The tensors' storages, by the key of the record that holds their bytes."""
         self._keys: dict[int, str] = {}
         self._rebuilt = rebuilt
 
@@ -90,7 +90,7 @@ class _Pickler(pickle.Pickler):
 
 
 def bytes_of_storage(storage: UntypedStorage) -> bytes | memoryview:
-    """Return the bytes of a storage, on the CPU as a view, which keeps the storage alive."""
+    """Return the bytes of a storage; for the CPU as a view, which keeps the storage alive."""
     size = storage.nbytes()
     if storage.device.type != "cpu":
         storage = storage.cpu()

@@ -44,7 +44,7 @@ def save_checkpoint(
     checkpoint stays until the new one is durable under another name.
 
     Args:
-        label: the fields of the manifest that cannot be read from the state, such as its sequence.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence number.
         disk: the file operations, which tests replace.
 
     Raises:
@@ -99,7 +99,7 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
 
 
 Check = Callable[[dict[str, Any], str], object]
-"""A function of a state and its name that raises CheckpointError if the state cannot be used."""
+"""The type of a function (state, name) that raises CheckpointError if the state cannot be used."""
 
 
 def load_newest(
@@ -175,7 +175,9 @@ def _first_whole(
     The directories are scanned again if a run replaced a checkpoint after the scan.
 
     Args:
+        places: the directories.
         order: a function that sorts the checkpoints of a scan, the preferred one first.
+        check: an additional check, as in `load_newest`.
     """
     for look in range(1, MOST_SCANS + 1):
         found = scan(*places)

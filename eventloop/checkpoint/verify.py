@@ -18,7 +18,10 @@ from eventloop.util.errors import CheckpointError
 SAFETENSORS = ".safetensors"
 _PUBLISHED = re.compile(r".-(?P<digits>[0-9a-f]{8})$")
 _COUNTED = re.compile(r"00\d{6}|(19|20)\d\d(0[1-9]|1[0-2])([0-2]\d|3[01])")
-"""A number padded with zeros, or a date: digits with which other programs end names, and not a hash."""
+"""Matches a number padded with zeros, or a date.
+
+Other programs end names with such digits, which are not a hash.
+"""
 
 
 def verify_checkpoint(directory: Path) -> Manifest:
@@ -86,8 +89,8 @@ def verify_published(path: Path) -> bool:
 def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
     """Open one file of a checkpoint after comparing all its files with the manifest.
 
-    All files stay open from the comparison to the end of the block. So the caller reads the bytes that were
-    compared, even if the checkpoint is renamed or removed meanwhile.
+    All files stay open from the comparison to the end of the block. So the caller reads the same bytes that
+    were compared, even if the checkpoint is renamed or removed in the meantime.
     """
     manifest = read_manifest(directory)
     if name not in manifest.files:

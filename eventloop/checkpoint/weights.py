@@ -26,7 +26,7 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 OWN = "own_state_dict"
-"""The key of the weights that a resumed run trains on, if `state_dict` holds an average."""
+"""The key of the weights with which a resumed run continues, if `state_dict` holds an average."""
 _WRAPPERS = ("module.", "_orig_mod.")
 """The prefixes that DistributedDataParallel and `torch.compile` add to names."""
 _ADVICE = (
@@ -39,7 +39,7 @@ _ADVICE = (
 def unwrap(model: torch.nn.Module) -> torch.nn.Module:
     """Return the model inside DistributedDataParallel, DataParallel and `torch.compile`.
 
-    Its state dict has the same names whether it is wrapped or not.
+    Its state dict has the same names whether or not it is wrapped.
     """
     while True:
         if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
@@ -77,12 +77,14 @@ def check_model_state(
 ) -> list[str]:
     """Check that weights fit a model; return a line for each name that only one of them has.
 
-    Shapes are not compared for a module with a loading method of its own, such as the observers of
-    quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
+    Shapes are not compared for modules with their own loading method, such as the observers of quantization,
+    nor for the results of `get_extra_state`: they may depend on the data seen so far.
 
     Args:
+        model: the model.
+        state: the weights by name.
         strict: refuse names that only the weights or only the model has.
-        source: the checkpoint, for messages.
+        source: the name of the checkpoint in messages.
 
     Raises:
         CheckpointError: shapes differ, weights and model have no name in common, or with `strict` names are
@@ -117,10 +119,10 @@ def check_model_state(
 
 
 def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str) -> None:
-    """Load weights into a model, or leave it unchanged and raise if they do not fit.
+    """Load weights into a model; if they do not fit, raise an error and leave the model unchanged.
 
     Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. The model is
-    also restored if one of its modules refuses the weights while it loads. Names that only the weights or
+    also restored if one of its modules refuses the weights during loading. Names that only the weights or
     only the model has are logged.
 
     Raises:
@@ -138,10 +140,10 @@ def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict
 def prepare_model_state(
     model: torch.nn.Module, state: Mapping[str, Any], rollback: Rollback, *, strict: bool, source: str
 ) -> tuple[Callable[[], object], list[str]]:
-    """Return a function that loads weights and does not raise, and the lines of `check_model_state`.
+    """Return a function that loads weights and cannot fail, and the lines of `check_model_state`.
 
-    If a module of the model may refuse the weights, they are loaded during this call, and `rollback` restores
-    the former ones after an error; the returned function then does nothing.
+    If a module of the model might refuse the weights, they are loaded during this call, and `rollback`
+    restores the former weights after an error; the returned function then does nothing.
 
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.
@@ -169,7 +171,7 @@ def prepare_model_state(
 def _under_names_of(model: torch.nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the weights without the prefixes of wrappers, such as `module.`, if the model lacks them.
 
-    The prefixes are removed only while no name of the weights is a name in the model.
+    A prefix is removed only if no name of the weights exists in the model.
     """
     own, renamed = model.state_dict().keys(), OrderedDict(state)
     # the versions of the modules, by which modules such as the observers of quantization load old states
@@ -198,14 +200,14 @@ def _is_of_torch(function: Any) -> bool:
 
 
 def _may_be_refused(model: torch.nn.Module, state: Mapping[str, Any]) -> bool:
-    """Return whether loading does more than copy dense tensors, so that a copy for the rollback is needed."""
+    """Return whether loading might fail, because it does more than copy dense tensors."""
     own = model.state_dict()
     plain = all(_is_plain(own[name]) and _is_plain(state[name]) for name in own if name in state)
     return not (plain and all(map(_is_plainly_loaded, model.modules())))
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether a value is a dense tensor that can be copied onto any other of its shape."""
+    """Return whether a value is a dense tensor that can be copied into any other tensor of its shape."""
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout is torch.strided

@@ -39,9 +39,9 @@ done, but the reader of the output has left"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit code, which `EXIT_CODES` lists; an error while training is raised.
+    """Run a command and return its exit code, one of `EXIT_CODES`; an error while training is raised.
 
-    A second Ctrl-C ends the process here, whatever its other threads wait for.
+    A second Ctrl-C ends the process at once, even if other threads are waiting.
     """
     own, passed_on = split(sys.argv[1:] if arguments is None else arguments)
     parser = _parser()
@@ -78,9 +78,10 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _end_at_once(code: int) -> None:
-    """End the process without the interpreter's shutdown, which waits for the locks of other threads.
+    """End the process without the interpreter's shutdown, which waits for locks of other threads.
 
-    A writer that waits for a full pipe holds the lock of standard output, and the interpreter would abort.
+    A writer that is blocked by a full pipe holds the lock of standard output, and the interpreter would
+    abort.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     message = threading.Thread(target=_print_ended, daemon=True)

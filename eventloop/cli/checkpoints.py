@@ -20,7 +20,7 @@ EXIT_CODES = (
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "checkpoints", help="list, verify and prune the checkpoints of a run", epilog=EXIT_CODES
     )
@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _stock(options: argparse.Namespace) -> Stock:
-    """Return the checkpoints of the directory.
+    """Return the checkpoints in the directory.
 
     Raises:
-        OSError, ValueError: bad input.
+        OSError, ValueError: the options are inconsistent, or the directory has no checkpoints.
     """
     from eventloop.checkpoint.listing import Stock
 
@@ -69,7 +69,7 @@ def _stock(options: argparse.Namespace) -> Stock:
 
 
 def _check_something(stock: Stock) -> None:
-    """Check that a directory holds something to list."""
+    """Refuse a directory that holds no checkpoints, damaged checkpoints or leftovers of saves."""
     from eventloop.checkpoint.commit import MANIFEST, leftovers
     from eventloop.checkpoint.directory import find_checkpoints
 
@@ -95,7 +95,7 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
 
 
 def _prune(options: argparse.Namespace, stock: Stock) -> int:
-    """Show what will be removed, ask, and remove it."""
+    """Show the checkpoints to remove, ask for confirmation, remove them, and return the exit code."""
     from eventloop.checkpoint.prune import carry_out, make_plan
     from eventloop.cli.listing_text import as_json, as_lines, plan_lines
 
@@ -115,7 +115,10 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
 
 
 def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
-    """Ask whether to remove; return the answer, and the exit code if there is no terminal to ask on."""
+    """Ask whether to remove the checkpoints; return the answer and an exit code.
+
+    The code is not 0 if there is no terminal to ask on.
+    """
     if options.yes:
         return True, 0
     if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():

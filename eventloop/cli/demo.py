@@ -36,10 +36,10 @@ WORK_DIR = Path("runs/demo")
 EPOCHS = 10
 SEED = 0
 BROKEN_PIPE = 141
-"""The exit code that a shell gives a process that SIGPIPE ended."""
+"""The exit code that a shell reports for a process ended by SIGPIPE."""
 HINT = "\nCtrl-C: stopping after this iteration, with a checkpoint. Ctrl-C again ends at once."
 SPLIT_SEED = 0
-"""The split does not depend on the run's seed, so that accuracies can be compared."""
+"""The seed of the split into training and validation, fixed so that accuracies of runs can be compared."""
 
 
 class DigitsCNN(nn.Sequential):
@@ -106,14 +106,16 @@ def build(work_dir: Path, *, epochs: int, device: str, seed: int) -> Trainer:
 def prepare(
     work_dir: Path | None, *, epochs: int | None, device: str, seed: int | None, resume: str | None
 ) -> Trainer:
-    """Check the user's input, and return the trainer of the demo, ready to train.
+    """Check the user's input, and return the demo's trainer, ready to train.
 
     Every error in the input is found here.
 
     Args:
-        epochs: None for the number of the resumed run, or `EPOCHS`.
-        seed: None for `SEED`.
-        resume: the argument of `Trainer.resume`, None for a new run.
+        work_dir: the directory of the run; None for a free name, or for the newest run when resuming.
+        epochs: the number of epochs; None for that of the resumed run, or `EPOCHS`.
+        device: "auto" or a device of torch.
+        seed: the seed; None for `SEED`.
+        resume: the argument of `Trainer.resume`; None for a new run.
 
     Raises:
         ImportError, OSError, ValueError, RuntimeError: the input is bad; the message names it.
@@ -145,7 +147,7 @@ def prepare(
 
 @contextmanager
 def removing_empty_directories(path: Path) -> Iterator[None]:
-    """Remove the directories that the block has made for a run if it fails, as long as they are empty."""
+    """Remove the empty directories that the block has created on a path, if the block fails."""
     missing = [each for each in (path, *path.parents) if not os.path.lexists(each)]
     try:
         yield
@@ -159,11 +161,11 @@ def removing_empty_directories(path: Path) -> Iterator[None]:
 def run(trainer: Trainer) -> int:
     """Train, save and print the summary; return the exit code.
 
-    The code is 0, 130 after a stop by Ctrl-C, 128 + its number after another signal, and 141, a shell's
-    code of a broken pipe, if the reader of the output has left.
+    The code is 0 when complete, 130 after a stop by Ctrl-C, 128 plus the signal's number after another
+    signal, and 141 (a shell's code for a broken pipe) if the reader of the output has closed it.
 
     Raises:
-        KeyboardInterrupt: at the second Ctrl-C.
+        KeyboardInterrupt: a second Ctrl-C.
     """
     if trainer.epoch >= (trainer.max_epochs or 0) and validated(trainer):
         say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
@@ -173,12 +175,12 @@ def run(trainer: Trainer) -> int:
         try:
             trainer.train()
             code = 130 if trainer.stop_reason is not None else 0
-        except SystemExit as ended:  # a scheduler's signal: everything is saved, but not yet summarized
+        except SystemExit as ended:  # a job scheduler's signal: everything is saved, not yet summarized
             code = int(ended.code or 0)
         trainer.close()
     try:
         read = say(f"\n{closing_lines(trainer)}")
-    except OutputError as error:  # a scheduler expects the code of its signal all the same
+    except OutputError as error:  # a job scheduler expects the code of its signal all the same
         tell(str(error))
         return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
@@ -186,9 +188,9 @@ def run(trainer: Trainer) -> int:
 
 
 def validated(trainer: Trainer) -> bool:
-    """Return whether the last trained epoch has its validation, which a Ctrl-C may have prevented.
+    """Return whether the last trained epoch was validated; a Ctrl-C may have prevented it.
 
-    The checkpoint of an epoch is saved before its validation, and does not hold this.
+    The checkpoint cannot answer this, because it is saved before the validation of its epoch.
     """
     metrics = trainer.work_dir / FILE_NAME
     rows = read_jsonl(metrics) if metrics.exists() else ()
@@ -196,7 +198,7 @@ def validated(trainer: Trainer) -> bool:
 
 
 def newest_run(path: Path) -> Path:
-    """Return the run that was saved last among `path`, `path-2`, `path-3`, ...: the interrupted one."""
+    """Return the run that was saved last among `path`, `path-2`, `path-3`, ...; `path` if none was saved."""
     saved = {
         run: max(checkpoint.stat().st_mtime_ns for checkpoint in checkpoints)
         for run in [path, *path.parent.glob(f"{path.name}-*")]
@@ -206,15 +208,15 @@ def newest_run(path: Path) -> Path:
 
 
 def epochs_of(work_dir: Path) -> int | None:
-    """Return the number of epochs of the run saved in a directory, None if no run was saved."""
+    """Return the number of epochs of the run that is saved in a directory; None if no run was saved."""
     found = scan(work_dir)
     return next((found.manifests[path].max_epochs for path in found.newest_first()), None)
 
 
 def check_epochs(trainer: Trainer, event: AfterLoadCheckpoint) -> None:
-    """Refuse a resume for another number of epochs than the learning rate was planned for.
+    """Refuse to resume with a number of epochs that differs from the one the learning rate was planned for.
 
-    The check comes before anything is loaded.
+    It is called before anything is loaded.
     """
     planned, epochs = (trainer.checkpoint or {}).get("meta", {}).get("max_epochs"), trainer.max_epochs
     if planned is not None and planned != epochs:
@@ -242,7 +244,7 @@ def closing_lines(trainer: Trainer) -> str:
 
 
 def choose_device(device: str) -> str:
-    """Check a device; "auto" gives the accelerator if there is one."""
+    """Check that a device can be used; replace "auto" by the accelerator, or by "cpu" without one."""
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     known = ["auto", "cpu", "cuda"]
@@ -256,9 +258,9 @@ def choose_device(device: str) -> str:
 
 
 def free_name(path: Path) -> Path:
-    """Return `path` if it is free, else the first free of `path-2`, `path-3`, ..., which is printed.
+    """Return `path` if it is free; else the first free of `path-2`, `path-3`, ..., and print it.
 
-    A path to a file is returned, and the trainer refuses it.
+    A path to a file is returned unchanged, for the trainer to refuse.
     """
     if not path.is_dir() or not any(path.iterdir()):
         return path

@@ -12,7 +12,7 @@ TEMPLATE = Path(__file__).with_name("training_template.py")
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "init",
         help="write a small, complete training script to start from",

@@ -16,7 +16,7 @@ from eventloop.util.formatting import on_a_line
 from eventloop.util.surrogates import without_surrogates
 
 SCORES = 4
-"""The maximal number of scores of a validation in a line."""
+"""The largest number of scores of a validation in one line."""
 HEAD = ("checkpoint", "epoch", "iter", "size", "saved at", "")
 
 
@@ -25,8 +25,9 @@ def as_json(
 ) -> str:
     """Return the fields of `Inventory` as JSON.
 
-    With a plan, `prune` holds the fields of `Plan`, whether it was `removed`, and a sentence for each that
-    `failed`. A byte of a file name that is not text becomes an escape, `\\udcff`.
+    With a plan, `prune` holds the fields of `Plan`, whether the removal was done (`removed`), and a sentence
+    for each removal that failed (`failed`). Undecodable bytes of a file name become escapes, such as
+    `\\udcff`.
     """
     fields = msgspec.to_builtins(inventory)
     if plan is not None:
@@ -35,9 +36,9 @@ def as_json(
 
 
 def as_lines(inventory: Inventory) -> str:
-    """Return a table of the checkpoints, the newest last, then the damaged ones and the leftovers.
+    """Return a table of the checkpoints, the newest last, followed by damaged checkpoints and leftovers.
 
-    Each takes one line, whatever its name contains.
+    Each has one line, even if its name contains line breaks.
     """
     lines = table([HEAD, *map(_row, inventory.checkpoints)]) if inventory.checkpoints else []
     lines += [f"damaged: {reason}" for reason in inventory.damaged]
@@ -61,7 +62,7 @@ def plan_lines(inventory: Inventory, plan: Plan) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines: numbers are right-aligned, the first and the last two columns left-aligned."""
+    """Return rows as lines; the first and the last two columns are left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_cells(row, widths)).rstrip() for row in rows]
 
@@ -105,10 +106,10 @@ def _notes(item: Item) -> list[str]:
 
 
 def _scores(item: Item) -> list[str]:
-    """Return a note with the scores of the last validation, except those for which the checkpoint is best.
+    """Return at most one note, with the scores of the last validation.
 
-    The note names the iteration of the validation if it was before the checkpoint. The list has one note
-    or none.
+    Scores for which the checkpoint is or was best are left out, as they have a note of their own. The note
+    names the iteration of the validation if the checkpoint was saved later.
     """
     others = [f"{name} {_score(value)}" for name, value in item.metrics.items() if name not in item.best]
     if not others:
@@ -131,7 +132,7 @@ def torch_version() -> str:
 
 
 def _public(version: str | None) -> str:
-    """Return a version without its build: "2.13.0+cu130" is the same code as "2.13.0"."""
+    """Return a version without its build part: "2.13.0+cu130" is the same code as "2.13.0"."""
     return (version or "").partition("+")[0]
 
 
@@ -153,7 +154,7 @@ def size_text(count: int) -> str:
 
 
 def _time(text: str) -> str:
-    """Return a time in the reader's time zone."""
+    """Return a time converted to the local time zone, or unchanged if it cannot be parsed."""
     try:
         return datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except ValueError:

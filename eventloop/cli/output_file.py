@@ -15,11 +15,16 @@ STANDARD_OUTPUT = "-"
 
 
 def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool]) -> None:
-    """Check the path that an option names.
+    """Refuse an output path that would replace a foreign file, or whose folder does not exist.
 
     Args:
-        what: the kind of file that the command writes, as in "a trace".
+        option: the option that names the path, for the message.
+        out: the path.
+        what: the kind of file that the command writes, such as "a trace".
         is_own: returns whether a file is of that kind, and may be replaced.
+
+    Raises:
+        ValueError: the path cannot be used.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT:
@@ -32,9 +37,13 @@ def check_output(option: str, out: str, what: str, is_own: Callable[[Path], bool
 
 
 def write_output(option: str, out: str, data: bytes) -> bool:
-    """Write the file; return False if the reader of standard output has left.
+    """Write the file; return False if the reader of standard output has closed it.
 
-    A file is replaced at once, so that a reader finds a whole one; a device such as /dev/null is written to.
+    A file is replaced atomically, so that a reader finds a whole one; a device such as /dev/null is written
+    to.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     path = Path(out)
     if out == STANDARD_OUTPUT:
@@ -59,6 +68,6 @@ def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
 
 
 def tell(text: str) -> None:
-    """Write a line to standard error, whatever paths the text contains; write nothing if it is closed."""
+    """Write one line to standard error, with any characters in its paths; do nothing if it is closed."""
     if sys.stderr is not None:
         sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

@@ -44,7 +44,7 @@ exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or th
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "plan", help="show the subscribers of each event of a script or a config, without running it",
         description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,7 +64,7 @@ def add_parser(commands: Any) -> None:
 
 
 def script_hint(file: Path, unknown: Sequence[str]) -> str:
-    """Return the hint for unknown arguments: those of a script follow after `--`."""
+    """Return a hint for unknown arguments: arguments of the script must follow `--`."""
     return f"; those of a script follow after --: eventloop plan {shlex.join([str(file), '--', *unknown])}"
 
 
@@ -102,12 +102,12 @@ def _plan(options: argparse.Namespace, plan_file: Path) -> int:
 
 
 def _run_script(options: argparse.Namespace, plan_file: Path) -> tuple[int, ProgramPlan | None]:
-    """Run a script in a dry run; return its exit code, and the plan that it has written."""
+    """Run the script in a dry run; return its exit code, and the plan if it has written one."""
     import msgspec
 
     from eventloop.bus.dry_run import ProgramPlan
 
-    if sys.stdout is not None:  # as where standard output is closed
+    if sys.stdout is not None:  # None if standard output is closed
         sys.stdout.flush()
     code = subprocess.call(
         [sys.executable, str(options.file), *options.arguments],
@@ -149,7 +149,7 @@ def _length(max_epochs: int | None, max_iters: int | None) -> str:
 
 
 def _show(options: argparse.Namespace, head: str, plan: ProgramPlan) -> None:
-    """Print the plans of the buses."""
+    """Print the plan of each bus, as text or as JSON."""
     import msgspec
 
     from eventloop.bus.event_order import plan_table

@@ -1,12 +1,13 @@
-"""Plan the run of a config of MMEngine's shape; neither the model nor the data are needed.
+"""Plan the run of a config in the form of MMEngine's, without its model and data.
 
     default_hooks = dict(checkpoint=dict(type="CheckpointHook", interval=1), timer=None)
     custom_hooks = [dict(type="EMAHook")]            # or hooks = [...]
     writers = [dict(type="JSONLWriter")]
     train_cfg = dict(by_epoch=True, max_epochs=12)   # or max_epochs = 12, max_iters = ...
 
-Other names are ignored. In Python each is a variable of the module, elsewhere a key of the document. MMEngine
-reads Python files with `_base_`, `custom_imports` or `read_base`. A document is data and runs no code.
+Other names are ignored. In a Python file each name is a variable, in JSON, TOML or YAML a top-level key.
+MMEngine reads Python files with `_base_`, `custom_imports` or `read_base`. Files that are not Python are data
+and run no code.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ NAMES = (*SUBSCRIBERS, "train_cfg", *LENGTH)
 _MMENGINE = re.compile(rb"^(_base_|custom_imports)\s*=|^with read_base\(\)", re.MULTILINE)
 _RUN_CODE = ("_base_", "custom_imports")
 _EXPECTED = (ImportError, OSError, TypeError, ValueError)
-"""Errors whose message says what is wrong with the input; that of another error needs its type."""
+"""The errors that are shown without their type, because the message alone describes the fault."""
 
 
 class ConfigPlan(NamedTuple):
-    """The subscribers of each event of a config, and the length of its run."""
+    """The subscribers of each event of a config, and the length of the run."""
 
     plan: list[EventPlan]
     max_epochs: int | None
@@ -44,14 +45,14 @@ class ConfigPlan(NamedTuple):
 
 
 def is_config(path: Path) -> bool:
-    """Return whether a file is certainly a config: a document, or Python for MMEngine's config reader."""
+    """Return whether a file is a config for sure: JSON, TOML, YAML, or Python in MMEngine's syntax."""
     return path.suffix in DOCUMENTS or (path.suffix == ".py" and _is_mmengines(path))
 
 
 def plan_config(path: Path) -> ConfigPlan:
     """Build the hooks and writers of a config, and return its plan.
 
-    Call it in a dry run (`eventloop.processes.dry_run`), where nothing that they build starts a thread.
+    Call it in a dry run (`eventloop.processes.dry_run`), in which hooks and writers start no threads.
 
     Raises:
         ImportError, OSError, TypeError, ValueError: the config is bad, or a hook or writer raises an error.
@@ -67,7 +68,7 @@ def plan_config(path: Path) -> ConfigPlan:
 
 
 def _describe(error: Exception, path: Path) -> str:
-    """Return the message of an error with the file, and its type if the message needs it."""
+    """Return an error's message with the file's name, and with the error's type if the message is unclear."""
     text = str(error)
     if not text or not isinstance(error, _EXPECTED):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -111,7 +112,7 @@ def _is_mmengines(path: Path) -> bool:
 
 
 def _mmengines(path: Path) -> dict[str, Any]:
-    """Read a config with its base files by `mmengine.Config`."""
+    """Read a config and its base files with `mmengine.Config`."""
     try:
         config = importlib.import_module("mmengine.config")
     except ImportError as error:
@@ -127,7 +128,7 @@ def _mmengines(path: Path) -> dict[str, Any]:
 
 
 def _check_names(config: Mapping[str, Any], path: Path) -> None:
-    """Refuse a config without any of `NAMES`, or with a name that is nearly one of them."""
+    """Refuse a config without any of `NAMES`, or with a misspelled one."""
     if not any(name in config for name in NAMES):
         raise ValueError(f"{path} is not a config: expected one of the names {', '.join(NAMES)}, got none")
     for name in config:
@@ -163,7 +164,7 @@ def _plan(config: Mapping[str, Any]) -> ConfigPlan:
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the length of the run and the schedule of its validations; without a length it is one epoch."""
+    """Return the length of the run and the schedule of its validations; the default length is one epoch."""
     train_cfg = {key: value for key, value in (config.get("train_cfg") or {}).items() if key != "type"}
     by_epoch = train_cfg.pop("by_epoch", None)
     check_keys("train_cfg", train_cfg, [*LENGTH, "by_epoch", "type"])

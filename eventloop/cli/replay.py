@@ -1,6 +1,6 @@
-"""The command `eventloop replay`: write the events of a run's event log with any writer.
+"""The command `eventloop replay`: pass the events of a run's event log to any writer.
 
-Without a writer it delivers the events that the end of the run left undelivered.
+Without `--to`, it delivers the events that were still queued when the run ended.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTPUT_ATTRIBUTES = {
     "EventLogWriter": "filename",
     "ImageFileWriter": "folder",
 }
-"""The attribute of a writer that names its output in --out; TensorBoardWriter is a special case."""
+"""The attribute that names a writer's output within --out; TensorBoardWriter is handled separately."""
 EXIT_CODES = (
     "exit codes: 0 done, also if a kill has torn the end of the log; 1 a file could not be written, or bytes "
     "in the middle of the log are damaged, and the whole events are replayed; 2 bad input, or a log without "
@@ -51,18 +51,18 @@ IMPORT = "--import MODULE imports the module that declares"
 
 
 class Job(NamedTuple):
-    """A log, and the writer that will write its events."""
+    """An event log, and the writer to write its events with."""
 
     log: Path
     writer: Sink
     out: Path
-    """The directory in which it writes."""
+    """The directory for the writer's files."""
     made: Path | None
-    """The file or folder that it makes, None if it is not known."""
+    """The file or folder that the writer creates; None if it is unknown."""
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "replay", help="deliver the events that a run's end left, or write its log with another writer",
         description="Without --to, deliver the events that the run's writers had not received at its end; "
@@ -130,7 +130,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _deliver_left(options: argparse.Namespace) -> int:
-    """Deliver the events that the end of a run left, each to its writer; return the exit code."""
+    """Deliver the events that were queued at the end of a run to their writers; return the exit code."""
     from eventloop.eventlog.undelivered import deliver
 
     try:
@@ -157,7 +157,7 @@ def _deliver_left(options: argparse.Namespace) -> int:
 
 
 def _find_left(options: argparse.Namespace) -> list[Left]:
-    """Return the logs of events that the run left.
+    """Return the logs of events that were still queued when the run ended.
 
     Raises:
         ImportError, OSError, ValueError: the input is bad; the message names it.
@@ -186,7 +186,7 @@ def _no_event(log: Path, report: ReplayReport) -> str:
 
 
 def _where(job: Job, report: ReplayReport) -> Path | None:
-    """Return the output of the writer, or else the directory if it holds anything."""
+    """Return the path of the writer's output; if it is unknown, the directory, or None if that is empty."""
     if job.made is not None:
         return job.made if job.made.exists() else None
     wrote = report.emitted and not _is_a("ConsoleWriter", job.writer)
@@ -226,10 +226,10 @@ def _prepare(options: argparse.Namespace) -> Job:
 
 @contextmanager
 def _finding_modules_here() -> Iterator[None]:
-    """Let the imports of the block find modules in the current directory, as `--import` needs.
+    """Let imports in the block find modules in the current directory, as `--import` needs.
 
-    At other times that directory is not searched: it may be an untrusted run with a `tensorboard.py` in
-    it.
+    At other times that directory is not searched: it may be an untrusted run that contains a
+    `tensorboard.py`.
     """
     sys.path.insert(0, "")
     try:
@@ -240,7 +240,7 @@ def _finding_modules_here() -> Iterator[None]:
 
 
 def _import(name: str) -> None:
-    """Import a module, for its declarations."""
+    """Import a module that declares events or registers writers."""
     try:
         import_module(name)
     except (Exception, SystemExit) as error:
@@ -253,7 +253,7 @@ def _import(name: str) -> None:
 
 
 def _check_events(names: list[str]) -> None:
-    """Check that the names are declared events."""
+    """Refuse names of events that are not declared."""
     from eventloop.events.base import ALIASES, event_name
     from eventloop.events.catalogue import declared_events, find_event
     from eventloop.util.suggest import suggest
@@ -268,7 +268,7 @@ def _check_events(names: list[str]) -> None:
 
 
 def _made_by(writer: Sink, out: Path) -> Path | None:
-    """Return the file or folder that a writer makes, None if it is not known."""
+    """Return the file or folder that a writer creates; None if it is unknown."""
     if _is_a("TensorBoardWriter", writer):
         log_dir: str | PathLike[str] | None = getattr(writer, "log_dir", None)
         return out / "tensorboard" if log_dir is None else Path(log_dir)

@@ -1,6 +1,6 @@
 """The command `eventloop report`: show the costs and the curves of runs as tables, JSON or a page.
 
-With `--diff` it compares the costs of two runs, and with `--fail-above` it is a regression gate.
+With `--diff` it compares the costs of two runs; with `--fail-above` it fails if the second one is slower.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ EXIT_CODES = (
 )
 
 NARROWEST = 40
-"""Characters of a line at least; a narrower terminal wraps them."""
+"""The least width of a line in characters; a narrower terminal wraps longer lines itself."""
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "report", help="show the costs and the curves of a run, or of several side by side", epilog=EXIT_CODES
     )
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tell_missing(reports: list[Report]) -> int:
-    """Say on one line what the accounts of the runs lack, and return 2; or return 0."""
+    """Report on one line which parts of the reports are missing; return 2 if any are, else 0."""
     missing = [f"{report.run}: {' '.join(report.missing)}" for report in reports if report.missing]
     if missing:
         tell("; ".join(missing))
@@ -142,12 +142,12 @@ def _percentage(text: str) -> float:
 
 
 def _width() -> int:
-    """Return the width of the terminal, 80 characters if the output is not one."""
+    """Return the width of the terminal, or 80 characters if the output is not a terminal."""
     return max(NARROWEST, shutil.get_terminal_size((80, 24)).columns)
 
 
 def _show_diff(reports: list[Report], limit: float | None, options: argparse.Namespace) -> int:
-    """Print the comparison of two runs; return 3 if the second one is above the limit."""
+    """Print the comparison of two runs; return 3 if the second run is slower than the limit allows."""
     import msgspec
 
     from eventloop.reporting.diff.comparing import compare
@@ -169,8 +169,8 @@ def _check_html(out: str, *, json: bool) -> None:
 
     Raises:
         ImportError: plotly is not installed.
-        ValueError: the page would replace another file, or its folder does not exist; or --json also needs
-            standard output.
+        ValueError: the page would replace a file that is not a page, its folder does not exist, or --json
+            would share standard output with it.
     """
     from eventloop.reporting.html import check_plotly, is_page
 

@@ -1,4 +1,4 @@
-"""The command `eventloop run`: run a script of another engine with a bus, and show what its run has cost."""
+"""The command `eventloop run`: run a script of another engine with a bus attached, and show its costs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ exit codes: those of the script, whose errors are shown as by Python; 2 bad inpu
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "run", help="run a script of Lightning, Transformers, ignite or MMEngine, and show its costs",
         description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command; what ends the script is raised, as it is by Python."""
+    """Run the command; errors of the script are raised unchanged, as Python would raise them."""
     from eventloop.autoattach.attacher import Attacher
     from eventloop.autoattach.hosts import attached
     from eventloop.autoattach.script import run_main
@@ -77,12 +77,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _checked(options: argparse.Namespace) -> Any:
-    """Return the options of the bridges.
+    """Return the options for the bridges, after checking the command's options.
 
     Raises:
-        ImportError: no engine is installed, or the library of a writer.
+        ImportError: no engine is installed, or a writer's library is missing.
         OSError: the script does not exist, or `--work-dir` is a file.
-        ValueError: a writer is unknown, or the script is not of Python.
+        ValueError: a writer is unknown, or the script is not a Python file.
     """
     from eventloop.autoattach.hosts import any_installed
     from eventloop.autoattach.options import RunOptions
@@ -101,11 +101,11 @@ def _checked(options: argparse.Namespace) -> Any:
 
 
 def _writer(name: str) -> str:
-    """Return the name of the class of a writer, which can be made.
+    """Return the class name of a writer, after checking that it can be created.
 
     Raises:
-        ImportError: its library is not installed.
-        ValueError: it is unknown.
+        ImportError: the writer's library is not installed.
+        ValueError: the writer is unknown.
     """
     from eventloop.registry import WRITERS
     from eventloop.util.suggest import suggest
@@ -121,7 +121,10 @@ def _writer(name: str) -> str:
 
 
 def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
-    """Print the summaries of the runs, or what to write if there was none, on the first rank."""
+    """Print the summary of each run on the first rank.
+
+    Without a run, print the reason or, if the script uses no known engine, the code to add to it.
+    """
     if sys.stderr is None or os.environ.get("RANK", "0") != "0":
         return
     if sys.stdout is not None:

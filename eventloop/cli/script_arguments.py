@@ -1,18 +1,18 @@
-"""Separate the arguments of a command from those of the script that it runs."""
+"""Separate a command's own arguments from those of the script that it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 _WITH_VALUE = ("--writers", "--work-dir")
-"""Options of `run` that are followed by a value."""
+"""The options of `run` that take a value."""
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the command's own arguments, and those of the script.
 
-    For `plan` they follow the first `--`; for `run`, the script. argparse would drop a second `--`, and take
-    options of the script for its own.
+    The script's arguments follow the first `--` for `plan`, and the script itself for `run`. argparse cannot
+    separate them: it would drop a second `--`, and take options of the script as the command's.
     """
     given = list(arguments)
     if given[:1] == ["run"]:

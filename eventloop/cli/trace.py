@@ -20,7 +20,7 @@ OPEN = "open it at https://ui.perfetto.dev or in chrome://tracing"
 
 
 def add_parser(commands: Any) -> None:
-    """Add the command to those of `eventloop`."""
+    """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "trace",
         help="list the traces of a run, which Perfetto and chrome://tracing open; copy or merge them",
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
-    """Write the window of all ranks, by default next to that of rank 0; return the exit code.
+    """Write a window of all ranks to one file, by default next to rank 0's; return the exit code.
 
     Raises:
         OSError, ValueError: the window of a rank is missing or damaged.
@@ -78,23 +78,31 @@ def _write_ranks(options: argparse.Namespace, file: TraceFile) -> int:
     merged = merge_ranks(file)
     out = options.out or str(file.path.with_name(f"ranks_{file.first}-{file.last}.json"))
     slow = f"; {merged.slow.text}" if merged.slow is not None else "; no rank is slow"
-    what = f"iterations {file.first}..{file.last} of {merged.world_size} ranks"
-    return _write(options, out, encoded(merged.trace), what, slow)
+    content = f"iterations {file.first}..{file.last} of {merged.world_size} ranks"
+    return _write(options, out, encoded(merged.trace), content, slow)
 
 
-def _write(options: argparse.Namespace, out: str, data: bytes, what: str, more: str = "") -> int:
+def _write(options: argparse.Namespace, out: str, data: bytes, content: str, note: str = "") -> int:
+    """Write a trace, describe it on standard error, and return the exit code.
+
+    Args:
+        out: the path of the file, or "-" for standard output.
+        data: the bytes of the file.
+        content: the first words of the description, such as "iterations 0..9".
+        note: the end of the description.
+    """
     try:
         if not write_output("-o", out, data):
-            return 0
+            return 0  # the reader of standard output has left, as `head` does, which is no error
     except OSError as error:
         return failed(options, error, 1)
     where = "" if out == STANDARD_OUTPUT else f" into {out}; {OPEN}"
-    tell(f"{what}{where}{more}")
+    tell(f"{content}{where}{note}")
     return 0
 
 
 def _listing(traces: list[TraceFile]) -> str:
-    """Return a table of the windows, and how a file is opened."""
+    """Return a table of the windows, with a last line that says where to open a file."""
     from eventloop.cli.listing_text import size_text
     from eventloop.util.formatting import table
 
@@ -106,7 +114,11 @@ def _listing(traces: list[TraceFile]) -> str:
 
 
 def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
-    """Return the window with a number, 1 for the first; without a number the last one."""
+    """Return the window with this number, counted from 1; None means the last window.
+
+    Raises:
+        ValueError: there is no window with this number.
+    """
     if number is None:
         return traces[-1]
     if number > len(traces):
@@ -116,13 +128,14 @@ def _choose(traces: list[TraceFile], number: int | None) -> TraceFile:
 
 
 def _contents(chosen: list[TraceFile]) -> bytes:
+    """Return the bytes of one window's file, or of one file made of several windows."""
     from eventloop.tracing.files import encoded, merged
 
     return chosen[0].path.read_bytes() if len(chosen) == 1 else encoded(merged(chosen))
 
 
 def _check_options(options: argparse.Namespace) -> None:
-    """Check which windows are asked for, and the path to write to."""
+    """Refuse inconsistent options, and an output path that cannot be used."""
     from eventloop.tracing.files import is_trace
 
     if options.merge and options.window is not None:

@@ -1,11 +1,11 @@
 """Train a classifier. Put your data into `load_data`, and your model into `build_model`.
 
     python train.py                       # Ctrl-C stops it with a checkpoint
-    python train.py --resume              # goes on where it stopped, in the middle of an epoch too
+    python train.py --resume              # continues where it stopped, even in the middle of an epoch
     tensorboard --logdir runs/start
-    eventloop report runs/start           # where the time went
+    eventloop report runs/start           # shows the time of each part
 
-It needs pip install torchmetrics tensorboard rich.
+It needs: pip install torchmetrics tensorboard rich.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Count the waits for the device in which code on the training thread reads metrics, by the code that reads.
+"""Count the waits for the device when code on the training thread reads metrics, for each calling function.
 
-`EventStorage` clocks its reads by a `DeviceReads`; a value that is on the host already is not a wait.
+`EventStorage` measures its reads with a `DeviceReads`. Reading a value that is already on the host is not a
+wait.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ from time import perf_counter
 from eventloop.costs.records import DeviceRead
 
 _BETWEEN = ("eventloop.metrics.", __name__, "contextlib")
-"""Modules of the frames between the code that reads and this module."""
+"""The modules whose stack frames are skipped when the calling function is looked up."""
 
 
 class DeviceReads:
-    """The waits of one storage. The training thread adds them; `records` may be called on any thread."""
+    """The waits for the device when values of one `EventStorage` are read.
+
+    The training thread adds them; `records` may be called on any thread.
+    """
 
     def __init__(self) -> None:
         self._reads: dict[tuple[str, str], DeviceRead] = {}
 
     @contextmanager
     def clocked(self) -> Iterator[None]:
-        """Count the block as one wait of the innermost function outside of the storage."""
+        """Count the time of the block as a wait of the innermost calling function outside of the storage."""
         began = perf_counter()
         try:
             yield
@@ -35,7 +39,7 @@ class DeviceReads:
             self._reads[reader] = DeviceRead(*reader, past.calls + 1, past.seconds + seconds)
 
     def records(self) -> list[DeviceRead]:
-        """Return the waits of each reader, the longest in all first."""
+        """Return how often and how long each function waited for the device, the longest total first."""
         return sorted(self._reads.copy().values(), key=lambda read: -read.seconds)
 
 

@@ -1,4 +1,4 @@
-"""Measure calls of functions that are no handlers of the bus, such as the callbacks of another engine."""
+"""Measure calls of functions that are not handlers of the bus, such as the callbacks of another engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _Call(NamedTuple):
 
 
 class ForeignCalls:
-    """The calls of another engine's callbacks, by name and by the engine's name of the moment.
+    """The measured calls of another engine's callbacks, by callback and by the engine's name of the event.
 
         calls = ForeignCalls(clock.charge)
         callback.on_train_batch_end = calls.measured(
@@ -29,7 +29,7 @@ class ForeignCalls:
     Each call is clocked. All calls come from the training thread.
 
     Args:
-        charge: counts the seconds of a call within an iteration in the hooks phase.
+        charge: called with a phase and seconds; it adds the seconds of a call within an iteration to "hooks".
     """
 
     def __init__(self, charge: Charge) -> None:
@@ -43,9 +43,9 @@ class ForeignCalls:
         """Return a function that calls `fn` and measures the call.
 
         Args:
-            name: of the row in the costs.
-            event: the engine's name of the moment at which it is called.
-            in_iteration: whether that moment belongs to a training iteration.
+            name: the name of the row in the costs.
+            event: the engine's name of the event at which `fn` is called.
+            in_iteration: whether that event belongs to a training iteration.
         """
 
         @wraps(fn)
@@ -61,23 +61,23 @@ class ForeignCalls:
         return call
 
     def add(self, name: str, event: str, seconds: float, *, in_iteration: bool) -> None:
-        """Add a call that has been clocked; the other arguments are those of `measured`."""
+        """Add a call that the caller has measured; the other arguments are those of `measured`."""
         call = self._calls.get((name, event))
         if call is None:
             call = self._calls[name, event] = _Call(Timing(), in_iteration)
         call.timing.add(seconds)
-        if in_iteration and not self._within:  # the call around it has this call's seconds
+        if in_iteration and not self._within:  # the seconds of an outer call include those of inner calls
             self._charge("hooks", seconds)
 
     def add_row(self, name: str, event: str, timing: Timing, *, in_iteration: bool) -> None:
-        """Add a row of calls that a bridge clocks and charges by itself, in its own `timing`."""
+        """Add a row to the costs for calls that a bridge measures and adds to the phases itself."""
         self._calls[name, event] = _Call(timing, in_iteration)
 
     def costs(self, wall: float) -> list[HandlerCost]:
-        """Return one record for each name and moment with a call.
+        """Return one record for each callback and event that was called.
 
         Args:
-            wall: seconds of all iterations, of which `share` is a part.
+            wall: the seconds of all iterations, to which `share` refers.
         """
         return [_cost(*key, *call, wall) for key, call in self._calls.items() if call.timing.clocked]
 

@@ -1,6 +1,6 @@
-"""Follow the seconds of each handler over the iterations of a run; reports compare runs by them.
+"""Record the seconds of each handler over the course of a run, so that reports can compare runs.
 
-`StepClock` makes the marks, on the training thread. A mark takes some 15 us, and a run has a few hundred.
+`StepClock` makes the marks on the training thread. A mark takes some 15 us, and a run has a few hundred.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from eventloop.costs.records import HANDLER_POINT, IN_ITERATION
 from eventloop.costs.timing import Timing
 
 POINTS = 128
-"""Points that a handler's trend holds at most. When there are more, every second point is dropped."""
+"""The largest number of points in a handler's trend; when it is reached, every second one is dropped."""
 
 
 class Clocked(Protocol):
-    """A handler with its times."""
+    """A handler with its measured times."""
 
     timing: Timing
 
 
 class Signal(Protocol):
-    """The handlers of one event."""
+    """The handlers of one event, such as an `EventSignal`."""
 
     @property
     def handlers(self) -> Iterable[Clocked]:
@@ -34,7 +34,7 @@ SignalOf = Callable[[str], Signal]
 
 
 class HandlerTrend:
-    """The seconds of all handlers at every `HANDLER_POINT`-th point of the run's trend.
+    """The seconds of each handler at every `HANDLER_POINT`-th point of the run's trend (`TrendPoint`).
 
     Args:
         signal_of: returns the signal of an event, such as `Bus.signal`.
@@ -46,7 +46,7 @@ class HandlerTrend:
         self._stride = HANDLER_POINT
 
     def mark(self, iterations: int) -> None:
-        """Note the seconds of each handler, if a point ends after this number of iterations."""
+        """Note the seconds of each handler so far, if this number of iterations ends a point of the trend."""
         if iterations % self._stride:
             return
         timings = [handler.timing for signal in self._signals for handler in signal.handlers]
@@ -57,12 +57,13 @@ class HandlerTrend:
             self._stride *= 2
 
     def of(self, timing: Timing, seconds: float) -> list[float]:
-        """Return the seconds of one handler in each point, to a nanosecond.
+        """Return the seconds of one handler in each point of its trend, rounded to a nanosecond.
 
         Args:
-            seconds: those of the whole run so far; the last point has the part after the last mark.
+            timing: the handler's times.
+            seconds: the handler's seconds in the whole run so far; the last point ends with them.
         """
         sums = [0.0]
         for mark in self._marks:
-            sums.append(mark.get(timing, sums[-1]))  # it is cancelled, or another thread read its times
+            sums.append(mark.get(timing, sums[-1]))  # missing if it was cancelled, or was being read
         return [round(max(0.0, after - before), 9) for before, after in pairwise([*sums, seconds])]

@@ -1,8 +1,8 @@
 """Find the rank that the other ranks of a training wait for, from the phases of all ranks.
 
-Ranks that exchange gradients have equally long iterations, and the slow rank waits least.
-The stops use this module while a run goes on, where all ranks compute the same; the report and `eventloop
-trace --ranks` use it afterwards.
+Ranks that exchange gradients have iterations of equal length, and the slow rank waits least. During a run
+`stops` uses this module, where all ranks compute the same result; afterwards the report and
+`eventloop trace --ranks` use it.
 """
 
 from __future__ import annotations
@@ -19,48 +19,55 @@ from eventloop.costs.records import PHASES, Phases, TrendPoint
 from eventloop.util.formatting import duration
 
 ORDER = ("data", "hooks", "optimizer", "forward", "backward", "unaccounted")
-"""The phases from the least to the most likely to contain a wait for other ranks.
+"""The phases of an iteration, ordered by how likely they contain a wait for other ranks, least first.
 
-DistributedDataParallel waits in backward, FSDP, synchronized BatchNorm and hand-written loops in forward, and
-ranks without collectives of the model wait at the end of an iteration, which is unaccounted."""
+DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops in forward.
+Ranks whose model has no collectives wait at the end of an iteration, which is unaccounted.
+"""
 NAMED = ORDER[:-1]
 """The phases that a rank can be slow in."""
 LEAST_SECONDS = 2e-3
-"""Seconds an iteration that a slow rank takes longer; processes that share cores vary by 1 to 2 ms."""
+"""The least time per iteration, in seconds, by which a slow rank exceeds the median rank.
+
+Processes that share cores vary by 1 to 2 ms.
+"""
 LEAST_SHARE = 0.12
-"""The part of an iteration that a slow rank takes longer."""
+"""The least part of an iteration by which a slow rank exceeds the median rank."""
 WINDOW = 4
-"""Iterations that are judged together."""
+"""The number of iterations in a window, over which the times of the ranks are compared."""
 LATEST, ENOUGH = 10, 8
-"""A rank is slow if it is in 8 of 10 windows, because any rank is now and then on a busy machine."""
+"""A rank is slow if it is the slow one in 8 of the last 10 windows.
+
+A single window is no evidence, because any machine is busy at times.
+"""
 WORTH_SHARE = 0.02
-"""The part of all iterations that must be lost by a slow rank to be worth a line of a report."""
+"""The part of the time of all iterations that a slow rank must cost to get a line in a report."""
 Window = Sequence[Phases]
 """The phases of the same iterations on each rank, rank 0 first."""
 
 
 class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds of a usual iteration on one rank."""
+    """The seconds of a mean iteration on one rank, split into its own work and waits for other ranks."""
 
     rank: int
     own: dict[str, float]
-    """Seconds of each phase, without those that the rank waited for others."""
+    """The seconds of each phase, without waits for other ranks."""
     waited: float
-    """Seconds that the rank waited for others."""
+    """The seconds of waits for other ranks."""
 
 
 class Straggler(msgspec.Struct, frozen=True, kw_only=True):
-    """The rank that the others wait for, and why."""
+    """The rank that the other ranks wait for, with the phase that causes it."""
 
     rank: int
     phase: str
-    """The phase that takes the most longer than on the other ranks."""
+    """The phase with the largest excess over the median rank."""
     seconds: float
-    """Seconds of this phase an iteration."""
+    """The seconds of this phase in an iteration, without waits."""
     longer: float
-    """Seconds an iteration that the rank takes longer than the median rank, in all of its phases."""
+    """The seconds an iteration by which all phases of the rank exceed those of the median rank."""
     step: float
-    """Seconds of an iteration."""
+    """The seconds of an iteration."""
     world_size: int
 
     @property
@@ -78,8 +85,9 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
 def rank_times(ranks: Window) -> list[RankTimes]:
     """Return the times of each rank, with the waits for other ranks taken out of its phases.
 
-    What a rank takes longer in a phase than the fastest rank is a wait, as far as the rank was ahead of the
-    last rank in the phases before. They have the order of `ORDER`, so that waits come after their causes.
+    Excess time of a rank in a phase, compared with the fastest rank, counts as a wait up to the lead that the
+    rank had over the last rank before this phase. `ORDER` puts phases with waits after the phases that cause
+    them.
     """
     arrived = [0.0] * len(ranks)
     own: list[dict[str, float]] = [{} for _ in ranks]
@@ -100,7 +108,7 @@ def rank_times(ranks: Window) -> list[RankTimes]:
 
 
 def slow_rank(ranks: Window) -> Straggler | None:
-    """Return the slow rank of a window, if one takes clearly longer than the median rank."""
+    """Return the slow rank of a window, or None if no rank takes clearly longer than the median rank."""
     if len(ranks) < 2 or not all(phases.iterations for phases in ranks):
         return None
     times = rank_times(ranks)
@@ -127,7 +135,7 @@ def _beyond_median(seconds: Sequence[float]) -> list[float]:
 
 
 def summed(windows: Sequence[Window]) -> list[Phases]:
-    """Return the phases of several windows as one window."""
+    """Return the phases of several windows, summed as one window."""
     return [_sum(own) for own in zip(*windows, strict=True)]
 
 
@@ -138,7 +146,7 @@ def _sum(several: Iterable[Phases]) -> Phases:
 
 
 class SlowRankWatch:
-    """Follow the windows of a run as they come, and report each slow rank once while it stays slow."""
+    """Judge the windows of a run as they come, and report a slow rank once for as long as it stays slow."""
 
     def __init__(self) -> None:
         self._latest: deque[Window] = deque(maxlen=LATEST)
@@ -146,7 +154,7 @@ class SlowRankWatch:
         self._reported: set[tuple[int, str]] = set()
 
     def add(self, window: Window) -> Straggler | None:
-        """Add the next window, and return a slow rank that was not reported yet."""
+        """Add the next window, and return a slow rank that has not been reported yet, or None."""
         found = slow_rank(window)
         self._latest.append(window)
         self._slow.append(None if found is None else found.rank)
@@ -161,15 +169,15 @@ class SlowRankWatch:
 
 
 def _mostly(slow: Iterable[int | None]) -> int | None:
-    """Return the rank that is slow in enough of the latest windows."""
+    """Return the rank that is slow in enough of the latest windows, or None."""
     (rank, count), *_ = Counter(slow).most_common(1)
     return rank if count >= ENOUGH else None
 
 
 def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
-    """Return the rank that cost a whole run the most time where it was slow in most windows.
+    """Return the rank that cost the run the most time while it was slow in most windows.
 
-    None if it was so nowhere, or if that cost next to nothing of the run.
+    None if no rank was slow in most windows of any stretch, or if the cost is below `WORTH_SHARE`.
     """
     each = [None if (found := slow_rank(window)) is None else found.rank for window in windows]
     stretches: dict[int, set[int]] = {}  # indices of windows
@@ -188,7 +196,7 @@ def lasting_slow_rank(windows: Sequence[Window]) -> Straggler | None:
 
 
 def common_windows(trends: Sequence[Sequence[TrendPoint]]) -> list[Window]:
-    """Return windows of the iterations that the trends of all ranks have, which may differ in length."""
+    """Split the trends of all ranks into windows of common iterations; the trends may differ in length."""
     ends = [{*(point.first_iter for point in own), _end(own)} for own in trends if own]
     if len(ends) < len(trends) or not ends:
         return []
@@ -204,7 +212,7 @@ def _end(trend: Sequence[TrendPoint]) -> int:
 
 
 def _split(trend: Sequence[TrendPoint], bounds: Sequence[int]) -> list[Phases]:
-    """Return the phases between each bound and the next; every bound is the begin or the end of a point."""
+    """Return the summed phases between successive bounds; each bound is the begin or the end of a point."""
     parts: list[list[Phases]] = [[] for _ in bounds[1:]]
     for point in trend:
         place = bisect_right(bounds, point.first_iter) - 1

@@ -1,6 +1,6 @@
-"""Define the record of a run's costs: the file `costs.json` in its directory, which reports read.
+"""Define the record of a run's costs, the file `costs.json` in the run's directory, which reports read.
 
-Of several ranks, each has a record of its own: rank 0 `costs.json`, rank 1 `costs.rank1.json`, and so on.
+With several ranks each rank writes a record: rank 0 `costs.json`, rank 1 `costs.rank1.json`, and so on.
 
 All times are in seconds. Counts are exact. Each call of a handler is clocked, except in a tight loop of
 events, where times are `estimated` (see `eventloop.costs.sampling`). Phases are measured in every iteration.
@@ -16,22 +16,24 @@ import msgspec
 from eventloop.util.append_file import replacing
 
 VERSION = 1
-"""Version of the file. A reader refuses a later version."""
+"""The version of the file. A reader refuses a later version."""
 
 FILE = "costs.json"
 T = TypeVar("T")
 
 RunsOn = Literal["sync", "loop", "thread", "process"]
-"""Where a handler runs: on the emitting thread, as a task of an event loop, on its own thread or in its own
-process.
+"""Where a handler runs.
+
+"sync" is the emitting thread, "loop" a coroutine on the background event loop, "thread" a thread of its own
+and "process" a worker process.
 """
 
 
 class Times(msgspec.Struct, frozen=True):
-    """The distribution of clocked durations. The percentiles are accurate within 5 %."""
+    """The distribution of the measured durations. The percentiles are accurate within 5 %."""
 
     samples: int = 0
-    """Number of clocked calls."""
+    """The number of measured calls."""
     mean: float = 0.0
     p50: float = 0.0
     p99: float = 0.0
@@ -40,7 +42,7 @@ class Times(msgspec.Struct, frozen=True):
 
 
 class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One synchronous handler of one event."""
+    """The costs of one synchronous handler of one event."""
 
     name: str
     event: str
@@ -48,35 +50,39 @@ class HandlerCost(msgspec.Struct, frozen=True, kw_only=True):
     filter: str = ""
     calls: int
     seconds: float
-    """Time of all calls."""
+    """The total time of all calls."""
     estimated: bool = False
-    """Whether `seconds` contains estimates, because not all calls were clocked."""
+    """Whether `seconds` contains estimates, because not all calls were measured."""
     share: float
-    """Share of the wall time of all iterations, 0..1; 0.0 for events outside iterations."""
+    """The share of the wall time of all iterations, 0..1; 0.0 for events outside of iterations."""
     in_iteration: bool = True
-    """Whether its event belongs to a training iteration, so that the phases include its time."""
+    """Whether the event belongs to a training iteration, so that the phases include the handler's time."""
     includes: list[str] = []
-    """Phases that it runs, such as "backward". Its time includes theirs."""
+    """The phases that the handler runs, such as "backward"; its time includes theirs."""
     times: Times
-    """Times of single calls."""
+    """The distribution of the times of single calls."""
     budget: float | None = None
-    """Seconds that its p99 should not exceed."""
+    """The limit for the p99 in seconds; None without a budget."""
     over_budget: bool = False
-    """Whether p99 exceeded the budget, which `slow_handler` reported."""
+    """Whether the p99 exceeded the budget; a `slow_handler` event reported it."""
     built_in: bool = False
-    """Whether it is part of eventloop, such as a default hook."""
+    """Whether the handler is part of eventloop, such as a default hook."""
     trend: list[float] = []
-    """Its seconds in each `HANDLER_POINT` points of the run's trend; empty outside of iterations, and if some
-    calls were not clocked.
+    """The seconds of the handler in each group of `HANDLER_POINT` points of the run's trend.
+
+    It is empty for a handler outside of iterations, and if some calls were not clocked.
     """
 
 
 class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
-    """One background subscriber. `delivered + dropped + failed + queued` is the number of events for it."""
+    """The costs of one background subscriber.
+
+    The number of events for it is `delivered + dropped + failed + queued`.
+    """
 
     name: str
     event: str
-    """Name of the event, several names joined by ", ", or "*"."""
+    """The name of the event, several names joined by ", ", or "*" for all events."""
     runs_on: str
     delivered: int
     dropped: int
@@ -85,22 +91,22 @@ class SubscriberCost(msgspec.Struct, frozen=True, kw_only=True):
     peak_queued: int
     spilled: int
     calls: int
-    """Number of deliveries; a batch counts as one."""
+    """The number of deliveries; a batch counts as one."""
     seconds: float
-    """Time of all deliveries."""
+    """The total time of all deliveries."""
     wait: Times
-    """Sampled times from the emit of an event to its delivery, or to its sending to a process."""
+    """Sampled times from the emit of an event until it is delivered, or sent to a worker process."""
     busy: Times
-    """Times of single deliveries."""
+    """The distribution of the times of single deliveries."""
     error: str = ""
     budget: float | None = None
-    """Seconds that the p99 of its deliveries should not exceed."""
+    """The limit for the p99 of deliveries in seconds; None without a budget."""
     over_budget: bool = False
-    """Whether p99 exceeded the budget, which `slow_handler` reported."""
+    """Whether the p99 exceeded the budget; a `slow_handler` event reported it."""
 
 
 class Phases(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of some iterations, summed. They add up to `wall`."""
+    """The seconds of each phase, summed over some iterations. The phases add up to `wall`."""
 
     iterations: int = 0
     data: float = 0.0
@@ -110,9 +116,9 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: float = 0.0
     """zero_grad, clipping and step."""
     hooks: float = 0.0
-    """All other handlers of before_train_iter, after_train_iter and the events between."""
+    """Handlers of an iteration's events, except the work that counts as backward or optimizer."""
     unaccounted: float = 0.0
-    """The loop itself, and interruptions."""
+    """The code of the loop itself, and interruptions by the operating system."""
 
     @property
     def wall(self) -> float:
@@ -121,7 +127,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
 
 
 PHASES = ("data", "forward", "backward", "optimizer", "hooks", "unaccounted")
-"""Names of the phases, in the order of an iteration."""
+"""The names of the phases, in the order of an iteration."""
 
 
 IN_ITERATION = frozenset(
@@ -130,29 +136,29 @@ IN_ITERATION = frozenset(
         "after_optimizer_step", "optimizer_step_skipped",
     }
 )  # fmt: skip
-"""Events whose handlers the phases include."""
+"""The events of a training iteration, whose handlers the phases include."""
 
 
 HANDLER_POINT = 4
-"""Points of the run's trend for each point of a handler's, so that the file stays small."""
+"""The number of points of the run's trend in one point of a handler's trend, which keeps the file small."""
 
 
 class TrendPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The phases of the iterations from `first_iter` (from 0) up to the next point."""
+    """One point of the trend: the phases of the iterations from `first_iter` up to the next point."""
 
     first_iter: int
     phases: Phases
 
 
 class DeviceRead(msgspec.Struct, frozen=True):
-    """The waits for the device in which one function read metrics on the training thread, in iterations."""
+    """The waits for the device of one function that read metrics on the training thread during iterations."""
 
     name: str
-    """The function that called `latest` or `history`, named as a handler is."""
+    """The function that called `latest` or `history`, named like a handler."""
     line: str
-    """Its file and line, such as "train.py:24"."""
+    """The function's file and line, such as "train.py:24"."""
     calls: int = 0
-    """Number of waits, however many values each read."""
+    """The number of waits; one wait may read several values."""
     seconds: float = 0.0
 
 
@@ -162,54 +168,60 @@ class DeviceMemory(msgspec.Struct, frozen=True):
     name: str
     """The device, such as "cuda:0"."""
     allocated: int
-    """Memory in tensors."""
+    """The bytes in tensors."""
     reserved: int
-    """Memory that the allocator held, in tensors or free."""
+    """The bytes that the allocator held, used by tensors or free."""
 
 
 class Memory(msgspec.Struct, frozen=True):
     """The peak memory of the process so far, in bytes."""
 
     host: int | None = None
-    """Physical memory, without other processes such as loader workers; None where it is not known."""
+    """The physical memory, without other processes such as loader workers; None if it is unknown."""
     devices: list[DeviceMemory] = []
     """The CUDA devices that the process used."""
 
 
 class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of a run. After a resume `phases` covers only this process."""
+    """The costs of a run. After a resume `phases` covers only the present process."""
 
     version: int = VERSION
     seconds: float = 0.0
-    """Time of the whole run so far, with evaluations and checkpoints."""
+    """The time of the whole run so far, with evaluations and checkpoints."""
     evaluation: float = 0.0
-    """Time of validations and tests."""
+    """The time of validations and tests."""
     outcome: str = ""
-    """How the run ended: "completed", the reason of a stop, or an error; "" if it runs or was killed."""
+    """How the run ended: "completed", the reason of a stop, or an error.
+
+    It is "" while the run is under way, or if the run was killed.
+    """
     rank: int = 0
     world_size: int = 1
     first_iter: int = 0
     phases: Phases = Phases()
     device: Phases | None = None
-    """Sampled times on the device: only forward, backward and optimizer."""
+    """Sampled times of the phases on the device; only forward, backward and optimizer."""
     iteration: Times = Times()
-    """Times of single iterations, without evaluations."""
+    """The distribution of the times of single iterations, without evaluations."""
     histogram: list[tuple[float, int]] = []
-    """Their histogram: the lower edge of each bin that has iterations, in seconds, and their number.
+    """The histogram of iteration times: (lower edge in seconds, number of iterations) for each bin.
 
-    A bin's upper edge is 1.05 times its lower edge.
+    Empty bins are left out. A bin's upper edge is 1.05 times its lower edge.
     """
     num_workers: int | None = None
-    """Worker processes of the train loader; None if it is not a `DataLoader`."""
+    """The number of the train loader's worker processes; None if it is not a `DataLoader`."""
     trend: list[TrendPoint] = []
-    """At most 512 points of equally many iterations; the last point may have fewer."""
+    """The course of the run, as at most 512 points of equally many iterations, the last one of fewer."""
     handlers: list[HandlerCost] = []
     subscribers: list[SubscriberCost] = []
     reads: list[DeviceRead] = []
-    """Waits for the device to read metrics, the longest first. Other reads, such as `item`, are not seen."""
+    """The waits for the device to read metrics, the longest first.
+
+    Other reads, such as `item()`, are not measured.
+    """
     memory: Memory = Memory()
     complete: bool = False
-    """Whether the run has ended, after which this record is final; else it runs or was killed."""
+    """Whether the run has ended, so that this record is final; otherwise it is under way or was killed."""
 
 
 def costs_path(directory: Path, rank: int = 0) -> Path:
@@ -218,10 +230,10 @@ def costs_path(directory: Path, rank: int = 0) -> Path:
 
 
 def write_costs(directory: Path, costs: RunCosts) -> None:
-    """Replace the record of its rank in a run directory. A reader finds the old file or the new one.
+    """Write a rank's record to a run directory; a reader finds either the old file or the new one.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = costs_path(directory, costs.rank)
     with replacing(path, durable=False) as file:
@@ -229,11 +241,11 @@ def write_costs(directory: Path, costs: RunCosts) -> None:
 
 
 def read_costs(directory: Path, rank: int = 0) -> RunCosts:
-    """Read the record of a rank in a run directory.
+    """Read a rank's record from a run directory.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is truncated, not a cost record, or of a later version.
+        ValueError: the file is truncated, not a cost record, or of a later version.
     """
     path = costs_path(directory, rank)
     data = path.read_bytes()
@@ -261,7 +273,7 @@ def _decoded(path: Path, data: bytes, kind: type[T]) -> T:
 
 
 def _impossible_count(value: Any, name: str = "") -> str:
-    """Return the name and value of the first int that is negative or beyond 63 bits; "" if there is none."""
+    """Return the name and value of the first int that is negative or beyond 63 bits; "" without one."""
     if isinstance(value, dict):
         found = (_impossible_count(item, key) for key, item in value.items())
     elif isinstance(value, list | tuple):

@@ -1,9 +1,9 @@
-"""Decide which events are clocked: all of them, except in a tight loop.
+"""Choose which events are clocked (measured): all of them, except in a tight loop.
 
-To clock a handler takes some 0.2 us. Where that is below 0.3 % of the time from one event to the next, each
-event is clocked, so the times are exact; above 0.3 ms that is always so. So is an event that keeps a handler
-busy now and then, even in one call of a hundred. In a tighter loop some events are clocked, the fewer the
-tighter it is, and the times of the calls between are estimated from them.
+Clocking a handler takes some 0.2 us. All events are clocked if that is below 0.3 % of the time from one event
+to the next, so that the times are exact; this is always so above 0.3 ms between events. All are clocked, too,
+if their handlers take long now and then, even in one call of a hundred. In a tighter loop only some events
+are clocked, the fewer the tighter the loop is, and the times of the other calls are estimated from them.
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from __future__ import annotations
 from time import perf_counter
 
 HANDLER_SECONDS = 70e-6
-"""The time between two events for each handler above which all are clocked: 0.2 us are 0.3 % of it."""
+"""The time between two events, for each handler, above which all are clocked: 0.2 us is 0.3 % of it."""
 ALWAYS_SECONDS = 0.3e-3
-"""The time between two events above which all are clocked, however many handlers there are."""
+"""The time between two events above which all events are clocked, whatever the number of handlers."""
 WINDOW = 256
-"""Clocked events over which the time between two events is averaged."""
+"""The number of clocked events over which the time between events is averaged."""
 PERIODS = (3, 7, 17, 37, 79, 163, 251)
-"""Of so many events in a tight loop one is clocked. They are primes, so that a handler that works in every
-tenth or hundredth event is seen as often as it works.
+"""The possible sampling periods: one of so many events is clocked in a tight loop.
+
+They are primes, so that a handler that works in every tenth or hundredth event is clocked in a fair share of
+the events in which it works.
 """
 RARITY = 4
-"""How many times rarer the clocked events of a tight loop are than their share of the time allows."""
+"""The factor by which fewer events are sampled in a tight loop than the limit of 0.3 % would allow."""
 STAMP_SECONDS = 0.01
-"""Time between two events whose wait in the background queues is measured."""
+"""The least time between two events whose wait in the background queues is measured."""
 
 
 class Sampling:
@@ -34,8 +36,8 @@ class Sampling:
         sampling.took(perf_counter() - began)
 
     Attributes:
-        handlers: number of functions that each event calls.
-        sampled: whether events were left out before the last clocked one, which stands for them.
+        handlers: the number of functions that each event calls.
+        sampled: whether the last clocked event also stands for events before it that were not clocked.
         stamps: whether the wait of the last clocked event in the queues is to be measured.
     """
 
@@ -47,17 +49,17 @@ class Sampling:
         self.handlers = 0
         self.sampled = self.stamps = False
         self._period = 1  # events from a clocked one to the next
-        self._count, self._at = 0, perf_counter()  # where the window, or the period, began
-        self._longest = 0.0  # time in handlers of an event since then
-        self._slow = False  # whether the last period was, which may only have contained a pause
+        self._count, self._at = 0, perf_counter()  # number and time of the event at the last decision
+        self._longest = 0.0  # the longest time in the handlers of one event since the last decision
+        self._slow = False  # whether events were rare in the last period; a single pause looks like that
         self._stamped_at = float("-inf")
 
     def period(self, count: int, now: float) -> int:
-        """Return how many events later the next one is clocked.
+        """Return the number of events from this one to the next event that is clocked (measured).
 
         Args:
             count: the number of this event, which is clocked.
-            now: when it was emitted, by `perf_counter`.
+            now: the time of its emit, by `perf_counter`.
         """
         self.sampled = self._period > 1
         self.stamps = now - self._stamped_at >= STAMP_SECONDS
@@ -69,15 +71,15 @@ class Sampling:
         return self._period
 
     def took(self, seconds: float) -> None:
-        """Note how many seconds all handlers of the last clocked event took together."""
+        """Note the seconds that all handlers of the last clocked event took together."""
         self._longest = max(self._longest, seconds)
 
     def _decide(self, events: int, seconds: float) -> None:
-        """Decide how many events to leave out from now on.
+        """Set the sampling period for the next events.
 
         Args:
             events: the number of events since the last decision.
-            seconds: the time that has passed since, in handlers and outside of them.
+            seconds: the time since the last decision, in handlers and outside of them.
         """
         enough = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
         slow = seconds >= events * enough

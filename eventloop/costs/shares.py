@@ -1,11 +1,11 @@
-"""Compute which shares of a stretch of iterations waited for data, went to hooks and to each handler."""
+"""Compute the shares of data, of hooks and of each handler in the time between two records of a run."""
 
 from __future__ import annotations
 
 from eventloop.costs.records import HandlerCost, Phases, RunCosts
 
 SCALARS = "cost/"
-"""The prefix of the shares as scalars, which `CostsHook(log_every=...)` sends to the writers."""
+"""The prefix of the shares' names as scalars, which `CostsHook(log_every=...)` sends to the writers."""
 
 
 def own_seconds(cost: HandlerCost, phases: Phases) -> float:
@@ -17,9 +17,9 @@ def own_seconds(cost: HandlerCost, phases: Phases) -> float:
 def shares_between(before: RunCosts, after: RunCosts) -> dict[str, float]:
     """Return shares of the wall time of the iterations between two records of one run, 0..1.
 
-    "data_share" and "hooks_share" are phases. Each handler that was ever called in an iteration has its share
-    under its name, without the phases that it runs; the calls for its several events are added up. Empty if
-    no iteration lies between the records.
+    "data_share" and "hooks_share" are phases. Each handler that was called in any iteration has a share under
+    its name, summed over its events and without the phases that it runs. The mapping is empty if no iteration
+    lies between the records.
     """
     wall = after.phases.wall - before.phases.wall
     if after.phases.iterations == before.phases.iterations or wall <= 0:

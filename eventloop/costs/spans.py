@@ -1,4 +1,4 @@
-"""Record what ran when in a part of a run, as spans of time, and the depths of queues.
+"""Record a part of a run as spans of time, each with its thread, begin and duration, and depths of queues.
 
     recorder = SpanRecorder()
     with bus.record(recorder) as recording:
@@ -26,7 +26,7 @@ from eventloop.events.base import event_name
 from eventloop.util.checks import at_least
 
 LIMIT = 100_000
-"""Spans, and depths, that a recorder takes at most: about 15 MB of each."""
+"""The largest number of spans, and of depths, in a recorder: about 15 MB of each."""
 
 SAVER = "checkpoint saver"
 """The track of the thread or process that writes checkpoints."""
@@ -36,26 +36,26 @@ Run = Callable[[Event, Any], None]
 
 
 class Span(msgspec.Struct, gc=False, frozen=True):
-    """A stretch of time with a name, such as one call of a handler."""
+    """A part of a run's time with a name, such as one call of a handler."""
 
     track: int | str
-    """A thread, by its `get_ident`, or a background subscriber, by its name."""
+    """The `get_ident` of a thread, or the name of a background subscriber."""
     kind: Kind
     name: str
     began: float
     seconds: float
     iter: int | None = None
     event: str = ""
-    """The event of a handler's call or of a delivery; "" for a batch of several types."""
+    """The event of a handler's call or of a delivery; "" for a batch of several event types."""
     number: int = 0
-    """The priority of a handler, or the number of events of a delivery."""
+    """The priority of a handler, or the number of events in a delivery."""
 
 
 class Depth(msgspec.Struct, gc=False, frozen=True):
     """The number of events in a queue at one time."""
 
     queue: str
-    """A background subscriber's name."""
+    """The name of the background subscriber."""
     at: float
     events: int
 
@@ -64,7 +64,7 @@ class SpanRecorder:
     """Collect spans and queue depths from any thread, without a lock.
 
     Args:
-        limit: number of spans, and of depths, that are kept. Those beyond are counted in `lost`.
+        limit: the largest number of spans, and of depths, to keep. The others are counted in `lost`.
 
     Raises:
         TypeError, ValueError: `limit` is not a positive int.
@@ -74,14 +74,14 @@ class SpanRecorder:
         at_least("limit", limit, 1)
         self.limit = limit
         self.spans: list[Span] = []
-        """Spans in the order of their ends."""
+        """The spans in the order of their ends."""
         self.depths: list[Depth] = []
         self.threads: dict[int, str] = {}
-        """Names of the threads with spans, by `get_ident`."""
+        """The names of the threads with spans, by `get_ident`."""
         self.lanes: dict[str, RunsOn] = {}
-        """Background subscribers with spans, and where they run."""
+        """The background subscribers with spans, with the kind of thread or process that each runs on."""
         self.lost = 0
-        """Number of spans and depths beyond the limit."""
+        """The number of spans and depths that were not kept because of the limit."""
         self._counting = threading.Lock()  # held only to count a loss
 
     def add(self, span: Span) -> None:
@@ -102,7 +102,7 @@ class SpanRecorder:
         self, kind: Kind, name: str, began: float, seconds: float, iter: int | None, *,
         event: str = "", number: int = 0,
     ) -> None:  # fmt: skip
-        """Record a span of this thread."""
+        """Record a span of the calling thread."""
         thread = get_ident()
         if thread not in self.threads:
             self.threads[thread] = threading.current_thread().name
@@ -123,10 +123,10 @@ class SpanRecorder:
             Span(lane, "delivery", f"{label} {note}".rstrip(), began, seconds, iteration, name, len(events))
         )
 
-    # --- measured twins of a plan's functions --------------------------------------------------------------
+    # --- wrappers of the functions that dispatch events ----------------------------------------------------
 
     def watch_event(self, name: str, run: Run) -> Run:
-        """Wrap `run`, which dispatches the event `name`, so that each call leaves a span."""
+        """Wrap `run`, which dispatches the event `name`, so that each call is recorded as a span."""
 
         def watched(event: Event, trainer: Any) -> None:
             began = perf_counter()
@@ -145,11 +145,12 @@ class SpanRecorder:
         passes: Callable[[Event], bool] | None,
         clocked: Run,
     ) -> Run:
-        """Wrap `clocked`, the clocked call of a handler, so that each call leaves a span.
+        """Wrap `clocked`, the measured call of a handler, so that each call is recorded as a span.
 
         Args:
-            event_name, name, priority: what the span shows.
-            passes: the filter of the handler, which the wrapper asks first; None if it has none.
+            event_name, name, priority: shown by the span.
+            passes: the handler's filter, which the wrapper checks first; None without a filter.
+            clocked: calls the handler and measures the call.
         """
 
         def watched(event: Event, trainer: Any) -> None:
@@ -158,7 +159,7 @@ class SpanRecorder:
             began = perf_counter()
             try:
                 clocked(event, trainer)
-            finally:  # the thread is named by the event's own span
+            finally:  # the event's own span has recorded the thread's name
                 took, iteration = perf_counter() - began, getattr(event, "iter", None)
                 self.add(Span(get_ident(), "handler", name, began, took, iteration, event_name, priority))
 

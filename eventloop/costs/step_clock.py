@@ -1,4 +1,4 @@
-"""Measure where the time of an iteration goes, on the training thread's clock."""
+"""Measure the phases of each training iteration on the training thread's clock."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from eventloop.costs.records import PHASES, Phases, TrendPoint
 from eventloop.costs.timing import Timing
 
 POINTS = 512
-"""Points that the trend holds at most. When there are more, every second point is dropped."""
+"""The largest number of points in the trend; when it is reached, every second one is dropped."""
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 """The marks that the loop and the optimizer hook set in each iteration."""
 
 Sums = tuple[int, float, float, float, float, float, float]
-"""The number of iterations, the seconds of their five phases, and their wall time."""
+"""The number of iterations, the seconds of five phases, and the wall time."""
 NOTHING: Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -27,11 +27,11 @@ class PhaseMarks(Protocol):
 
     @property
     def samples(self) -> int:
-        """Iterations that were measured."""
+        """The number of measured iterations."""
 
     @property
     def phases(self) -> Phases:
-        """Sums over the measured iterations."""
+        """The phases, summed over the measured iterations."""
 
     def begin(self, iterations: int) -> None:
         """Note that a forward pass begins, after `iterations` completed iterations."""
@@ -47,9 +47,9 @@ class StepClock:
     """Measure the phases of the current iteration in seconds, and sum them over the run.
 
     `data` is the wait for the loader and the move to the device, `forward` the train step (in a hand-written
-    loop the whole body), `backward` and `optimizer` the work of the optimizer hook, `hooks` all other
-    handlers of the iteration. The loop itself takes the rest of the wall time. Evaluations are left out:
-    `excluded` is the time that they have taken so far, and `now` is a clock without it. On a GPU these are
+    loop the whole body), `backward` and `optimizer` the work of the optimizer hook, and `hooks` all other
+    handlers of the iteration. The rest of the wall time is the loop itself. Evaluations do not count:
+    `excluded` is their time so far, and `now` is a clock that stands still during them. On a GPU these are
     the times of the training thread, which runs ahead of the device; `device` measures the device.
     """
 
@@ -61,7 +61,7 @@ class StepClock:
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
         self.handlers: HandlerTrend | None = None
-        """The trend of the handlers, from the first run on."""
+        """The trend of the handlers, created at the first run."""
         self.times = Timing()
         """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
@@ -75,12 +75,12 @@ class StepClock:
         self._stride = self._next_mark = 1
 
     def begin_run(self, first_iter: int, device: PhaseMarks | None, signal_of: SignalOf) -> None:
-        """Begin to measure a run, a call such as `train`; the sums of earlier runs are kept.
+        """Begin to measure a run, which is a call such as `train`; the sums of earlier runs are kept.
 
         Args:
-            first_iter: the run's first iteration; only that of the first run is kept.
+            first_iter: the index of the first iteration; later runs do not change it.
             device: a clock that measures the phases on the device as well, or None.
-            signal_of: returns the signal of an event, whose handlers are followed.
+            signal_of: returns the signal of an event, whose handlers' times are recorded over the run.
         """
         self.device = device
         self.handlers = self.handlers or HandlerTrend(signal_of)
@@ -94,7 +94,7 @@ class StepClock:
 
     @property
     def run_seconds(self) -> float:
-        """Seconds of all calls of the trainer so far, evaluations included."""
+        """Return the seconds of all runs so far, evaluations included."""
         return self._past_runs + (perf_counter() - self._run_began if self._run_began else 0.0)
 
     @contextmanager
@@ -113,7 +113,7 @@ class StepClock:
         return perf_counter() - self.excluded
 
     def begin_pass(self) -> None:
-        """Begin a pass over the loader, with the wait for its first batch."""
+        """Begin a pass over the loader: its first iteration begins with the wait for the first batch."""
         self.begin()
         self._last_end = self._asked
 
@@ -125,7 +125,7 @@ class StepClock:
         self._asked = self.began - self.excluded
 
     def begin_data(self) -> None:
-        """Begin the wait for the batch here, after other work of a host, which counts as the loop's."""
+        """Begin the wait for the batch only now; the time since `begin` then counts as the loop's."""
         self._asked, self.data = self.now(), 0.0
 
     def end_data(self) -> None:
@@ -134,7 +134,7 @@ class StepClock:
         self.data += self._loaded - self._asked
 
     def skip(self) -> None:
-        """Count the time of the handlers that skipped a batch as hooks, and wait for the next batch."""
+        """Count the time of handlers that skipped the batch as hooks; begin the wait for the next batch."""
         self._asked = self.now()
         self.hooks += self._asked - self._loaded
 
@@ -146,7 +146,7 @@ class StepClock:
         self._forward_began = self.now()
 
     def end_forward(self) -> None:
-        """End the step, or the body of a hand-written loop."""
+        """End the forward phase: the train step, or the body of a hand-written loop, has returned."""
         self._forward_ended = self.now()
         if self.device is not None:
             self.device.mark(FORWARD_ENDS)
@@ -154,9 +154,9 @@ class StepClock:
         self.forward = self._forward_ended - self._forward_began - self._charged
 
     def charge(self, phase: Literal["backward", "optimizer", "hooks"], seconds: float) -> None:
-        """Count seconds of a part of another engine's iteration in its own phase.
+        """Add seconds to a phase of the current iteration of another engine, and take them from the loop's.
 
-        Otherwise `forward` would contain the part, or `data` if it runs between two steps.
+        They are taken out of `forward` during a step, else out of `data`.
         """
         if self._in_step:
             self._charged += seconds
@@ -177,12 +177,12 @@ class StepClock:
 
     @property
     def phases(self) -> Phases:
-        """Sums so far."""
+        """Return the phases, summed over all iterations so far."""
         return phases_between(NOTHING, self.sums())
 
     @property
     def trend(self) -> list[TrendPoint]:
-        """Phases of equal numbers of iterations; the last point may have fewer."""
+        """Return the points of the trend, of equally many iterations each; the last point may have fewer."""
         marks, now = [NOTHING, *self._marks], self.sums()
         if now[0] != marks[-1][0]:
             marks.append(now)
@@ -205,7 +205,7 @@ class StepClock:
             self._mark()
 
     def sums(self) -> Sums:
-        """Return the sums so far as numbers, which cost less than a record of phases."""
+        """Return the sums so far as plain numbers, which is cheaper than a `Phases`."""
         return (
             self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum,
             self._hooks_sum, self._total_sum,
@@ -223,7 +223,7 @@ class StepClock:
 
 
 def phases_between(before: Sums, after: Sums) -> Phases:
-    """Return the phases of the iterations between two sums, to a nanosecond: a file has hundreds of them."""
+    """Return the phases of the iterations between two sums, rounded to a nanosecond for a small file."""
     iterations, total = after[0] - before[0], after[-1] - before[-1]
     data, forward, backward, optimizer, hooks = (
         b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)

@@ -1,4 +1,4 @@
-"""Sum up durations: their exact sum and maximum, and a histogram of their sizes."""
+"""Accumulate durations: their exact sum and maximum, and a histogram."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from math import log2
 from eventloop.costs.records import Times
 
 BATCH = 256
-"""The number of durations that are summed up at a time.
+"""The number of durations that are added to the sums at a time.
 
-Summed up one by one they cost an iteration twice as much (`benchmarks.accounting`).
+Adding them one by one costs an iteration twice as much (`benchmarks.accounting`).
 """
-_STEPS = 1 / log2(1.05)
-"""Durations are counted in steps of 5 %, the accuracy of a percentile: some hundred counters at most."""
+_BINS_PER_DOUBLING = 1 / log2(1.05)
+"""The number of bins of the histogram for each doubling of the duration.
+
+A bin is 5 % wide, which is the accuracy of the percentiles; some hundred bins are in use at most.
+"""
 _LEAST_SECONDS = 1e-9
 
 
 class Timing:
     """The durations in seconds of one kind of call.
 
-    One thread adds them, and any thread may read the results, which have all durations added so far.
+    One thread adds durations. Any thread may read the results, which include all durations added so far.
 
     Attributes:
-        recent: the durations that are not summed up yet. The adding thread may append to it directly if it
-            calls `sum_up` at least once in `BATCH` calls and there is no budget.
-        budget: a limit that is checked at each `add`.
+        recent: the durations that are not in the sums yet. Without a budget, the adding thread may append to
+            it directly if it calls `sum_up` at least once in `BATCH` calls.
+        budget: a limit that is checked at each `add`; None without one.
     """
 
     __slots__ = (
@@ -38,11 +41,11 @@ class Timing:
     def __init__(self) -> None:
         self.recent: list[float] = []
         self.budget: Budget | None = None
-        self._clocked = self._sampled = 0
+        self._clocked = self._sampled = 0  # calls in the sums, and those of them added while sampling
         self._seconds = self._longest = self._sampled_seconds = 0.0
         self._sampling = False  # whether the recent durations stand for calls that were not clocked, too
-        self._counts: Counter[float] = Counter()
-        self._lock = threading.RLock()
+        self._counts: Counter[float] = Counter()  # calls by the number of their bin
+        self._lock = threading.RLock()  # reentrant: `times` calls other methods that take it
 
     def add(self, seconds: float) -> None:
         """Add the duration of one call."""
@@ -53,26 +56,29 @@ class Timing:
             self.budget.overrun(self)
 
     def add_run(self, calls: int, seconds: float, longest: float) -> None:
-        """Add short calls that were clocked together, which the histogram takes as equally long.
+        """Add several short calls that were clocked together.
 
         Args:
-            calls: their number.
-            seconds: the sum of their durations.
+            calls: the number of calls.
+            seconds: the sum of their durations; the histogram counts all calls as equally long.
             longest: the longest of their durations, in seconds.
         """
         with self._lock:
             self._clocked += calls
             self._seconds += seconds
             self._longest = max(self._longest, longest)
-            self._counts[_step(seconds / calls)] += calls
+            self._counts[_bin(seconds / calls)] += calls
 
     def begin_sampling(self, sampling: bool) -> None:
-        """Set whether later calls stand for calls that are not clocked (see `eventloop.costs.sampling`)."""
+        """Set whether later calls are samples, from which the times of unmeasured calls are estimated."""
         self.sum_up()
         self._sampling = sampling
 
     def sum_up(self) -> None:
-        """Add the recent durations to the sums; the adding thread calls it, and never waits for a reader."""
+        """Add the recent durations to the sums, unless a reader is doing so at this moment.
+
+        The adding thread calls it, and never waits for a reader.
+        """
         if self._lock.acquire(blocking=False):  # else a reader sums up at this moment
             try:
                 self._sum_up()
@@ -91,18 +97,20 @@ class Timing:
         if self._sampling:
             self._sampled += len(added)
             self._sampled_seconds += seconds
-        # `_step`, whose calls would take twice as long (`benchmarks.accounting`)
-        self._counts.update([log2(s) * _STEPS // 1 if s > _LEAST_SECONDS else _LEAST_STEP for s in added])
+        # `_bin` written out, because a call of it takes twice as long (`benchmarks.accounting`)
+        self._counts.update(
+            [log2(s) * _BINS_PER_DOUBLING // 1 if s > _LEAST_SECONDS else _FIRST_BIN for s in added]
+        )
 
     @property
     def clocked(self) -> int:
-        """Return the number of clocked calls."""
+        """Return the number of measured calls."""
         with self._lock:
             self._sum_up()
             return self._clocked
 
     def clocked_seconds(self) -> float | None:
-        """Return the seconds of all clocked calls, or None while another thread reads; it never waits."""
+        """Return the seconds of all measured calls without waiting; None while another thread reads them."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -111,9 +119,9 @@ class Timing:
             self._lock.release()
 
     def estimate(self, calls: int) -> float:
-        """Return the seconds of `calls` calls: exact if all were clocked, else estimated for the others.
+        """Return the total seconds of `calls` calls: exact if all were clocked, else partly estimated.
 
-        The others are taken to last as long as the mean of the calls that stand for them.
+        A call that was not clocked is taken to last as long as the mean of the calls clocked while sampling.
         """
         with self._lock:
             self._sum_up()
@@ -123,30 +131,33 @@ class Timing:
             return self._seconds + mean * max(0, calls - self._clocked)
 
     def percentile(self, share: float) -> float:
-        """Return the duration in seconds that a `share` (0..1) of the clocked calls do not exceed.
+        """Return a percentile of the clocked calls, in seconds and accurate within 5 %; 0.0 without calls.
 
-        It is accurate within 5 %, and 0.0 without calls.
+        Args:
+            share: the part of the calls, 0..1, that last no longer than the result.
         """
         with self._lock:
             self._sum_up()
             left = share * self._clocked
-            for step in sorted(self._counts):
-                left -= self._counts[step]
+            for number in sorted(self._counts):
+                left -= self._counts[number]
                 if left <= 0:
-                    return min(self._longest, 2 ** ((step + 0.5) / _STEPS))
+                    return min(self._longest, 2 ** ((number + 0.5) / _BINS_PER_DOUBLING))
             return self._longest
 
     def histogram(self) -> list[tuple[float, int]]:
-        """Return the lower edge in seconds and the number of calls of each bin with calls, shortest first.
+        """Return (lower edge in seconds, number of calls) for each non-empty bin, the shortest first.
 
         A bin is 5 % wide.
         """
         with self._lock:
             self._sum_up()
-            return [(2 ** (step / _STEPS), self._counts[step]) for step in sorted(self._counts)]
+            return [
+                (2 ** (number / _BINS_PER_DOUBLING), self._counts[number]) for number in sorted(self._counts)
+            ]
 
     def times(self, calls: int | None = None) -> Times:
-        """Return the distribution over `calls` calls, by default those that were clocked."""
+        """Return the distribution of the times of `calls` calls; None means the clocked ones."""
         with self._lock:
             calls = calls or self.clocked
             mean = self.estimate(calls) / calls if calls else 0.0
@@ -154,41 +165,42 @@ class Timing:
             return Times(samples=self._clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self._longest)
 
 
-def _step(seconds: float) -> float:
-    return log2(max(seconds, _LEAST_SECONDS)) * _STEPS // 1
+def _bin(seconds: float) -> float:
+    """Return the number of the histogram's bin for a duration; the bin of a second has the number 0."""
+    return log2(max(seconds, _LEAST_SECONDS)) * _BINS_PER_DOUBLING // 1
 
 
-_LEAST_STEP = _step(_LEAST_SECONDS)
+_FIRST_BIN = _bin(_LEAST_SECONDS)
 
 
 class Budget:
-    """A limit on the p99 of a handler's calls. It is reported once when exceeded.
+    """A limit on the p99 of a handler's calls, which reports once that it is exceeded.
 
-    It is exceeded as soon as more than one clocked call in a hundred took longer, and at least `LEAST` of
-    them: a single call may have been interrupted, and the first call pays for set-up.
+    The limit is exceeded as soon as more than one clocked call in a hundred took longer, and at least `LEAST`
+    calls did: a single call may have been interrupted, and the first call includes set-up.
 
     Args:
-        seconds: the budget.
-        exceeded: called with the p99 in seconds.
+        seconds: the limit on the p99, in seconds.
+        exceeded: called with the p99 in seconds when the limit is exceeded.
     """
 
-    __slots__ = ("_exceeded", "_over", "exceeded", "seconds")
+    __slots__ = ("_over", "_report", "exceeded", "seconds")
 
     LEAST = 3
 
     def __init__(self, seconds: float, exceeded: Callable[[float], None]) -> None:
         self.seconds = seconds
         self.exceeded = False
-        self._exceeded = exceeded
+        self._report = exceeded
         self._over = 0
 
     def overrun(self, timing: Timing) -> None:
-        """Count a call that took longer than the budget, and report it when the p99 exceeds the budget.
+        """Count a call that took longer than the limit, and report it if the p99 now exceeds the limit.
 
         Args:
-            timing: the durations of all calls, to which this one was already added.
+            timing: the durations of all calls, including this one.
         """
         self._over += 1
         if not self.exceeded and self._over >= self.LEAST and self._over * 100 > timing.clocked:
             self.exceeded = True
-            self._exceeded(timing.percentile(0.99))
+            self._report(timing.percentile(0.99))

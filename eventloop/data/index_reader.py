@@ -1,6 +1,6 @@
 """Resume a pass over a map-style DataLoader by drawing only its lists of indices again.
 
-`readers` chooses it for a plain `DataLoader`. No sample that was trained on is read again.
+`readers` chooses it for a plain `DataLoader`. No sample that was already trained on is read again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class IndexReader:
 
     A resumed pass, and each pass with workers, is read through a second loader with the same options. Its
     workers return their random state with every batch. The checkpoint has the state after the last batch that
-    was trained on, not that of batches read ahead, and the workers of the resumed run start with it.
+    was trained on, not after batches read ahead, and the workers of the resumed run start with it.
 
     A DataLoader draws the seed of its workers when a pass is opened, before the sampler draws. This class
-    draws it in the same order, and keeps the state that it was drawn from. Persistent workers are seeded
-    once, when the first pass begins, and those of a resumed run get the same seed.
+    draws the seed in the same order, and keeps the state of the generator before that draw. Persistent
+    workers are seeded once, when the first pass begins, and those of a resumed run get the same seed.
     """
 
     def __init__(self) -> None:
-        self._rebuilt: DataLoader[Any] | None = None  # kept if its workers persist
+        self._rebuilt: DataLoader[Any] | None = None  # the second loader, kept if its workers persist
         self._states: dict[int, tuple[bytes, ...]] = {}
         self._pending: tuple[int, int, ChangedState] | None = None  # number of a batch, its worker, its state
         self._seeded_with: torch.Tensor | None = None
@@ -56,7 +56,7 @@ class IndexReader:
         return self._batches(self._start(loader, skip, opened_with), skip)
 
     def state_dict(self, loader: DataLoader[Any], batch_idx: int) -> dict[str, Any]:
-        """Return the random states of the workers, and the state that their seed was drawn from."""
+        """Return the random states of the workers, and the generator's state before their seed was drawn."""
         states = self._states_at(loader, batch_idx)
         return {
             "num_workers": loader.num_workers,
@@ -99,7 +99,10 @@ class IndexReader:
     def _without_states(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
     ) -> Iterator[Any]:
-        """Resume a pass without workers, or with workers whose batches come in any order."""
+        """Resume a pass for which no random states of workers are kept: no workers, or `in_order=False`.
+
+        The first `skip` lists of indices are drawn and dropped.
+        """
         if loader.num_workers:
             logger.warning(
                 "the loader has in_order=False: the batches that were trained on are not known exactly, so "
@@ -118,7 +121,7 @@ class IndexReader:
     def _start(
         self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
     ) -> Iterator[FromWorker]:
-        """Start workers at the beginning of a pass, or at the batch where a resumed pass goes on."""
+        """Start workers at the beginning of a pass, or at the batch where a resumed pass continues."""
         self._rebuilt = None  # ends its workers, which have read ahead of this pass
         now = random_state(loader)
         if skip:
@@ -143,8 +146,8 @@ class IndexReader:
     def _seed(self, loader: DataLoader[Any], skip: int) -> torch.Generator:
         """Return a generator with the state from which the workers' seed is drawn.
 
-        The seed is also drawn from the loader's own generator, as a DataLoader does when a pass is opened.
-        This is left out if persistent workers were seeded in an earlier pass.
+        The seed is also drawn from the loader's own generator, as a DataLoader does when a pass is opened,
+        unless persistent workers were seeded in an earlier pass.
         """
         earlier = loader.persistent_workers and self._seeded_with is not None
         self._seeded_here = not earlier or bool(skip and self._seeded_here)
@@ -163,10 +166,11 @@ class IndexReader:
             self._settle(number)
 
     def _settle(self, batch_idx: int) -> None:
-        """Keep the random state that a worker sent with the last batch, if that batch was trained on.
+        """Keep the random state that a worker sent with batch `batch_idx`, if that was trained on.
 
         Args:
-            batch_idx: how many batches of the pass were trained on; the state of a later one is dropped.
+            batch_idx: the number of batches of the pass that were trained on; the state of a later batch is
+                dropped.
         """
         if self._pending is not None and self._pending[0] < batch_idx:
             _, worker, changed = self._pending
@@ -181,7 +185,7 @@ def _lists_of(loader: DataLoader[Any]) -> Any:
 
 
 def _draw_seed(loader: DataLoader[Any]) -> torch.Tensor:
-    """Draw the seed of a pass, as a DataLoader does, and return the state that it was drawn from."""
+    """Draw the seed of a pass, as a DataLoader does, and return the generator's state before the draw."""
     source = _source_of(loader)
     state = source.get_state()
     torch.empty((), dtype=torch.int64).random_(generator=source)
@@ -199,7 +203,7 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
 
 
 def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
-    """Draw all lists of indices of a pass, as a loader with workers has done when its pass ends."""
+    """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
     for _ in _lists_of(loader):
@@ -226,8 +230,8 @@ def _drop(lists: Iterator[list[Any]], skip: int) -> None:
 def _drop_empty(iterator: Iterator[Any], dataset: Any) -> None:
     """Read and drop the batch of an empty list of indices, so that the next list goes to the next worker.
 
-    A resumed pass begins with as many of these as are needed for each worker to get the batches that it
-    would have got. An error is raised unless the dataset has `__getitems__`, which may refuse an empty
+    A resumed pass begins with as many of these as are needed for each worker to get the same batches as
+    without the interruption. An error is ignored if the dataset has `__getitems__`, which may refuse an empty
     list.
     """
     try:

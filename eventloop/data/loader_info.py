@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
-    """Return why a pass over a loader cannot be resumed by indices, or None if it can."""
+    """Return the reason why a pass over a loader cannot be resumed by indices; None if it can."""
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return f"a {kind} is not a torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
@@ -32,7 +32,7 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
 
 
 def persists(loader: Any) -> bool:
-    """Return whether a loader's workers serve more than one pass."""
+    """Return whether a loader's workers stay alive for more than one pass."""
     return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
 
 

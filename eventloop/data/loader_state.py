@@ -1,10 +1,10 @@
-"""Save and restore what decides the order of a loader's next pass, besides the global generators.
+"""Save and restore states that determine the order of a loader's next pass, except global generators.
 
 `position`, the readers and the evaluations use it. The state has two parts. Each maps a place, which is
 the path of an attribute such as "sampler.generator", to a state:
 
-- `generators`: those of Python, NumPy and torch that are attributes of the loader, of its sampler, of its
-  batch sampler or of its dataset; not of their parts, such as transforms or datasets of datasets;
+- `generators`: generators of Python, NumPy and torch that are attributes of the loader, its sampler, its
+  batch sampler or its dataset, but not of their parts, such as transforms or nested datasets;
 - `samplers`: the states of samplers with `state_dict` and `load_state_dict`.
 """
 
@@ -23,7 +23,7 @@ _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_
 def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return a loader's samplers, each once, by the path of the attribute that holds them.
 
-    They are the `sampler`, the `batch_sampler.sampler` and the `batch_sampler`.
+    The paths are `sampler`, `batch_sampler.sampler` and `batch_sampler`.
     """
     batch_sampler = getattr(loader, "batch_sampler", None)
     found: dict[str, Any] = {}
@@ -60,6 +60,8 @@ def set_random_state(
     """Restore the global generators and a loader's own state from a state that `random_state` returned.
 
     Args:
+        loader: the loader.
+        state: the saved state.
         opening: whether a pass is opened next; then samplers with a `state_dict` are restored too. Otherwise
             they keep the position that they have reached by drawing.
     """
@@ -82,22 +84,23 @@ def set_samplers(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> Non
 
 
 def set_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> None:
-    """Restore those of a loader's own generators for which a state of the same kind was saved.
+    """Restore a loader's own generators for which a state of the same kind was saved.
 
     Args:
+        loader: the loader.
         states: the states by the path of the attribute that held the generator.
     """
     put_states(_generators(loader), states)
 
 
 def lost_generators(loader: Iterable[Any] | None, states: Mapping[str, Any]) -> list[str]:
-    """Return the places of a loader's generators that `set_generators` does not restore."""
+    """Return the attribute paths of a loader's generators for which no fitting state was saved."""
     own = generator_states(loader)
     return [place for place, state in own.items() if states.get(place, [None])[0] != state[0]]
 
 
 def saves_itself(loader: Any) -> bool:
-    """Return whether a loader saves its own position: `state_dict` works, and `load_state_dict` exists."""
+    """Return whether a loader can save its own position: its `state_dict` works, and it can load one."""
     return has_state_dict(loader) and not state_dict_error(loader)
 
 
@@ -107,7 +110,7 @@ def has_state_dict(owner: object) -> bool:
 
 
 def state_dict_error(loader: Any) -> str:
-    """Return the error that the `state_dict` of a loader raises, as accelerate's does, or "".
+    """Return the error that a loader's `state_dict` raises, as accelerate's does; "" if it works.
 
     `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
     begin a pass.
@@ -142,7 +145,7 @@ def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the samplers that have a `state_dict`, by the path of the attribute that holds them.
 
-    None are returned if the loader saves its own state, because that includes theirs.
+    None are returned if the loader saves its own state, because that includes the samplers' states.
     """
     samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
     return {} if samplers and saves_itself(loader) else samplers
@@ -152,8 +155,8 @@ def _load_sampler(sampler: Any, state: Any) -> None:
     """Restore a sampler to its state at the opening of a pass.
 
     For some samplers, such as torchdata's, the state is a position within a pass, and before a pass begins it
-    is the end of the pass before. Such a sampler is iterated, finds nothing left, and begins its next pass at
-    the beginning.
+    is the end of the former pass. Such a sampler is iterated once, finds nothing left, and then begins its
+    next pass at the start.
     """
     sampler.load_state_dict(copy.deepcopy(state))  # the sampler may keep and change it
     now = rng_state()

@@ -1,6 +1,6 @@
 """Convert a state to tensors and plain values, which `torch.load(weights_only=True)` can read.
 
-Everything that puts a `state_dict` of the user's into a checkpoint uses it.
+All code that puts a user's `state_dict` into a checkpoint uses it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def plain(value: Any, where: str) -> Any:
     """Return a nested state as tensors and plain values; convert NumPy's numbers to Python's.
 
     Args:
-        where: the position of the state in the checkpoint, for the message.
+        value: the state.
+        where: the place of the state in the checkpoint, for the message.
     """
     try:
         return _plain(value)
@@ -60,12 +61,12 @@ def _plain(value: Any) -> Any:
     if type(value) is set:
         return {_plain(item) for item in value}
     if isinstance(value, np.generic) and type(number := value.item()) in _PLAIN:
-        return number  # the item of a date or of a long double is not a plain number
+        return number  # dates and long doubles do not convert to a plain number
     raise _NotPlainError(value)
 
 
 def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor without a subclass that `torch.load` does not know; share its memory.
+    """Return a tensor as a type that `torch.load` knows; a subclass is replaced, and shares its memory.
 
     A wrapper subclass has no memory of its own, and is returned unchanged.
     """
@@ -80,8 +81,8 @@ def _plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
 def _inside(value: Any, key: object) -> Any:
     """Convert a value, and add its key to an error.
 
-    The keys are collected only after an error, because a string for every value costs more than all other
-    work.
+    The keys are collected only after an error, because building a string for every value would cost more than
+    all other work.
     """
     try:
         return _plain(value)

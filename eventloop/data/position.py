@@ -1,6 +1,7 @@
-"""Save and restore the position of a trainer in its loader, so that a run can resume mid-epoch.
+"""Save and restore the position of a trainer in its loader, so that a run can resume in mid-epoch.
 
-The trainer owns one `LoaderPosition`; the train loop opens passes through it, checkpoints contain its state.
+The trainer owns one `LoaderPosition`; the train loop opens passes through it, and checkpoints contain its
+state.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ Within = Literal["", "iter", "epoch"]
 
 
 class LoaderPosition:
-    """The position in the train loader: the number of the pass, and the random state it began with.
+    """The position in the train loader: the number of the pass, and the random state at its begin.
 
     The order of a shuffled pass is decided when it is opened. After a resume the pass is opened again with
-    the random state it was first opened with, the batches that were trained on are skipped
+    the random state of the first opening, the batches that were already trained on are skipped
     (`eventloop.data.readers`), and then the random state of the checkpoint is restored.
     """
 
@@ -68,22 +69,22 @@ class LoaderPosition:
         self._own: dict[str, Mapping[str, Any]] = {}
         self._loader_state: Mapping[str, Any] | None = None
         self._resuming = False
-        self._opened_at: tuple[int, int] | None = None  # iteration and epoch
+        self._opened_at: tuple[int, int] | None = None  # iteration and epoch at the opening of the pass
         self._current: tuple[Any, Reader] | None = None
-        self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # they may keep workers
+        self._by_index: WeakKeyDictionary[Any, Reader] = WeakKeyDictionary()  # readers with live workers
         # cleared by a finalizer, because the trainer is part of reference cycles: if a loader and the queues
         # of its workers are collected together, the workers get no signal to end; each costs a wait of 5 s
         finalize(self, self._by_index.clear).atexit = False
         self.skipped = 0
         """The number of batches that the current pass skipped, because an earlier run trained on them."""
         self.evaluated = 0
-        """Scheduled evaluations that were completed since the last training iteration."""
+        """The number of scheduled evaluations completed since the last training iteration."""
 
     @property
     def at_end(self) -> bool:
         """Return whether the epoch has no batch left; False if the loader has no length.
 
-        A run measured in iterations is one epoch, which ends with its last iteration.
+        A run measured in iterations has one epoch, which ends with its last iteration.
         """
         trainer = self._trainer
         if not trainer.by_epoch:
@@ -92,15 +93,15 @@ class LoaderPosition:
 
     @property
     def resuming(self) -> bool:
-        """Return whether the next pass that is opened continues a pass that was cut short."""
+        """Return whether the next pass continues an interrupted one."""
         return self._resuming
 
     def go_on(self) -> None:
-        """Let the next `open` continue the current pass, if a stop cut that pass short."""
+        """Let the next `open` continue the current pass, if a stop has interrupted it."""
         self._resuming = self._trainer.batch_idx > 0
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Open a pass over the train loader, and return its batches; after a resume only the rest of them."""
+        """Open a pass over the train loader, and return its batches, after a resume only the rest."""
         self.length = length_of(loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
@@ -127,11 +128,12 @@ class LoaderPosition:
             self._passes -= 1
 
     def _restore_own(self, loader: Iterable[Any], *, opening: bool) -> None:
-        """Restore the states of the loader's generators after a resume, and those of its samplers.
+        """Restore the states of the loader's generators after a resume, and of its samplers if `opening`.
 
         Args:
-            opening: whether a pass is about to be opened. If one is continued, the samplers are left out:
-                the reader opens that pass from its beginning, and restores them itself.
+            loader: the loader.
+            opening: whether a new pass is opened. If a pass is continued, the reader restores the samplers,
+                because it opens that pass from its beginning.
         """
         if "generators" in self._own:
             _restore_generators(loader, self._own.pop("generators"))
@@ -149,7 +151,7 @@ class LoaderPosition:
         return reader
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
-        """Call a distributed sampler's `set_epoch` with the pass, unless `DistSamplerSeedHook` does so."""
+        """Call a distributed sampler's `set_epoch` with the number of the pass, unless a hook does so."""
         if not self._trainer.by_epoch:
             set_sampler_epoch(loader, number)
 
@@ -160,7 +162,8 @@ class LoaderPosition:
             within: "iter" or "epoch" if an iteration or epoch has just ended and is not counted yet, else "".
 
         Raises:
-            TypeError: the loader's own state could be saved, but not loaded with `weights_only=True`.
+            TypeError: the loader's own state contains values that could not be loaded with
+                `weights_only=True`.
         """
         batch_idx = {"": self._trainer.batch_idx, "iter": self._trainer.batch_idx + 1, "epoch": 0}[within]
         loader = self._loader_state
@@ -192,7 +195,7 @@ class LoaderPosition:
         return restore
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved position, and the generators of the loaders; calls no code of loaders and samplers.
+        """Restore a saved position, and the generators of the loaders, without calling loaders or samplers.
 
         A malformed state of a generator raises the error of the generator.
         """
@@ -230,7 +233,7 @@ class LoaderPosition:
 
 
 def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    """Restore a loader's own generators, and log those that the checkpoint does not have."""
+    """Restore a loader's own generators, and log those without a state in the checkpoint."""
     if lost := lost_generators(loader, saved):
         logger.warning(
             "the samples may not be those of the interrupted run, as the checkpoint has no state of %s: "
@@ -241,7 +244,7 @@ def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None
 
 
 def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Call `set_epoch` of the loader, of its sampler, or of its batch sampler's; the first that has it."""
+    """Call `set_epoch` on the first object that has it: the loader, its sampler or its batch sampler."""
     for owner in (loader, *samplers_of(loader).values()):
         set_epoch = getattr(owner, "set_epoch", None)
         if set_epoch is not None:

@@ -1,13 +1,14 @@
-"""Choose how a pass over a loader is opened, and how a pass that was cut short is resumed.
+"""Choose how a pass over a loader is opened, and how an interrupted pass is resumed.
 
 `LoaderPosition` uses it. There are three ways:
 
 - For a `DataLoader` over a map-style dataset only the lists of indices are drawn again; no sample is read
   twice.
 - A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can.
-- For any other iterable the batches that were trained on are read again and dropped. This is also done if
-  `state_dict` raises, as that of accelerate's loaders does. Those read one batch ahead: random numbers that a
-  data set without workers draws from a global generator for that batch are drawn again.
+- For any other iterable the batches that were already trained on are read again and dropped. This is also
+  done if `state_dict` raises an error, as that of accelerate's loaders does. Accelerate's loaders read one
+  batch ahead: random numbers that a data set without workers draws from a global generator for that batch
+  are drawn again.
 
 The order is exactly that of the uninterrupted run if it is decided by
 
@@ -15,11 +16,11 @@ The order is exactly that of the uninterrupted run if it is decided by
   its first list of indices, as with `shuffle=True` and torch's samplers;
 - a generator of Python, NumPy or torch that is an attribute of the loader, of its sampler or batch sampler,
   or of its dataset. Its state is in the checkpoint;
-- a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state when the pass was opened,
-  which must decide the next pass, or its position in this one; the position is then found by drawing.
+- a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state at the opening of the pass.
+  This state must determine the next pass, or be a position in this one, which is then found by drawing.
 
-State anywhere else is not found, such as generators of transforms or a count of passes in an attribute. Use
-torchdata's StatefulDataLoader for it. Of the state that a dataset has in worker processes only the global
+State in other places is not found, such as generators of transforms or a count of passes in an attribute. Use
+torchdata's StatefulDataLoader for it. From the state of a dataset in worker processes, only the global
 generators are restored, and only for a map-style dataset.
 """
 
@@ -55,6 +56,8 @@ class Reader(Protocol):
         If batches are skipped, the random state of this process is the same after the call as before it.
 
         Args:
+            loader: the loader.
+            skip: the number of batches that were already trained on.
             opened_with: the random state with which the pass was first opened.
         """
 
@@ -62,11 +65,11 @@ class Reader(Protocol):
         """Return the state that `open` needs besides its arguments, after `batch_idx` batches of the pass."""
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Restore a state for the pass that is opened next."""
+        """Restore a saved state for the next `open`."""
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
+    """Return the reader that can read a loader and resumes a pass most exactly."""
     if saves_itself(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
@@ -79,12 +82,12 @@ def reader_of(loader: Iterable[Any]) -> Reader:
 
 
 class PlainReader:
-    """The reader of any iterable: it reads the batches that were trained on again, and drops them.
+    """The reader of any iterable: it reads the batches that were already trained on again, and drops them.
 
     A list or tuple is sliced instead.
 
     Args:
-        why: why no other reader fits, for the log.
+        why: the reason why no other reader fits, for the log.
     """
 
     def __init__(self, why: str) -> None:
@@ -115,11 +118,11 @@ class PlainReader:
         return iterator
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """Return an empty state: the position in the pass is enough."""
+        """Return an empty state, because the number of batches is enough."""
         return {}
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Warn if the loader has persistent workers, because no checkpoint holds their random states."""
+        """Warn if the loader has persistent workers, whose random states no checkpoint holds."""
         if persists(loader):
             logger.warning(
                 "the loader's persistent workers start with other random numbers than those of the "
@@ -129,13 +132,13 @@ class PlainReader:
 
 
 class StatefulReader:
-    """The reader of a loader that saves its own position, like torchdata's StatefulDataLoader.
+    """The reader of a loader that saves its own position, such as torchdata's StatefulDataLoader.
 
     A resumed run is as exact as the loader is. torchdata 0.11 resumes at the right sample with
-    `shuffle=True`, also with workers. It does not save the random state of its workers, nor that of a
-    generator that a sampler of yours draws from. With its StatefulDistributedSampler in it, it resumes within
-    a pass, but after a checkpoint at the end of a pass it has no batches, which ends the run with an error.
-    In a plain DataLoader that sampler is exact everywhere.
+    `shuffle=True`, also with workers. It saves neither the random state of its workers, nor that of a
+    generator from which a user's sampler draws. With torchdata's StatefulDistributedSampler, it resumes
+    within a pass, but after a checkpoint at the end of a pass it has no batches, which ends the run with an
+    error. In a plain DataLoader that sampler is exact everywhere.
     """
 
     def __init__(self) -> None:
@@ -149,7 +152,7 @@ class StatefulReader:
             why = f"the checkpoint has no state of the {type(loader).__name__}"
             return PlainReader(why).open(loader, skip, opened_with)
         if skip and not loaded:
-            loader.load_state_dict(loader.state_dict())  # the pass a stop cut short
+            loader.load_state_dict(loader.state_dict())  # continues the pass that a stop interrupted
         now = rng_state()
         iterator: Iterator[Any] = iter(loader)
         if skip:
@@ -160,7 +163,7 @@ class StatefulReader:
         """Return the loader's own state.
 
         Raises:
-            TypeError: the state has a value that could be saved, but not loaded with `weights_only=True`.
+            TypeError: the state contains values that could not be loaded with `weights_only=True`.
         """
         name = type(loader).__name__
         return {"stateful": plain(loader.state_dict(), f"train loader ({name}.state_dict())")}

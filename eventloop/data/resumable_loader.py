@@ -1,4 +1,4 @@
-"""Make a second DataLoader with the options of another one, whose first pass may begin within a pass.
+"""Create a second DataLoader with the options of another one, whose first pass may begin in its middle.
 
 `IndexReader` uses it.
 """
@@ -13,10 +13,10 @@ from torch.utils.data import DataLoader
 
 
 class Indices:
-    """A batch sampler's lists of indices, whose first pass may be given.
+    """A batch sampler's lists of indices; those of the first pass may be given.
 
-    A DataLoader with workers asks for two iterators and reads one. This class asks the batch sampler for an
-    iterator when the first list is read, so that it draws once.
+    A DataLoader with workers asks for two iterators and reads only one. This class asks the batch sampler for
+    an iterator when the first list is read, so that the sampler draws once.
 
     Args:
         batch_sampler: the source of the lists.
@@ -38,10 +38,13 @@ def rebuild(
     collate: Callable[[Any], Any],
     init: Callable[[int], Any] | None,
 ) -> DataLoader[Any]:
-    """Make a loader like another, with another batch sampler, `collate_fn` and `worker_init_fn`.
+    """Create a loader like another, with another batch sampler, `collate_fn` and `worker_init_fn`.
 
     Args:
-        generator: the generator that the seed of the workers is drawn from.
+        loader: the loader whose options are used.
+        indices: the batch sampler.
+        generator: the generator from which the seed of the workers is drawn.
+        collate, init: the `collate_fn` and the `worker_init_fn`.
     """
     options: dict[str, Any] = {}
     if loader.num_workers:

@@ -22,7 +22,8 @@ _Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomS
 def rng_state() -> dict[str, Any]:
     """Return the states of the global generators of Python, NumPy and torch, also of CUDA if initialised.
 
-    The words of a generator are tensors, because hundreds of Python ints take long to copy and to pickle.
+    The numbers of a generator's state are in tensors, because hundreds of Python ints take long to copy and
+    to pickle.
     """
     version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state()
@@ -48,14 +49,14 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
 
 
 def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield the saved states of the CUDA devices that exist here; the checkpoint may have more."""
+    """Yield the saved states of those CUDA devices that exist in this process, with their indices."""
     if "cuda" in state and torch.cuda.is_available():
         for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
             yield index, device.clone()
 
 
 def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return which of "python", "numpy" and "torch" differ in two states of `rng_state`."""
+    """Return those of "python", "numpy" and "torch" that differ in two results of `rng_state`."""
     return [name for name in ("python", "numpy", "torch") if not same_state(before[name], after[name])]
 
 
@@ -65,12 +66,12 @@ def module_generators(model: torch.nn.Module) -> dict[str, Any]:
 
 
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
-    """Restore the modules' generators that have a state of their name and kind from `module_generators`."""
+    """Restore the modules' generators from `module_generators`, if name and kind are the same."""
     put_states(_of_modules(model), saved)
 
 
 def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
-    """Return the generators among the attributes of a model's modules.
+    """Return the random generators among the attributes of a model's modules, by name.
 
     Torch's own modules have none, and few others do. The types of attributes are checked first, because this
     runs with each checkpoint.
@@ -92,8 +93,8 @@ def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
 def generators_in(owners: Mapping[str, Any]) -> dict[str, Any]:
     """Return the generators among the attributes of some objects, each once, by the path of the attribute.
 
-    Attributes of attributes are not searched. The global generators are left out, and those without a state,
-    such as `random.SystemRandom`.
+    Attributes of attributes are not searched. Global generators and those without a state, such as
+    `random.SystemRandom`, are left out.
     """
     mt19937: Any = np.random.mtrand
     known = {id(torch.default_generator), id(mt19937._rand), id(getattr(random, "_inst", None))}
@@ -119,7 +120,7 @@ def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 
 def _kind(generator: _Own) -> str:
-    """Return the kind of a generator; a state fits generators of the same kind."""
+    """Return the kind of a generator; a state can be restored only to a generator of the same kind."""
     if isinstance(generator, np.random.Generator):
         return f"Generator({type(generator.bit_generator).__name__})"
     if isinstance(generator, np.random.RandomState):
@@ -154,7 +155,7 @@ def _put(generator: _Own, state: list[Any]) -> None:
 
 
 def _as_tensors(state: Any) -> Any:
-    """Convert the arrays of a NumPy state to tensors of bytes, a type that every version of torch has."""
+    """Convert the arrays in a NumPy generator's state to tensors of bytes, which every torch supports."""
     if isinstance(state, Mapping):
         return {key: _as_tensors(value) for key, value in state.items()}
     if isinstance(state, np.ndarray):
@@ -163,7 +164,7 @@ def _as_tensors(state: Any) -> Any:
 
 
 def _as_arrays(state: Any, like: Any) -> Any:
-    """Convert tensors of bytes back to arrays with the types in `like`, a state of the same generator."""
+    """Convert tensors of bytes back to arrays; their types are those in `like`, a state of the generator."""
     if isinstance(state, Mapping):
         return {key: _as_arrays(value, like[key]) for key, value in state.items()}
     if isinstance(state, torch.Tensor):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 LARGEST_SEED = 2**32 - 1
-"""The largest seed that NumPy takes."""
+"""The largest seed that NumPy accepts."""
 
 
 def seed_everything(seed: int, *, deterministic: bool = False) -> int:
@@ -21,7 +21,7 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
     A checkpoint holds the states of all of these generators, so a resumed run needs no seed.
 
     Args:
-        seed: 0 to 2**32 - 1, NumPy's range. Give each rank another one where ranks draw, as for dropout.
+        seed: 0 to 2**32 - 1, NumPy's range. Give each rank a different seed if ranks draw, as for dropout.
         deterministic: also let torch use deterministic algorithms only, and raise where an operation has
             none. It costs speed; see `torch.use_deterministic_algorithms`.
 
@@ -43,7 +43,7 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
 
 
 def choose_device(device: str | torch.device | None) -> torch.device | None:
-    """Return a device; for "auto" the fastest kind that there is.
+    """Return a device; "auto" gives the fastest kind that the machine has.
 
     That is `cuda:LOCAL_RANK`, as torchrun numbers the processes of a machine, else mps, else the CPU.
 

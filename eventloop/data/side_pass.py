@@ -22,7 +22,7 @@ from eventloop.data.loader_state import (
 
 @contextmanager
 def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """Make a context for a separate pass over a loader; it yields the iterable to read.
+    """Yield an iterable for a separate pass over a loader, and restore random states after the block.
 
     For a `DataLoader` the iterable is a copy, which shares dataset and samplers; for any other loader it is
     the loader itself. When the context ends, the states of the global random generators and of the loader's
@@ -36,10 +36,10 @@ def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
 
 
 def position_of(loader: Any) -> object | None:
-    """Return a part of a loader whose position a separate pass would move, or None if no part has one.
+    """Return a part of a loader whose position a separate pass would move, or None without such a part.
 
-    Training would then miss the batches of the separate pass. Such parts have `state_dict` and
-    `load_state_dict`: a loader that is no `DataLoader`, a sampler, or an IterableDataset that is read in
+    Training would then miss the batches of the separate pass. Such a part has `state_dict` and
+    `load_state_dict`: a loader that is not a `DataLoader`, a sampler, or an IterableDataset that is read in
     this process.
     """
     if not isinstance(loader, DataLoader):

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 
 ChangedState = tuple[bytes | None, ...]
-"""The states of Python's, NumPy's and torch's generator; None if unchanged since the last batch."""
+"""The states of Python's, NumPy's and torch's generators; None for those unchanged since the last batch."""
 FromWorker = tuple[Any, int, ChangedState]
-"""A batch, the number of its worker, and the worker's state after it; a plain tuple can be pinned."""
+"""A batch, the number of its worker, and the worker's state after it. A plain tuple can be pinned."""
 
 _PYTHON = struct.Struct("=B?d")  # version, whether there is a cached gauss, its value
 _NUMPY = struct.Struct("=iid")  # position, whether there is a cached gauss, its value
@@ -30,13 +30,12 @@ _NUMPY = struct.Struct("=iid")  # position, whether there is a cached gauss, its
 class InWorker:
     """The `collate_fn` and the `worker_init_fn` of a loader whose workers return their random state.
 
-    Both are methods of one object, of which each worker process has a copy, because they share attributes.
+    They are methods of one object because they share attributes; each worker process has a copy of it.
 
     Args:
         collate: the loader's own `collate_fn`.
         init: the loader's own `worker_init_fn`, or None. It is called first.
-        states: the state that each worker starts with; a worker without one keeps the state it was seeded
-            with.
+        states: the state with which each worker starts; a worker without one keeps the state from its seed.
         idle: the number of workers, from the first on, that get an empty list before their first batch. The
             list stands for a batch that was read before the checkpoint, so that each worker gets the same
             batches as in an uninterrupted run.
@@ -83,8 +82,8 @@ class InWorker:
 def _end_alone(parent: int) -> None:
     """End a worker process at once if its parent was killed.
 
-    The states that it sent may fill the pipe, which is not read any more, and the exit would wait for the
-    queue without end. Batches alone take a few bytes of the pipe and do not fill it.
+    The random states that it sent may have filled the pipe, which nothing reads any more, so that a normal
+    exit would wait forever. Batches alone take few bytes of the pipe and do not fill it.
     """
     if os.getppid() != parent:
         os._exit(1)
@@ -98,7 +97,7 @@ def _is_empty(samples: Any) -> bool:
 
 
 def pack() -> tuple[bytes, bytes, bytes]:
-    """Return the states of the three global generators as bytes."""
+    """Return the states of the global generators of Python, NumPy and torch as bytes."""
     version, words, gauss = random.getstate()
     python = _PYTHON.pack(version, gauss is not None, gauss or 0.0) + array("I", words).tobytes()
     numpy: Any = np.random.get_state()
@@ -106,7 +105,7 @@ def pack() -> tuple[bytes, bytes, bytes]:
 
 
 def unpack(state: tuple[bytes, ...]) -> None:
-    """Restore the three global generators from a state that `pack` returned."""
+    """Restore the global generators of Python, NumPy and torch from the result of `pack`."""
     python, numpy, of_torch = state
     version, has_gauss, gauss = _PYTHON.unpack_from(python)
     words = array("I", python[_PYTHON.size :])

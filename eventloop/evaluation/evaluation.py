@@ -30,7 +30,7 @@ T = TypeVar("T")
 logger = logging.getLogger("eventloop")
 
 _SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
-"""Types that a `val_step` may return for handlers of `after_val_iter`; they become no metric."""
+"""The types that a `val_step` may return for handlers of `after_val_iter`; they are not metrics."""
 LEFT_OUT = (
     "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
     "of one element"
@@ -47,8 +47,10 @@ class Metric(Protocol):
 
 
 Evaluator = Metric | Callable[[Any, Any], Any]
-"""A metric object, or a function `(preds, target) -> number | mapping of numbers` per batch, averaged over
-samples."""
+"""A metric object, or a function `(preds, target) -> number | mapping of numbers`.
+
+The function is called for each batch, and its results are averaged over samples.
+"""
 Evaluators = Evaluator | Sequence[Evaluator] | Mapping[str, Evaluator]
 
 
@@ -63,7 +65,7 @@ def accuracy(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class Mean(NamedTuple):
-    """A mean and its number of samples."""
+    """A mean, and the number of samples over which it was taken."""
 
     value: float
     samples: int
@@ -75,7 +77,7 @@ NOTHING = Mean(0.0, 0)
 class Averages:
     """Average named values over samples.
 
-    Tensors are added up on their device. Numbers are averaged at once as Python floats, so that they are not
+    Tensors are summed on their device. Numbers are averaged at once as Python floats, so that they are not
     rounded to the device's precision.
     """
 
@@ -101,13 +103,16 @@ class Averages:
         self._samples[name] = self._samples.get(name, 0) + samples
 
     def compute(self) -> dict[str, float]:
-        """Return the means over all ranks. Wait for the device. A rank may lack names."""
+        """Return the means over the samples of all ranks. It waits for the device.
+
+        A name that only some ranks have is averaged over those ranks.
+        """
         own = dict(self._means)
         for name, total in self._read():
             own[name] = _together(
                 own.get(name, NOTHING), Mean(total / self._samples[name], self._samples[name])
             )
-        ranks = gather(own)  # a sum in place would hang where ranks have different names
+        ranks = gather(own)  # an all-reduce would hang if ranks have different names
         means = {}
         for name in sorted({name for rank in ranks for name in rank}):
             means[name] = reduce(_together, (rank[name] for rank in ranks if name in rank)).value
@@ -122,9 +127,9 @@ class Averages:
 
 
 def _together(a: Mean, b: Mean) -> Mean:
-    """Return the mean of the samples of both.
+    """Return the mean over the samples of both means.
 
-    Equal means stay equal: a sum that is divided again would be rounded twice.
+    Equal means stay equal, while a sum that is divided again would be rounded twice.
     """
     samples = a.samples + b.samples
     if not samples:
@@ -146,23 +151,23 @@ def gather(own: T) -> list[T]:
 def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
     """Return the metrics of rank 0 on every rank.
 
-    A metric object that does not reduce has another score on each rank, and the ranks would part where hooks
-    decide by it: the best checkpoint, a plateau, an early stop.
+    A metric object that does not reduce over ranks has a different score on each rank. Ranks must not decide
+    differently on the best checkpoint, a plateau or an early stop.
     """
     return of_rank_0(metrics) if has_other_ranks() else metrics
 
 
 class Evaluation:
-    """Collect what `val_step` returns over one pass, and compute the metrics at its end.
+    """Collect the outputs of `val_step` over one pass, and compute the metrics at its end.
 
     `val_step` returns a mapping. Every number in it is averaged over samples: a Python or NumPy number, or
-    a tensor of one element. `preds` and `target` feed the evaluators. Without an evaluator, targets that
+    a tensor of one element. The evaluators get `preds` and `target`. Without an evaluator, targets that
     are class indices are scored by accuracy.
 
     Args:
         evaluator: one metric or several, or None.
-        left_out: names of values that were already reported as unusable, as a text is. New ones are logged
-            and added to this set, so that a set that is passed to every evaluation logs each name once.
+        left_out: names of values, such as texts, that were already reported as unusable. New ones are logged
+            and added to this set, so that a set shared by all evaluations logs each name once.
     """
 
     def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
@@ -177,7 +182,7 @@ class Evaluation:
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
         """Add the outputs of one batch."""
         for name, value in outputs.items():
-            if name in ("preds", "target"):  # a batch of one sample is no metric
+            if name in ("preds", "target"):  # not metrics, even with one element
                 continue
             if is_number(value) or (isinstance(value, torch.Tensor) and value.numel() == 1):
                 self._claim(name, "val_step")
@@ -203,10 +208,10 @@ class Evaluation:
                     self._averages.add(key, value, samples)
 
     def compute(self) -> dict[str, float]:
-        """Return all metrics as floats. Wait for the device.
+        """Return all metrics as floats. It waits for the device.
 
         Raises:
-            ValueError: two sources report one metric.
+            ValueError: two sources report the same metric.
         """
         metrics = self._averages.compute()
         for name, metric in self._evaluators.items():
@@ -230,10 +235,12 @@ def before_drawing(
 ) -> Callable[[], None]:
     """Return a function that restores the random states from which an evaluation on `loader` draws.
 
-    They are those of this process: of the global generators, the model's modules, and both loaders.
+    They are the states of this process: the global generators, the model's modules, and both loaders.
 
     Args:
+        model: the model.
         trained_on: the loader of the training, whose random state is restored too.
+        loader: the loader of the evaluation.
     """
     training, modules = random_state(trained_on), module_generators(model)
     evaluation = None if loader is trained_on else own_random_state(loader)
@@ -258,9 +265,9 @@ class HasFields(Protocol):
 
 @contextmanager
 def fields_kept(trainer: HasFields) -> Iterator[None]:
-    """Restore the trainer's fields after the block.
+    """Restore the trainer's model, batch, outputs and metrics after the block.
 
-    Metrics that are put in the block, also by `get_event_storage`, are discarded.
+    Metrics that are put within the block, also by `get_event_storage`, are discarded.
     """
     model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
     try:

@@ -57,16 +57,17 @@ class CheckedTrainer(Protocol):
         """True after a request to stop."""
 
     def val_step(self, batch: Any) -> Mapping[str, Any]:
-        """Evaluate one batch."""
+        """Evaluate one batch, and return its outputs."""
 
 
 class MonitoredMetrics:
     """The metrics that hooks monitor, each checked when the trainer is built or in a sanity validation.
 
     Args:
-        sanity_val: batches of the sanity validation; None for one batch where a name could not be checked
-            before.
-        own_val_step: whether the user's code decides what the validation reports.
+        trainer: the trainer.
+        sanity_val: the number of batches of the sanity validation; None for one batch, and only if a name
+            could not be checked before.
+        own_val_step: whether the user's `val_step` decides which metrics the validation reports.
 
     Raises:
         TypeError, ValueError: `sanity_val` is not an int of at least 0, or there is no `val_loader` for it.
@@ -82,8 +83,8 @@ class MonitoredMetrics:
         """Check that the validation can report a metric; hooks call this in their `check`.
 
         Args:
-            metric: its name.
-            option: the option that names it, for the error: "CheckpointHook(save_best='accuracy')".
+            metric: the metric's name.
+            option: the option that names it, for the error, such as "CheckpointHook(save_best='accuracy')".
         """
         if self._possible is not None and metric not in self._possible:
             raise ValueError(_unreported(metric, option, self._possible))
@@ -93,14 +94,14 @@ class MonitoredMetrics:
     def sanity_check(self) -> None:
         """Validate a few batches before a run's first iteration, and look for the monitored metrics.
 
-        No event is emitted: handlers would count, log and swap weights for a validation that the run does
-        not have. Random states, buffers, modes, metrics and evaluators are put back; what `val_step`
-        changes elsewhere is not. By default nothing is run on a loader that may not begin again, as an
-        iterator. A resumed run is not checked.
+        No event is emitted: handlers would count, log and swap weights for a validation that is not part of
+        the run. Random states, buffers, modes, metrics and evaluators are restored; other changes made by
+        `val_step` are not. By default a loader that may not start over, such as an iterator, is not used. A
+        resumed run is not checked.
 
         Raises:
             ValueError: a metric is missing.
-            Exception: from the user's code, where `sanity_val` was given. By default it is logged and the
+            Exception: an error of the user's code, if `sanity_val` was given. By default it is logged and the
                 names are not checked, because an evaluator may need more than one batch.
         """
         trainer, batches = self._trainer, self._sanity_val
@@ -144,10 +145,10 @@ class MonitoredMetrics:
 def reported_names(
     evaluators: Mapping[str, Evaluator], loss_fn: object, own_val_step: bool
 ) -> tuple[set[str], set[str] | None]:
-    """Return the names of the metrics that a validation certainly reports, and of all it may report.
+    """Return the names of the metrics that a validation certainly reports, and of all that it may report.
 
-    The second set is unknown (None) where a function may return a mapping of any names; known are only
-    torchmetrics' classes that return a tensor.
+    None in place of the second set means that a function may return a mapping with any names. The names are
+    known only for torchmetrics' classes that return a tensor.
     """
     certain = {name for name, evaluator in evaluators.items() if _gives_one_number(evaluator)}
     known = not own_val_step and len(certain) == len(evaluators)
@@ -190,7 +191,7 @@ def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
 
 
 def _can_be_repeated(trainer: CheckedTrainer) -> bool:
-    """Return whether the loader restarts with each pass, and the first batch does not create weights."""
+    """Return whether the loader restarts with each pass, and the model creates no weights at a batch."""
     loader = trainer.val_loader
     begins_again = isinstance(loader, list | tuple) or (
         loader is not None
@@ -201,13 +202,13 @@ def _can_be_repeated(trainer: CheckedTrainer) -> bool:
 
 
 def _is_restored(sampler: object) -> bool:
-    """Return whether a sampler draws the same samples again; one of the user's own may count its passes."""
+    """Return whether a sampler can draw the same samples again; a user's sampler may count its passes."""
     of_torch = type(sampler).__module__.startswith("torch.")
     return of_torch or has_state_dict(sampler) or hasattr(sampler, "set_epoch")
 
 
 def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
-    """Validate on all ranks; if one rank fails, all raise."""
+    """Validate on all ranks; if it fails on one rank, raise an error on all."""
     assert trainer.val_loader is not None
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
     failure: Exception | None = None
@@ -227,7 +228,7 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
 def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
     """Return a loader whose workers end with the pass.
 
-    Persistent workers would keep the random state that the pass leaves.
+    Persistent workers would keep the random state that the pass leaves behind.
     """
     if not persists(loader):
         return loader
@@ -238,7 +239,7 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
 
 @contextmanager
 def _aside(trainer: CheckedTrainer) -> Iterator[None]:
-    """Restore what validating changes: random states, modes, buffers, trainer fields, evaluators."""
+    """Restore after the block all that a validation changes, such as random states, modes and buffers."""
     model, loader = trainer.model, trainer.val_loader
     drawn, modules = random_state(loader), module_generators(model)
     try:

@@ -13,7 +13,7 @@ Workflow = Sequence[tuple[str, int]]
 
 
 class Schedule(Protocol):
-    """Decide which evaluations follow `done` of `total` epochs or iterations; 0 is the start."""
+    """Decides which evaluations follow `done` of `total` epochs or iterations; `done` is 0 at the start."""
 
     def after(self, done: int, total: int) -> list[Evaluate]: ...
 
@@ -36,7 +36,7 @@ class ValSchedule:
     """Validate from `begin` on, every `interval`, and at the end.
 
     Args:
-        interval, begin: in epochs, or in iterations when the run is measured in them.
+        interval, begin: in epochs, or in iterations if the run is measured in iterations.
         dynamic_intervals: `(milestone, interval)` pairs; as in MMEngine an interval applies once
             `done + 1 >= milestone`.
 
@@ -71,7 +71,7 @@ class ValSchedule:
         return ["val"] if due and done > 0 else []
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments, which a resumed run compares."""
+        """Return the arguments, for a resumed run to compare."""
         dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
         return {
             "val_interval": self._intervals[0], "val_begin": self._begin,
@@ -80,7 +80,7 @@ class ValSchedule:
 
 
 class WorkflowSchedule:
-    """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates, again and again.
+    """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates once, repeatedly.
 
     The evaluations after the last training unit of a cycle also follow the last unit of the run: three epochs
     of the example are T T V T V.
@@ -118,5 +118,5 @@ class WorkflowSchedule:
         return self._follow[place] if place else self._follow[-1] + self._follow[0]
 
     def settings(self) -> dict[str, Any]:
-        """Return {}: a resumed run gets its workflow from the call of `run`."""
+        """Return {}, because a resumed run gets its workflow from the call of `run`."""
         return {}

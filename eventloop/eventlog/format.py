@@ -1,4 +1,4 @@
-"""The format of the event log, a file that survives kills, new versions and flipped bits.
+"""Define the format of the event log, a file that survives kills, new versions and flipped bits.
 
 It holds every event of a run. EventLogWriter writes it, and `eventloop.eventlog.reader` reads it.
 
@@ -7,15 +7,15 @@ frame:
 
     MARK, 4 bytes | length, uint32 | checksum, uint32 | payload, `length` bytes
 
-The checksum is the CRC-32 of the payload (`zlib.crc32`), begun with the length, so that it covers both. The
-payload is a msgpack array `[tag, sequence, time, rank, body]`: the body is the event as a map of its fields,
-and the tag is its name, which a reader looks up first. So a reader skips an event that it does not know,
-ignores a field that it does not know, and gives a field that was added since its default. NaN and the
-infinities are floats like any other.
+The checksum is the CRC-32 of the length and the payload (`zlib.crc32` of the payload, with the length as the
+initial value). The payload is a msgpack array `[tag, sequence, time, rank, body]`: the body is the event as a
+map of its fields, and the tag is its name, which a reader looks up first. So a reader skips unknown events,
+ignores unknown fields, and gives fields that were added later their defaults. NaN and the infinities are
+ordinary floats.
 
 A record whose tag begins with `$` is not an event, and takes no sequence number: `$run` holds the facts of
-the run whose events follow. An event may hold frames itself, for example as the bytes of another log; so the
-end of a log is found by reading it from its beginning. This module imports no torch.
+the run whose events follow. An event may itself contain frames, for example as the bytes of another log; so
+the end of a log is found by reading it from its beginning. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -30,50 +30,52 @@ import msgspec
 
 FILE_NAME = "events.evl"
 MAGIC = b"\x89evl\r\n\x1a\n"
-"""As PNG's signature: a transfer that changes line ends or the eighth bit breaks it."""
+"""The signature of the file; like PNG's, it shows transfers that changed line ends or the eighth bit."""
 VERSION = 1
 HEADER = MAGIC + struct.pack("<I", VERSION)
 MARK = b"\xc1evl"
-"""The begin of a frame, by which a reader finds the next one after damaged bytes; msgpack never uses 0xc1."""
+"""The first bytes of a frame, by which a reader finds the next one after damage; not valid msgpack."""
 FRAME = struct.Struct("<III")
 SHORTEST = 6
-"""The least bytes of a payload: an array, and one byte for each of its items."""
+"""The least number of bytes of a payload: the head of an array, and one byte for each of its items."""
 RUN_TAG = "$run"
 """The tag of the record with the facts of the run whose events follow."""
 BLOCK = 1 << 16
-"""Bytes read at once, so that they stay in the processor's cache: saves a sixth of the time of a replay."""
+"""The number of bytes read at once; they fit into the processor's cache, so a replay is a sixth faster."""
 MARK_NUMBER = int.from_bytes(MARK, "little")
 
 T = TypeVar("T")
 
 
 class EventLogError(ValueError):
-    """A file is no event log or is of another version, or it is torn and `on_torn="raise"` was given."""
+    """Raised if a file is not an event log, has another version, or is torn with `on_torn="raise"`."""
 
 
 class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=True):
-    """An event of a log, with its sequence number, its time and its rank."""
+    """An event of a log, with its sequence number, time and rank."""
 
     tag: str
     """The event's name."""
     sequence: int
-    """0 for the first event of the file; goes on where a resumed run appends."""
+    """The number of the event: 0 for the first one of the file; a resumed run continues the count."""
     time: float
-    """When the event was written, in seconds since 1970: at most about 0.2 s after it was emitted, while the
-    writer keeps up."""
+    """The time of the write, in seconds since 1970.
+
+    While the writer keeps up, it is at most about 0.2 s after the emit.
+    """
     rank: int
     """The rank of the process that wrote it."""
     event: T
 
 
 def pack(payload: bytes) -> bytes:
-    """Return the header of a payload's frame: mark, length and checksum; the payload is written after it."""
+    """Return the header of a payload's frame: mark, length and checksum. The payload is written after it."""
     length = len(payload)
     return FRAME.pack(MARK_NUMBER, length, crc32(payload, length))
 
 
 def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
-    """Read the beginning of a log; return False if it is incomplete, after a kill."""
+    """Read the header of a log; return False if a kill has left it incomplete."""
     head = file.read(len(HEADER))
     if len(head) < len(HEADER) and HEADER.startswith(head):
         return False
@@ -89,7 +91,7 @@ def read_header(file: BinaryIO | FileIO, path: str | PathLike[str]) -> bool:
 
 
 def payload_at(block: bytes, at: int) -> bytes | None:
-    """Return the payload of the whole and intact frame that begins at `at`, or None."""
+    """Return the payload of the frame that begins at `at`, or None if it is incomplete or damaged."""
     if len(block) - at < FRAME.size:
         return None
     mark, length, checksum = FRAME.unpack_from(block, at)
@@ -102,7 +104,7 @@ def payload_at(block: bytes, at: int) -> bytes | None:
 
 
 def block_at(file: BinaryIO | FileIO, position: int, size: int) -> bytes:
-    """Read a block at `position`, or the frame that begins there if it is larger."""
+    """Read a block at `position`; if a larger frame begins there, read the whole frame."""
     left = size - position
     file.seek(position)
     block = file.read(min(BLOCK, left))
@@ -114,7 +116,7 @@ def block_at(file: BinaryIO | FileIO, position: int, size: int) -> bytes:
 
 
 def find_frame(file: BinaryIO | FileIO, position: int, size: int) -> int | None:
-    """Return the offset of the first whole and intact frame from `position` on, or None."""
+    """Return the offset of the first complete and intact frame from `position` on, or None."""
     while position < size:
         block = block_at(file, position, size)
         at = block.find(MARK)
@@ -130,9 +132,9 @@ class LogEnd(NamedTuple):
     """The offset and the sequence number at which a log is continued."""
 
     offset: int
-    """The end of its last whole record."""
+    """The end of the last complete record, in bytes."""
     sequence: int
-    """The number of the next event."""
+    """The sequence number of the next event."""
 
 
 def find_end(file: BinaryIO | FileIO, size: int) -> LogEnd:

@@ -1,10 +1,11 @@
-"""The format of `metrics.jsonl`: one JSON object per line, of scalars or of any other event.
+"""Define the format of `metrics.jsonl`: one JSON object per line, with scalars or any other event.
 
     {"mode":"train","step":40,"iter":39,"epoch":0,"loss":0.1234,"lr":0.001}
     {"event":"checkpoint_saved","iter":39,"epoch":0,...,"path":"runs/digits/epoch_1"}
 
-JSONLWriter writes it, and the report reads it. JSON has no NaN and no infinities: they are the strings of
-`NUMBERS`, and a text equal to one of them gets a "~" in front. This module imports no torch.
+JSONLWriter writes it, and the report reads it. JSON has no NaN and no infinities: they are stored as the
+strings in `NUMBERS`, and a text equal to one of these strings gets a "~" in front. This module imports no
+torch.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import msgspec
 
 FILE_NAME = "metrics.jsonl"
 RESERVED = frozenset({"event", "mode", "step", "iter", "epoch"})
-"""The keys of a line of scalars that are not metrics."""
+"""The keys in a line of scalars that are not metrics."""
 PREFIX = "scalars/"
-"""Put before a metric whose name is reserved (or has the prefix already): no metric overwrites another."""
+"""The prefix of a metric whose name is reserved, or begins with the prefix, so that names stay distinct."""
 NUMBERS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
-"""The errors of a decoder on a line that is torn, has a flipped bit, is nested too deep, or has a number of
-thousands of digits."""
+"""The errors of a decoder on a bad line.
+
+It may be torn, have a flipped bit, be nested too deep, or contain a number with thousands of digits.
+"""
 LIKE_A_NUMBER = re.compile(r"~*(NaN|-?Infinity)")
 
 
@@ -35,17 +38,17 @@ def key_of(name: str) -> str:
 
 @lru_cache(1024)
 def is_reserved(name: str) -> bool:
-    """Return whether a metric needs another key; cached, because each line asks for the same names."""
+    """Return whether a metric needs another key. It is cached, because each line has the same names."""
     return name in RESERVED or name.startswith(PREFIX)
 
 
 def name_of(key: str) -> str:
-    """Return the metric of a key; the inverse of `key_of`."""
+    """Return the metric's name for a key; the inverse of `key_of`."""
     return key.removeprefix(PREFIX)
 
 
 def marked(value: Any) -> Any:
-    """Return `value` in JSON's types: non-finite floats become strings, and texts like them get a "~"."""
+    """Return `value` in JSON's types: non-finite floats become texts, and equal texts get a "~" in front."""
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -59,7 +62,7 @@ def marked(value: Any) -> Any:
 
 
 def unmarked(value: Any) -> Any:
-    """Return the value that `marked` was given; tuples come back as lists."""
+    """Return the original of a value that `marked` returned, except that tuples come back as lists."""
     match value:
         case str() if LIKE_A_NUMBER.fullmatch(value):
             return NUMBERS[value] if value in NUMBERS else value[1:]
@@ -71,10 +74,10 @@ def unmarked(value: Any) -> Any:
 
 
 def is_torn(line: bytes) -> bool:
-    """Return whether a last line, which has no line feed, was cut short by a kill or a crash.
+    """Return whether the last line, which has no line feed, was cut short by a kill or a crash.
 
-    That is the beginning of a JSON object, or the zeros that a crash of the machine leaves. A whole object
-    is not torn, because a file made by hand may lack the last line feed, and neither is a text of another
+    A torn line is the beginning of a JSON object, or zeros that a crash of the machine leaves. A complete
+    object is not torn, because a file made by hand may lack the last line feed; nor is a text of another
     program.
 
     Args:

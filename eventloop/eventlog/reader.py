@@ -3,7 +3,7 @@
     for record in read_events("runs/digits"):
         print(record.sequence, record.time, record.event)
 
-A reader skips and counts the records that it cannot read. This module imports no torch.
+Records that the reader cannot read are skipped and counted. This module imports no torch.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class TornTail(NamedTuple):
     """The end of a log that a kill or a full disk cut short."""
 
     offset: int
-    """Bytes up to the end of the last whole record."""
+    """The end of the last complete record, in bytes."""
     size: int
-    """Bytes after it, which are not a record."""
+    """The number of bytes after it, which are not a record."""
 
 
 def find_log(run: str | PathLike[str]) -> Path:
-    """Return the path of the event log of a run: the file itself, or the one in its directory."""
+    """Return the path of a run's event log: the given file itself, or the log in the given directory."""
     path = Path(run)
     if not path.exists():
         raise FileNotFoundError(f"no run at {path}: give the run's directory or its {FILE_NAME}")
@@ -72,7 +72,7 @@ def find_log(run: str | PathLike[str]) -> Path:
 
 
 class EventReader(Iterator[EventRecord[Event]]):
-    """The records of a log, as it is when it is opened, in order; `read_events` makes one.
+    """An iterator over the records of a log in order, as the log is when it is opened; see `read_events`.
 
     A run may continue to write the log.
     """
@@ -90,23 +90,25 @@ class EventReader(Iterator[EventRecord[Event]]):
         self.path = find_log(path)
         self._absolute = self.path.absolute()  # the program may change its directory meanwhile
         self.run: Run | None = None
-        """The facts of the run whose events are being read; None before the first event or without facts."""
+        """The facts of the run whose events are being read; None before the first event, or without facts."""
         self.left_out = 0
-        """Events that `only` does not name."""
+        """The number of events that were skipped because the argument `only` does not name them."""
         self.unknown: dict[str, int] = {}
-        """Events skipped because no imported module declares them: name and count."""
+        """The events skipped because no imported module declares them: counts by name."""
         self.unreadable: dict[str, int] = {}
-        """Events skipped because their fields are no longer those of the class, or the class refuses their
-        values: name and count."""
+        """The events skipped because their fields do not fit the class, or the class refuses their values.
+
+        The dict has counts by name.
+        """
         self.damaged = 0
-        """Bytes skipped because their checksum is wrong, with whole records after them."""
+        """The number of skipped bytes with a wrong checksum that are followed by complete records."""
         self.torn: TornTail | None = None
-        """The bytes after the last whole record, once the reader reaches them."""
+        """The bytes after the last complete record, once the reader has reached them; None without any."""
         with open(self.path, "rb") as file:
             self._size = fstat(file.fileno()).st_size
             begun = read_header(file, self.path)
         self.position = len(HEADER) if begun else 0
-        """Bytes read so far."""
+        """The number of bytes read so far."""
         self._decoders: dict[bytes, Callable[[bytes], EventRecord[Event] | None]] = {}
         self._records = chain.from_iterable(self.blocks())
 
@@ -114,7 +116,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         return next(self._records)
 
     def blocks(self) -> Iterator[list[EventRecord[Event]]]:
-        """Yield the remaining records in lists: those of a block of the file, never of two runs.
+        """Yield the remaining records in lists, each with the records of one block of the file and one run.
 
         A loop over the lists saves a call per record.
         """
@@ -128,7 +130,7 @@ class EventReader(Iterator[EventRecord[Event]]):
                 return
 
     def _records_in(self, block: bytes) -> tuple[list[EventRecord[Event]], int]:
-        """Return the records of the intact frames that a block begins with, and the end of the last frame."""
+        """Return the records of the intact frames at the begin of a block, and the end of the last one."""
         unpack, header, size, decoders = FRAME.unpack_from, FRAME.size, len(block), self._decoders
         records: list[EventRecord[Event]] = []
         at = 0
@@ -158,7 +160,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         return self._decoders[key]
 
     def _decoder(self, key: bytes) -> Callable[[bytes], EventRecord[Event] | None]:
-        """Return a function that decodes the payloads that begin with `key`, or counts them as skipped."""
+        """Return a function that decodes payloads beginning with `key`, or that counts them as skipped."""
         tag = _tag(key)
         if tag == RUN_TAG:
             return _raise_new_run
@@ -188,13 +190,13 @@ class EventReader(Iterator[EventRecord[Event]]):
     def _block_at(self, position: int) -> bytes:
         """Read a block from the file.
 
-        It is opened each time, so that a reader that is not exhausted leaves no file open.
+        The file is opened each time, so that a reader that is not exhausted leaves no file open.
         """
         with open(self._absolute, "rb", buffering=0) as file:
             return block_at(file, position, self._size)
 
     def _skip_damage(self) -> bool:
-        """Skip to the next intact frame; return False if there is none and the rest is a torn tail."""
+        """Skip to the next intact frame; return False if there is none, so that the rest is a torn tail."""
         with open(self._absolute, "rb", buffering=0) as file:
             found = find_frame(file, self.position + 1, self._size)
         size = (self._size if found is None else found) - self.position
@@ -223,13 +225,14 @@ def read_events(
         for record in read_events("runs/digits"):
             print(record.sequence, record.event)
 
-    Afterwards the reader holds what it had to skip: `reader.unknown`, `reader.unreadable`, `reader.damaged`,
-    `reader.torn`. An event type that is declared outside of eventloop is known once its module is imported.
+    Afterwards the reader has counts of skipped records: `reader.unknown`, `reader.unreadable`,
+    `reader.damaged`, `reader.torn`. An event type that is declared outside of eventloop is known once its
+    module is imported.
 
     Args:
         path: the file, or the directory of the run.
         only: names or classes of events; all others are skipped undecoded.
-        on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
+        on_torn: the reaction to a torn tail or damaged bytes: "warn", "ignore", or "raise".
 
     Raises:
         FileNotFoundError: there is no run, or no log in it.
@@ -248,7 +251,7 @@ def _tags(only: str | type[Event] | Sequence[str | type[Event]] | None) -> froze
 
 
 class _NewRun(Exception):
-    """A record holds the facts of the run whose events follow, and not an event."""
+    """Raised when a record is not an event, but holds the facts of the run whose events follow."""
 
 
 def _raise_new_run(payload: object) -> None:
@@ -256,7 +259,7 @@ def _raise_new_run(payload: object) -> None:
 
 
 def _skip(payload: object) -> None:
-    """Ignore a record without data for the user."""
+    """Ignore a record of a later version that is not an event."""
 
 
 def _tag(key: bytes) -> str:

@@ -1,12 +1,12 @@
-"""Replay the event log of a run onto a bus, or straight into writers.
+"""Replay the event log of a run onto a bus, or directly into writers.
 
     from eventloop import replay
 
     replay("runs/digits", bus, only="scalars_logged")
     replay("runs/digits", TensorBoardWriter(), work_dir="runs/digits/again")
 
-Handlers and writers receive the events in the order of the run, as fast as they can process them. The other
-names are imported from this module: `from eventloop.eventlog.replay import ReplayReport`.
+Handlers and writers receive the events in the order of the run, as fast as they can process them. All names
+but `replay` are imported from this module: `from eventloop.eventlog.replay import ReplayReport`.
 """
 
 from __future__ import annotations
@@ -30,35 +30,38 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
 
 FOLDER = "replay"
-"""The folder in the run's directory where writers write by default, apart from the run's own files."""
+"""The folder in the run's directory for the files of writers, separate from the run's own files."""
 BUS_BATCH = 256
-"""Events between two waits for a bus's background subscribers: a queue for as many drops none."""
+"""The number of events between two waits for a bus's background subscribers.
+
+A queue with at least this capacity drops no events.
+"""
 POLL_SECONDS = 0.0005
 
 
 @runtime_checkable
 class Sink(Protocol):
-    """A destination of a replay other than a bus: `eventloop.writers.Writer` is one."""
+    """A destination of a replay other than a bus, such as an `eventloop.writers.Writer`."""
 
     @property
     def events(self) -> tuple[str | type[Event], ...]:
-        """Return the events that it takes; "*" for every event."""
+        """Return the events that the destination takes; "*" for every event."""
 
     @property
     def batch(self) -> bool | int:
         """Return how events are passed: one by one to `write` if False, else in lists to `write_batch`.
 
-        A number is the greatest length of a list; True sets no limit.
+        A number is the largest length of a list; True sets no limit.
         """
 
     def open(self, run: Run) -> None:
         """Prepare for a run; called before the first event."""
 
     def write(self, event: Event) -> None:
-        """Take an event."""
+        """Write an event."""
 
     def write_batch(self, events: list[Event]) -> None:
-        """Take several events, in order."""
+        """Write several events, in order."""
 
     def flush(self) -> None:
         """Write the buffered events; called after the last event."""
@@ -69,19 +72,19 @@ class Sink(Protocol):
 
 @runtime_checkable
 class TimedSink(Protocol):
-    """A destination that takes the times of the log, as trackers need them."""
+    """A destination that takes the times in the log, which trackers need."""
 
     def write_timed(self, events: list[tuple[float, Event]]) -> None:
-        """Take events in order, each with the Unix time at which it was logged."""
+        """Write events in order, each given as a pair of the Unix time of its log record and the event."""
 
 
 class Loss(msgspec.Struct, frozen=True):
     """The events of a replay that a background subscriber of the bus did not process."""
 
     failed: int = 0
-    """Events that it received, and raised or stalled."""
+    """The number of events at which the subscriber raised an error or stalled."""
     dropped: int = 0
-    """Events that it never received: its queue was full, or it had ended before."""
+    """The number of events that it never received, because its queue was full or it had ended."""
     error: str = ""
     """Its last error, and whether the error ended it."""
 
@@ -94,29 +97,31 @@ class Loss(msgspec.Struct, frozen=True):
 
 
 class ReplayReport(msgspec.Struct, frozen=True):
-    """The counts of a log's events that were replayed, left out, unreadable or lost."""
+    """The counts of a log's events: replayed, left out, unreadable or lost."""
 
     emitted: int
-    """Events that were emitted, or written by the writers."""
+    """The number of events that were emitted, or written by the writers."""
     left_out: int
-    """Events that `only` does not name, or that no writer takes."""
+    """The number of events that `only` does not name, or that no writer takes."""
     unknown: dict[str, int]
-    """Events that no imported module declares: name and count."""
+    """The events that no imported module declares: counts by name."""
     unreadable: dict[str, int]
-    """Events whose fields are no longer those of the class: name and count."""
+    """The events whose fields do not fit the class any more: counts by name."""
     damaged: int
-    """Bytes whose checksum is wrong, before the last whole record."""
+    """The number of bytes with a wrong checksum before the last complete record."""
     torn: TornTail | None
-    """The bytes after the last whole record, if there are any."""
+    """The bytes after the last complete record; None without any."""
     lost: dict[str, Loss] = {}
-    """The losses of the background subscribers of the bus, by name. A subscriber that received everything and
-    failed when the bus was flushed has an `error` alone."""
+    """The losses of the background subscribers of the bus, by name.
+
+    A subscriber that received all events and failed when the bus was flushed has only an `error`.
+    """
     flushed: bool = True
-    """False if a subscriber was still busy when the bus had been flushed for its `drain_timeout`."""
+    """False if a subscriber was still busy after the bus was flushed for its `drain_timeout`."""
 
     @property
     def empty(self) -> bool:
-        """Return whether the log held no event at all."""
+        """Return whether the log contains no events at all."""
         return not (self.emitted or self.left_out or self.unknown or self.unreadable)
 
     def __str__(self) -> str:
@@ -127,7 +132,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
 
         Args:
             into: the destination of the events.
-            unknown: the remedy for events of an unknown type; by default to import their module.
+            unknown: the advice for events of an unknown type; "" means to import their module.
         """
         where = f" into {into}" if into else ""
         lines = [f"{_count(self.emitted, 'event')} replayed{where}, {self.left_out:,} left out"]
@@ -161,8 +166,8 @@ def replay(
         report = replay("runs/digits", bus, only=("scalars_logged", "after_val_epoch"))
         report.emitted, report.unknown, report.torn
 
-    On a bus each event is emitted as in the run, also those that background subscribers emitted, so every
-    subscriber receives it; a handler that takes the trainer is given None. The replay waits for background
+    On a bus each event is emitted as in the run, including those that background subscribers emitted, so that
+    every subscriber receives it; handlers that take the trainer get None. The replay waits for background
     subscribers regularly, so that no queue of at least 256 events overflows; it waits for a subscriber that
     hangs as long as its `stall_timeout`. The bus is flushed at the end. `report.lost` names the subscribers
     that did not process everything.
@@ -174,8 +179,8 @@ def replay(
         run: the directory of the run, or its log.
         onto: a bus, a writer that is not attached to a bus, or several writers.
         only: names or classes of events; all others are left out.
-        on_torn: what a torn tail, and damaged bytes before it, do: "warn", "ignore", or "raise".
-        work_dir: where the writers write; `replay` in the run's directory by default.
+        on_torn: the reaction to a torn tail or damaged bytes: "warn", "ignore", or "raise".
+        work_dir: the directory for the writers; by default `replay` in the run's directory.
 
     Raises:
         FileNotFoundError: there is no run, or no log in it.
@@ -204,7 +209,11 @@ def replay(
 
 
 def folder_of(log: Path) -> Path:
-    """Return the folder next to a log where writers write by default."""
+    """Return the default folder for writers, next to a log.
+
+    Raises:
+        ValueError: the folder is a link, or contains one.
+    """
     folder = log.parent / FOLDER
     for path in chain([folder], folder.rglob("*")):
         if path.is_symlink():
@@ -254,12 +263,12 @@ def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
             _settle(bus, emitted)
     _settle(bus, emitted)
     flushed = bus.flush().complete
-    bus.poll()  # `flush` waits for the account of a queue, which has a failure before the bus does
+    bus.poll()  # a queue counts a failure before the bus has it, and `flush` waits only for the queue
     return emitted, flushed
 
 
 def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats]) -> dict[str, Loss]:
-    """Return the events that subscribers failed at or never received between two `stats()`, by name."""
+    """Return each subscriber's loss between two results of `Bus.stats`, by name."""
     earlier = {stats.name: stats for stats in before}
     lost = {}
     for now in after:
@@ -274,11 +283,11 @@ def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats])
 def _settle(bus: Bus, emitted: int) -> None:
     """Wait until the background subscribers have processed the emitted events.
 
-    `bus.flush` would not do: some writers take it as the end. A subscriber that hangs is ended after its
-    `stall_timeout`.
+    `bus.flush` is not used, because some writers take it as the end. A subscriber that hangs is ended after
+    its `stall_timeout`.
 
     Raises:
-        RuntimeError: the bus was closed meanwhile, and will not deliver the rest.
+        RuntimeError: the bus was closed in the meantime, and will not deliver the rest.
     """
     while _undelivered(bus):
         if bus.closed:
@@ -305,7 +314,7 @@ def _closed(bus: Bus, emitted: int) -> RuntimeError:
 
 
 def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> tuple[int, int]:
-    """Write the events; return the number that a writer took, and the number that none takes."""
+    """Write the events; return the numbers of written events and of events that no writer takes."""
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
     taken = {kind for kinds in wanted for kind in kinds or ()}
@@ -356,7 +365,7 @@ def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
     """Return the facts of the run, with `work_dir` as its directory.
 
-    If the log holds no facts, only the limits of the run are known, from its first event.
+    If the log has no facts, only the limits of the run are known, from its first event.
     """
     if run is not None:
         return msgspec.structs.replace(run, work_dir=str(work_dir))

@@ -1,10 +1,11 @@
-"""Keep the events that the end of a run left undelivered, and deliver them later.
+"""Keep the events that were undelivered at the end of a run, and deliver them later.
 
-    eventloop replay runs/digits          # delivers what runs/digits/undelivered holds
+    eventloop replay runs/digits          # delivers the events in runs/digits/undelivered
 
-Each subscriber that was not ready in time has an event log of its own in the folder `undelivered` of the run,
-and a writer also a JSON file with its class and arguments. In Python, `replay(log, onto)` delivers such a log
-to a bus or to any writer. A subscriber may receive the event that it was handling at the end a second time.
+Each subscriber that was not ready in time has its own event log in the folder `undelivered` of the run. A
+writer's log is accompanied by a JSON file with the writer's class and arguments. In Python, `replay(log,
+onto)` delivers such a log to a bus or to any writer. A subscriber may receive the event that it was handling
+at the end a second time.
 """
 
 from __future__ import annotations
@@ -38,23 +39,26 @@ FOLDER = "undelivered"
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """The subscriber of a log, and how to make its writer again."""
+    """The subscriber of a log, and the class and arguments with which its writer can be created again."""
 
     name: str
     writer: str = ""
-    """The registered class name; "" if it is no writer, or has arguments that JSON does not hold."""
+    """The registered class name; "" if the subscriber is not a writer, or has arguments that JSON cannot
+    hold.
+    """
     module: str = ""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    """Without the writer's `secret_arguments`, which it then takes from the environment."""
+    """The keyword arguments, without `secret_arguments`, which the writer takes from the environment."""
 
 
 def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
-    """Let `bus` write the events that its close leaves undelivered to the folder `undelivered`.
+    """Make `bus` write the events that its close leaves undelivered to the folder `undelivered`.
 
     Args:
+        bus: the bus.
         facts: the facts of the run, with its directory.
-        writers: the writers of the run; how to make each again is written next to its events.
+        writers: the writers of the run, whose classes and arguments are stored next to their events.
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
@@ -68,7 +72,7 @@ class _Undelivered:
         self._logs: set[str] = set()
 
     def keep(self, name: str, events: Iterable[Event]) -> None:
-        """Write the events of the subscriber `name`, and first how to make its writer.
+        """Write the events of the subscriber `name`, after the class and arguments of its writer.
 
         Raises:
             OSError: a file cannot be written.
@@ -85,7 +89,7 @@ class _Undelivered:
         )  # fmt: skip
 
     def _new_stem(self, name: str, rank: int) -> str:
-        """Return the name of a log without its suffix; two subscribers never share one."""
+        """Return the name of a log without its suffix, different for each subscriber."""
         stem = f"rank{rank}_" * bool(rank) + re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         while stem in self._logs:
             stem += "_"
@@ -126,7 +130,7 @@ def set_aside(work_dir: Path) -> None:
 
 
 class Left(NamedTuple):
-    """The log of one subscriber, and the writer that it is for; None if it cannot be made again."""
+    """The log of one subscriber, with its writer; None if the writer cannot be created again."""
 
     log: Path
     recipe: Recipe
@@ -134,10 +138,10 @@ class Left(NamedTuple):
 
 
 def find_left(work_dir: Path) -> list[Left]:
-    """Return the event logs in a run's folder `undelivered`, each with the writer it is for.
+    """Return the event logs in a run's folder `undelivered`, each with its writer.
 
     Raises:
-        ValueError: a writer's class is not known, or refuses its arguments.
+        ValueError: a writer's class is unknown, or refuses its arguments.
     """
     found = []
     for log in sorted((work_dir / FOLDER).glob("*.evl")):
@@ -153,7 +157,7 @@ def deliver(left: Left, work_dir: Path) -> ReplayReport:
     """Deliver a log to its writer, which continues its files in `work_dir`, and remove the log.
 
     Raises:
-        Exception: any error of the writer; the log stays.
+        Exception: any error of the writer; then the log is kept.
     """
     assert left.writer is not None
     report = replay(left.log, left.writer, on_torn="ignore", work_dir=work_dir)
@@ -179,13 +183,13 @@ def _made_again(log: Path, recipe: Recipe) -> Sink:
 
 
 def _write(path: Path, run: Run, events: Iterable[Event]) -> int:
-    """Write a log of the events, and return their number. Events that cannot be encoded are logged."""
+    """Write a log of the events, and return their number; log those that cannot be encoded."""
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
     count, refused = 0, set()
     with replacing(path) as file:
         for event in events:
             if not count:
-                # as after the death of a worker: a writer removes what it has from this step on
+                # as after the death of a worker process: a writer removes its records from this step on
                 step = getattr(event, "step", getattr(event, "iter", None))
                 start = max(run.start_iter, step) if isinstance(step, int) else run.start_iter
                 facts = msgspec.structs.replace(run, start_iter=start)
@@ -215,7 +219,7 @@ def _record(payload: bytes) -> bytes:
 
 
 def _plain_value(value: Any) -> Any:
-    """Return the number in a NumPy scalar, or the text of a path."""
+    """Convert a NumPy scalar to a number, or a path to a text."""
     if isinstance(value, os.PathLike):
         return os.fsdecode(value)
     if callable(item := getattr(value, "item", None)) and not getattr(value, "ndim", 0):

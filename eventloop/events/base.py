@@ -1,4 +1,4 @@
-"""Define the base class of all events, and the names under which its subclasses are known."""
+"""Define the base class of all events, and the names by which its subclasses are found."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from msgspec import StructMeta
 from eventloop.events.validation import refuse_live_fields
 
 Counter = Literal["iter", "batch", "epoch", "val_epoch", "occurrence"]
-"""The counter that `every=` uses, from 1: `iter + 1`, `batch_idx + 1`, `epoch + 1`, the completed epochs at a
-validation (or its occurrences, in a run without epochs), or the number of times the event was emitted.
+"""The counter to which `every=` applies, counted from 1.
+
+It is `iter + 1`, `batch_idx + 1`, `epoch + 1`, the number of completed epochs at a validation (or of
+validations, in a run without epochs), or the number of times the event was emitted.
 """
 
 ALIASES = {"before_step": "before_train_iter", "after_step": "after_train_iter"}
-"""Names of the train iteration events in detectron2 and Pet."""
+"""Other names of the train iteration events, used by detectron2 and Pet."""
 
 _BY_NAME: dict[str, list[type[Event]]] = {}
 
 
 def known_events() -> dict[str, list[type[Event]]]:
-    """Return the classes of each event name: one, or one of each module that declares it."""
+    """Return the classes by event name; a name has several if several modules declare it."""
     return _BY_NAME
 
 
@@ -32,7 +34,7 @@ def event_name(event_type: type[Event]) -> str:
 
 
 def declare(name: str, event_type: type[Event]) -> None:
-    """Register a class under `name`. A class defined twice, as in a notebook cell, replaces itself."""
+    """Register an event class under `name`. A class defined again, as in a notebook cell, replaces itself."""
     if name in ALIASES:
         raise ValueError(
             f"class {event_type.__module__}.{event_type.__qualname__} declares the event {name!r}, "
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 
     @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
     class _EventMeta(StructMeta):
-        """The metaclass for type checkers: every event is frozen and built by keyword."""
+        """The metaclass seen by type checkers: every event is frozen and built by keyword."""
 else:
     # A metaclass in Python would lose CPython 3.11's fast call: 320 ns instead of 72 ns to build an event.
     _EventMeta = StructMeta
@@ -78,7 +80,7 @@ class Event(
     """
 
     background_born: ClassVar[bool] = False
-    """True if the event is created in the background. Sync handlers cannot subscribe to it."""
+    """True for events that are created in the background. Sync handlers cannot subscribe to them."""
     counter: ClassVar[Counter] = "occurrence"
 
     def __init_subclass__(cls, **config: Any) -> None:

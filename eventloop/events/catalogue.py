@@ -13,7 +13,7 @@ from eventloop.util.suggest import suggest
 
 
 def find_event(event: str | type[Event]) -> type[Event]:
-    """Resolve a name, an alias or a class to the event class."""
+    """Return the event class for a name, an alias or a class."""
     if isinstance(event, type) and hasattr(event, "background_born"):
         if event.__name__ == "Event" or event.__name__.startswith("_"):
             raise TypeError(
@@ -35,7 +35,7 @@ def find_event(event: str | type[Event]) -> type[Event]:
 
 
 def several(events: str | type[Event] | Sequence[str | type[Event]]) -> tuple[str | type[Event], ...]:
-    """Return one event, or a sequence of events, as a tuple. A str is one name."""
+    """Return one event, or a sequence of events, as a tuple. A str is a single name."""
     if isinstance(events, str | type):
         return (events,)
     try:

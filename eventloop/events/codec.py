@@ -1,7 +1,7 @@
 """Encode events as msgpack, in frames of type number, length and body, and decode them.
 
-Spill files of full queues use this. Types are numbered in the order of their first event, so only the
-`Frames` object that encoded an event can decode it.
+Spill files of full queues use it. Types are numbered in the order of their first event, so only the `Frames`
+object that encoded an event can decode it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from eventloop.events.base import Event
 
 _HEADER = struct.Struct("<II")
 _IN_LIST = 0xFFFF_FFFF
-"""The type number of an event that is kept in a list, not in the bytes."""
+"""The type number of an event that the caller keeps in a list, because it cannot be encoded."""
 _PICKLED = 0xFFFF_FFFE
 """The type number of an event whose body is a pickle."""
 _LEAVES = (
@@ -32,14 +32,14 @@ class Frames:
     """Encode events on one thread, and decode them on another.
 
     A decoded event equals the encoded one. `encode` refuses an event for which that would not hold, such as
-    one with a tensor or with a tuple in a field of type `Any`. The caller then keeps the event itself in a
-    list, and writes the frame `ELSEWHERE` in its place; if a lone surrogate is the only problem, it uses
+    an event with a tensor, or with a tuple in a field of type `Any`. The caller then keeps the event itself
+    in a list, and writes the frame `ELSEWHERE` in its place; if a lone surrogate is the only problem, it uses
     `pickled` instead. One case is not noticed: a value whose type is not that of its field comes back as the
     type that msgpack gives it.
     """
 
     ELSEWHERE = _HEADER.pack(_IN_LIST, 0)
-    """The frame of an event that the caller keeps in a list."""
+    """The frame that stands for an event which the caller keeps in a list."""
 
     def __init__(self) -> None:
         self._encode = msgspec.msgpack.Encoder().encode
@@ -92,7 +92,7 @@ class Frames:
             start += length
 
     def enter(self, kind: type[Event]) -> int:
-        """Give a type of event the next number, and return it."""
+        """Assign the next number to a type of event, and return it."""
         exact = _exact(inspect.type_info(kind), set())
         self._decoders.append(msgspec.msgpack.Decoder(kind))
         self._exact.append(exact)
@@ -139,13 +139,13 @@ def _of_type(value: Any, wanted: Any) -> Any:
 
 
 def _exact(node: inspect.Type, seen: set[int]) -> bool:
-    """Return whether msgpack decodes every value of a type as the type it had, so that no check is needed.
+    """Return whether msgpack restores each value of a type exactly, so that no event needs a check.
 
-    Where a field is `Any`, for example, a tuple comes back as a list, and a date as a text.
+    In a field of type `Any`, for example, a tuple comes back as a list, and a date as a text.
 
     Args:
         node: msgspec's description of the type.
-        seen: the ids of the descriptions that were looked at.
+        seen: the ids of the descriptions that were visited.
     """
     if id(node) in seen:  # a type that contains itself
         return True

@@ -12,24 +12,24 @@ from eventloop.events.base import Event
 class Deferred(Protocol):
     """Events that can only be created once a value has left the device.
 
-    It is posted with `Bus.post`. The keeper calls `events` in the background when `ready` returns True, in
-    the order of the posts.
+    The object is posted with `Bus.post`. In the background the keeper waits until `ready` returns True, and
+    then calls `events`, in the order of the posts.
     """
 
     def ready(self) -> bool:
-        """Return whether `events` returns without waiting."""
+        """Return whether `events` would return without waiting."""
 
     def events(self) -> Iterable[Event]:
-        """Create the events. Called once, on the background loop."""
+        """Create the events. Called once, on the keeper's thread."""
 
 
 @dataclass(eq=False, slots=True)
 class Pending:
-    """The place of deferred events in the queue of one subscriber."""
+    """A placeholder for deferred events in the queue of one subscriber."""
 
     types: tuple[type[Event], ...]
     events: list[Event] | None = None
-    """Those that the subscriber wants, once they are created."""
+    """The events that the subscriber wants; None until they are created."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,4 +38,4 @@ class Stamped:
 
     event: Event
     emitted: float
-    """Time of the emit, by `perf_counter`."""
+    """The time of the emit, by `perf_counter`."""

@@ -2,8 +2,8 @@
 
     raise Unencodable([why_not(event, error, encode)], of=len(events))      # all the others were written
 
-Writers raise this. The queue counts these events as failed and the rest of the delivery as delivered, logs
-each kind once, and continues.
+Writers raise this error. The queue counts these events as failed and the rest of the delivery as delivered,
+logs each kind once, and continues.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class BadEvent(NamedTuple):
     """An event that cannot be encoded."""
 
     event: str
-    """Name of the event."""
+    """The name of the event."""
     field: str
     """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
@@ -34,9 +34,8 @@ class Unencodable(Exception):
 
     Args:
         events: the events that failed.
-        of: the number of events that were tried. All others of the delivery count as delivered only if
-            this is the whole delivery; otherwise the delivery has failed, because the rest may not be
-            written.
+        of: the number of events that the subscriber has tried. If it is less than the delivery, the whole
+            delivery has failed, because the rest may not be written.
     """
 
     def __init__(self, events: list[BadEvent], of: int) -> None:

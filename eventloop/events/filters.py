@@ -16,7 +16,7 @@ Passes = Callable[[Event], bool]
 
 
 def check_filter(every: int, start: int, once: bool, when: Predicate | None) -> None:
-    """Refuse invalid arguments of a filter when it is created, and not at the first event.
+    """Refuse invalid arguments of a filter when the filter is created, not at the first event.
 
     Raises:
         TypeError: `every` or `start` is not an int, `once` not a bool, or `when` not a function of one
@@ -47,7 +47,7 @@ def describe_filter(every: int, start: int, once: bool, when: Predicate | None) 
 
 
 def make_filter(event_type: type[Event], every: int, start: int, when: Predicate | None) -> Passes | None:
-    """Return the predicate of one subscription to one event, or None when every event passes.
+    """Return the filter of one subscription as a function `(event) -> bool`; None if every event passes.
 
     An event with counter `c` passes when `c > start and (c - start) % every == 0` and `when(event)` is true.
     """
@@ -63,7 +63,7 @@ def make_filter(event_type: type[Event], every: int, start: int, when: Predicate
 
 
 def source_of(event_type: type[Event], every: int, start: int, when: Predicate | None) -> str | None:
-    """Return the test of `make_filter` as an expression of `event`, or None if it is not one.
+    """Return the test of `make_filter` as an expression of `event` in Python, or None if there is no such.
 
     A compiled plan uses it in each iteration, where the call of a function would double the cost of the test.
     """
@@ -89,13 +89,13 @@ def _due(kind: Counter, every: int, start: int) -> Passes:
 def first_only(passes: Passes | None, firings: Iterator[int]) -> Passes:
     """Return a filter that passes only the first event that `passes` lets through.
 
-    Filters that share the iterator `firings`, which counts from 0, pass one event in all.
+    Filters that share the iterator `firings`, which counts from 0, pass one event in total.
     """
     return lambda event: (passes is None or passes(event)) and next(firings) == 0
 
 
 def make_counter(kind: Counter) -> Callable[[Any], int]:
-    """Return the function that reads an event's own 1-based counter."""
+    """Return a function that reads the counter of an event, counted from 1."""
     if kind == "iter":
         return lambda event: cast(int, event.iter) + 1
     if kind == "epoch":

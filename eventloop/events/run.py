@@ -6,23 +6,23 @@ import msgspec
 
 
 class Run(msgspec.Struct, frozen=True):
-    """The facts about a run when `before_run` is about to be emitted."""
+    """The facts about a run just before `before_run` is emitted."""
 
     work_dir: str
-    """Absolute path of the run's directory, which exists and can be written."""
+    """The absolute path of the run's directory, which exists and can be written."""
     start_iter: int = 0
-    """Completed train iterations when the run began; above 0 after a resume."""
+    """The completed train iterations at the begin of the run; above 0 after a resume."""
     start_epoch: int = 0
     max_iters: int | None = None
     max_epochs: int | None = None
     iters_per_epoch: int | None = None
-    """Batches of one pass over the train loader; None if it has no length."""
+    """The number of batches in one pass over the train loader; None if it has no length."""
     rank: int = 0
     world_size: int = 1
 
 
 class CurrentRun:
-    """The facts of the latest run. Writers hold this rather than the trainer, which can then be freed."""
+    """The facts of the latest run. Writers hold this object, so that the trainer can be freed."""
 
     def __init__(self, run: Run) -> None:
         self.run = run

@@ -11,7 +11,7 @@ from eventloop.events.catalogue import find_event
 def subscribed_types(
     name: str, events: tuple[str | type[Event], ...], *, background: bool
 ) -> tuple[bool, tuple[type[Event], ...]]:
-    """Return whether a subscriber receives all events, and otherwise its event types."""
+    """Return whether a subscriber receives all events, and the event types if it does not."""
     if not events:
         raise TypeError(f"{name} subscribes to no event: name at least one, or '*' for all")
     types = tuple(dict.fromkeys(find_event(e) for e in events if e != "*"))
@@ -27,10 +27,12 @@ def subscribed_types(
 
 
 def check_possible(name: str, types: Iterable[type[Event]], excluded: Mapping[type[Event], str]) -> None:
-    """Refuse events that nothing will emit on this bus.
+    """Refuse a subscription to events that are never emitted on this bus.
 
     Args:
-        excluded: those events, and why.
+        name: the subscriber's name, for the error.
+        types: the event types of the subscription.
+        excluded: the events that are never emitted, with the reasons.
     """
     for event_type in types:
         if (reason := excluded.get(event_type)) is not None:

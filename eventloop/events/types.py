@@ -35,7 +35,7 @@ from eventloop.events.base import Counter, Event
 
 Mode = Literal["train", "val", "test"]
 COMPLETED = "completed"
-"""The `reason` of a closing event whose phase ran to its end."""
+"""The `reason` of a closing event whose phase was not cut short."""
 
 
 class _LoopEvent(Event, kw_only=True):
@@ -331,16 +331,16 @@ class HandlerFailed(Event, kw_only=True):
 
 
 class EventsDropped(Event, kw_only=True):
-    """The queue of a subscriber was full, and `count` events were dropped since the last such event."""
+    """A subscriber missed `count` events since the last such event, because its queue was full."""
 
     handler: str = ""
     count: int = 0
 
 
 class LoaderStall(_LoopEvent, kw_only=True):
-    """A usual iteration waits for the train loader for more than 30 % of its time. Emitted once a run.
+    """A median iteration waits for the train loader for more than 30 % of its time. Emitted once a run.
 
-    `share` is that part of an iteration, 0..1, and `advice` says what to do.
+    `share` is that part of an iteration, 0..1, and `advice` is a sentence with a remedy.
     """
 
     share: float = 0.0
@@ -350,7 +350,7 @@ class LoaderStall(_LoopEvent, kw_only=True):
 class SlowHandler(Event, kw_only=True):
     """A handler exceeds its `budget_us`. Emitted once per handler.
 
-    `cost` is the p99 of its calls in seconds, and `count` the number of clocked calls.
+    `cost` is the p99 of its calls in seconds, and `count` the number of measured calls.
     """
 
     handler: str = ""
@@ -359,10 +359,11 @@ class SlowHandler(Event, kw_only=True):
 
 
 class SlowRank(_LoopEvent, kw_only=True):
-    """All ranks wait for one of them. Emitted on every rank, once while that rank stays slow in that phase.
+    """All ranks wait for one slow rank. Emitted on every rank, once while this rank stays slow in this phase.
 
-    `phase` takes `seconds` of an iteration on the slow rank, which takes `longer` than the median rank, both
-    in seconds without waits for other ranks. `advice` is a sentence with these facts.
+    `phase` takes `seconds` of an iteration on the slow rank, and all phases together take `longer` seconds
+    more than on the median rank; neither includes waits for other ranks. `advice` is a sentence with these
+    facts.
     """
 
     rank: int = 0

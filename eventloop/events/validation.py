@@ -1,6 +1,6 @@
 """Refuse event classes with fields of live objects: tensors, arrays and modules.
 
-`Event` calls this for each subclass. Types are recognized by module and name, so that this module imports
+`Event` calls it for each subclass. Types are recognized by module and name, so that this module imports
 neither torch nor numpy.
 """
 
@@ -22,13 +22,13 @@ _LIVE = {
     ("numpy", "ndarray"): _ARRAY,
     ("torch.nn.modules.module", "Module"): _MODULE,
 }
-"""Module and name of live classes, also for their subclasses, and the advice for each."""
+"""The classes of live objects by module and name, each with advice; subclasses count, too."""
 _NO_VALUES = (ClassVar, Literal, type, collections.abc.Callable)
-"""Annotations whose brackets do not hold types of field values."""
+"""Annotations whose arguments in brackets are not the types of field values."""
 
 
 def refuse_live_fields(cls: type) -> None:
-    """Check the fields that an event class itself declares. Names that cannot be resolved pass."""
+    """Check the fields that an event class itself declares; accept annotations that cannot be resolved."""
     for name, annotation in vars(cls).get("__annotations__", {}).items():
         for named in _types_in(annotation, cls.__module__):
             for base in getattr(named, "__mro__", ()):
@@ -41,7 +41,7 @@ def refuse_live_fields(cls: type) -> None:
 
 
 def _types_in(annotation: Any, module: str) -> Iterator[Any]:
-    """Yield the classes in an annotation, also within Optional, lists and the like."""
+    """Yield the classes in an annotation, including those within Optional, lists and the like."""
     if isinstance(annotation, ForwardRef):
         annotation = annotation.__forward_arg__
     for _ in range(2):  # a text in a text, where quotes were left behind the import
@@ -58,7 +58,7 @@ def _types_in(annotation: Any, module: str) -> Iterator[Any]:
 
 
 def _evaluated(annotation: str, module: str) -> Any:
-    """Evaluate an annotation that is a text. Return None if that fails."""
+    """Evaluate an annotation given as a text; return None if that fails."""
     try:
         return eval(annotation, {}, _Names(module))
     except Exception:
@@ -66,7 +66,7 @@ def _evaluated(annotation: str, module: str) -> Any:
 
 
 class _Names(dict[str, Any]):
-    """The names of a module. Names that only a type checker imports resolve to imported modules."""
+    """The names of a module. Names imported only for type checkers resolve to already imported modules."""
 
     def __init__(self, module: str) -> None:
         super().__init__({**vars(builtins), **vars(sys.modules.get(module, builtins))})

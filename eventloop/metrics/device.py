@@ -12,7 +12,7 @@ import torch
 
 
 class PinnedPool:
-    """A pool of page-locked host buffers; pinning memory costs far more than a copy into it."""
+    """A pool of page-locked host buffers, which are reused because pinning costs far more than copying."""
 
     def __init__(self) -> None:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
@@ -31,10 +31,10 @@ class PinnedPool:
 
 
 class _Group(NamedTuple):
-    """Tensors of one device and dtype, with the pinned buffer that they are copied into, if there is one.
+    """Tensors of one device and dtype, with the pinned buffer into which they are copied, if there is one.
 
-    `copied` is a CUDA event, recorded after the work that computes the tensors and after the copy; None on
-    other devices.
+    `copied` is a CUDA event, recorded after the computation of the tensors and after the copy; None on other
+    devices.
     """
 
     indices: list[int]
@@ -44,12 +44,11 @@ class _Group(NamedTuple):
 
 
 class HostCopy:
-    """A copy of tensors of one element to the host, by one stack and one copy per device and dtype.
+    """A copy of one-element tensors to the host, with one stack and one copy per device and dtype.
 
-    On CUDA the constructor starts a copy into a pinned buffer on the current stream, which reads the values
-    that the tensors have at this point of the program; `ready` queries the CUDA event behind it. On the CPU,
-    `values` reads the tensors. On other accelerators `values` copies them and waits, on the thread that calls
-    it.
+    On CUDA the constructor starts a copy into a pinned buffer on the current stream, which gets the values
+    of the tensors at this point of the program; `ready` queries the CUDA event after the copy. On the CPU,
+    `values` reads the tensors. On other accelerators `values` copies them and waits, on the calling thread.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], pool: PinnedPool) -> None:

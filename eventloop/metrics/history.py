@@ -22,7 +22,7 @@ class HistoryBuffer:
     """The last values of one scalar, each with its iteration; appending is O(1) and the length is bounded.
 
     A window is a number of iterations that ends at the iteration of the last value. `global_avg` covers all
-    values ever appended, also those that are no longer kept. `latest`, `median`, `avg` and `global_avg` are
+    values ever appended, including those no longer kept. `latest`, `median`, `avg` and `global_avg` are
     detectron2's names; `mean`, `min`, `max` and `current` are MMEngine's.
 
         trainer.metrics.history("loss").median(20)    # over the last 20 iterations
@@ -36,7 +36,7 @@ class HistoryBuffer:
         self._count = 0
 
     def update(self, value: float, iteration: int | None = None) -> None:
-        """Append a value; by default its iteration is one more than the last, beginning with 0."""
+        """Append a value; without an iteration it gets the last one plus 1, beginning with 0."""
         if iteration is None:
             iteration = self._values[-1][1] + 1 if self._values else 0
         self._values.append((value, iteration))

@@ -1,4 +1,4 @@
-"""Hold the newest values of scalars, in dicts that suggest a name if an unknown one is looked up.
+"""Hold the newest values of scalars, in dicts that suggest a name when an unknown one is looked up.
 
 `EventStorage` returns them.
 """
@@ -23,7 +23,7 @@ class LatestValue(tuple[float, int]):
     Args:
         value: the number.
         iteration: the 0-based training iteration in which, or before which, the value was put.
-        step: the number of completed training iterations that the value belongs to, as in `scalars_logged`.
+        step: the number of completed training iterations for which the value was put, as in `scalars_logged`.
     """
 
     step: int
@@ -64,7 +64,7 @@ class LatestValue(tuple[float, int]):
 
 
 class ByName(dict[str, V]):
-    """A dict by scalar name whose KeyError suggests the nearest known name."""
+    """A dict by scalar name; its KeyError suggests the nearest known name."""
 
     def __missing__(self, name: object) -> NoReturn:
         if not self:

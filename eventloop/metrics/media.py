@@ -1,4 +1,4 @@
-"""Copy images and histograms to the host without blocking the training thread, and make their events.
+"""Copy images and histograms to the host without blocking the training thread, and create their events.
 
 `EventStorage` puts each as a `Medium`; `collect_media` posts a `MediaPacket`, and the background calls its
 `events`.
@@ -25,9 +25,9 @@ logger = logging.getLogger("eventloop")
 Kind = Literal["image", "histogram"]
 
 MEDIA_LIMIT = 256
-"""At most so many images and histograms wait for `collect_media`."""
+"""The largest number of images and histograms that wait for `collect_media`."""
 WARNED_LIMIT = 256
-"""At most so many names of images are warned about because their values are out of range."""
+"""The largest number of images, by name, for which a warning about their range of values is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,13 @@ class Medium:
 
 
 class MediaPacket:
-    """The images and histograms of one interval; a `Deferred` of the background loop.
+    """The images and histograms of one interval; a `Deferred`, handled in the background.
 
     Args:
-        copied: CUDA events recorded behind the copies to the host.
-        warned: names of images that were warned about; the set is shared and grows.
+        media: the images and histograms.
+        copied: CUDA events recorded after the copies to the host.
+        place: the limits of the run, for the events.
+        warned: names of images for which a warning was logged; the set is shared and grows.
         leave_out: called with the values that cannot be read.
     """
 
@@ -123,18 +125,18 @@ class PendingMedia:
         return len(self._media)
 
     def add(self, medium: Medium, source: object) -> None:
-        """Append a medium whose tensor is copied from `source`."""
+        """Append an image or histogram whose tensor is copied from `source`."""
         self._media.append(medium)
         if isinstance(source, torch.Tensor) and source.is_cuda:
             self._devices.add(source.device)
 
     @property
     def crowded(self) -> bool:
-        """Return whether more than `MEDIA_LIMIT` wait."""
+        """Return whether more than `MEDIA_LIMIT` images and histograms wait."""
         return len(self._media) > MEDIA_LIMIT
 
     def make_room(self) -> None:
-        """Drop the oldest, with a warning, if more than `MEDIA_LIMIT` wait."""
+        """Drop the oldest images and histograms, with a warning, if more than `MEDIA_LIMIT` wait."""
         if self.crowded:
             half = MEDIA_LIMIT // 2
             logger.warning(
@@ -147,7 +149,7 @@ class PendingMedia:
     def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
         """Take all waiting images and histograms as a packet.
 
-        It is ready when the devices have done all work that is queued on them now, which includes the
+        The packet is ready when the devices have done all work that is queued on them now, including the
         copies.
         """
         media, self._media = self._media, []
@@ -189,7 +191,7 @@ def histogram_of(name: str, values: Any) -> torch.Tensor:
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host; from CUDA an asynchronous one, to pinned memory, on the current stream."""
+    """Return a copy on the host; from CUDA it is asynchronous, into pinned memory, on the current stream."""
     if not tensor.is_cuda:
         return tensor.detach().to("cpu", copy=True).contiguous()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
@@ -208,7 +210,7 @@ def _tensor(what: str, name: str, value: Any) -> torch.Tensor:
 
 
 def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
-    """Return an array as a tensor, which shares the array's memory where torch supports that.
+    """Return an array as a tensor, which shares the array's memory if torch supports that.
 
     An array that is read-only, has negative strides (`image[::-1]`) or another byte order is copied.
     """
@@ -224,5 +226,5 @@ def _of_array(what: str, name: str, array: Any) -> torch.Tensor:
 
 
 def _is_cut(image: Any) -> bool:
-    """Return whether values are outside of [0, 1] by more than the rounding to bytes hides."""
+    """Return whether values are outside of [0, 1] by more than rounding to bytes would hide."""
     return bool(image.size and (image.min() * 255 < -0.5 or image.max() * 255 >= 255.5))

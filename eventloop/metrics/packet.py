@@ -1,7 +1,7 @@
-"""Read the values of a logging interval, a `Packet`, and enter them into the histories of their names.
+"""Read the values of a logging interval, a `Packet`, and add them to the histories of their names.
 
-`EventStorage` makes packets on the training thread. `Readings` reads them, in order and each once: in the
-background, or on the training thread when code asks for values.
+`EventStorage` creates packets on the training thread. `Readings` reads them, in order and each once: in the
+background, or on the training thread if code asks for values.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ from eventloop.metrics.rows import Place, Row, Scalar, Shape, Unread, blocks_of,
 logger = logging.getLogger("eventloop")
 
 ENTER_AT = 1024
-"""Rows that were read are entered into the histories so many at once: 0.8 us an iteration instead of 4.
+"""The number of rows that are added to the histories at a time: 0.8 us an iteration instead of 4.
 
-Reading a history enters them at once."""
+When a history is read, all rows are added at once.
+"""
 
 
 class Packet:
-    """The values of one logging interval; a `Deferred` of the background loop.
+    """The values of one logging interval; a `Deferred`, handled in the background.
 
     Args:
         rows: the rows put in the interval.
-        entered: how many of the rows are in the histories already.
-        copy: the copy of their tensors to the host, if one was started.
+        entered: the number of rows that are already in the histories.
+        readings: reads the values.
+        place: the limits of the run, for the events.
+        copy: the copy of the rows' tensors to the host; None if no tensor is on CUDA.
     """
 
     prompt = True
@@ -57,7 +60,7 @@ class Packet:
         return self.copy is None or self.copy.ready()
 
     def settled(self) -> list[Row]:
-        """Return the rows after reading them and all packets before; waits for the device if necessary."""
+        """Return the rows after reading this and all earlier packets; waits for the device if necessary."""
         self._readings.settle(self)
         return self.rows
 
@@ -66,26 +69,26 @@ class Packet:
         return self.events_of(self.settled())
 
     def events_of(self, rows: list[Row]) -> list[Event]:
-        """Return the `scalars_logged` events of `rows`, which were read."""
+        """Return the `scalars_logged` events for rows whose values were already read."""
         return events_of(rows, self._place)
 
 
 class Readings:
-    """The values of a storage that were read: the history and the last value of each name."""
+    """The values of a storage that were already read: the history and the last value of each name."""
 
     def __init__(self) -> None:
         self.histories: dict[str, HistoryBuffer] = {}
         self.latest: dict[str, tuple[float, Row]] = {}
         self.unreadable: Counter[str] = Counter()
         self.followed = False
-        """Whether code has a history, which must then stay up to date."""
+        """Whether code outside of the storage holds a history, so that reading must update it at once."""
         self._unread: deque[Packet] = deque()
         self._unentered: list[Row] = []  # read, and not in the histories yet
         self._pool = PinnedPool()
         self._lock = threading.Lock()
 
     def pack(self, rows: list[Row], entered: int, place: Place) -> Packet:
-        """Start the copy of rows to the host, and return them as the next packet to be read."""
+        """Start the copy of rows to the host, and return the rows as the next packet to read."""
         tensors = tensors_in(rows)
         on_device = any(tensor.is_cuda for tensor in tensors)
         packet = Packet(rows, entered, self, place, HostCopy(tensors, self._pool) if on_device else None)
@@ -95,8 +98,7 @@ class Readings:
     def settle(self, packet: Packet | None = None) -> None:
         """Read the packets in order, up to `packet` or all; waits for the device if necessary.
 
-        The values are entered into the histories at once if all are read or a history is in use, else in
-        groups.
+        If all are read or a history is in use, the values are added to the histories at once, else in groups.
         """
         unread: list[Unread] = []
         with self._lock:
@@ -115,14 +117,14 @@ class Readings:
         self.leave_out(unread)
 
     def settle_with(self, rows: list[Row]) -> None:
-        """Read all packets, then rows that are not collected yet; those that cannot be read are removed."""
+        """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
         self.settle()
         unread = read_rows(rows, None)
         self._enter(rows)
         self.leave_out(unread)
 
     def waits(self, rows: list[Row]) -> bool:
-        """Return whether reading all packets, and rows that are not collected yet, waits for a device."""
+        """Return whether reading all packets, and uncollected rows, would wait for a device."""
         unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
         uncopied = [row for packet in unread if packet.copy is None for row in packet.rows]
         on_device = any(tensor.device.type != "cpu" for tensor in tensors_in([*uncopied, *rows]))
@@ -167,8 +169,8 @@ def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:
 def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
     """Replace tensors by their numbers; remove values that cannot be read from the rows, and return them.
 
-    The numbers come from `copy`, or from each tensor without one: on the CPU this is a sixth of the cost of
-    a stack.
+    The numbers come from `copy`; without one each tensor is read by itself, which on the CPU takes a sixth of
+    the time of a stack.
     """
     try:
         numbers = iter(copy.values()) if copy is not None else None
@@ -181,7 +183,7 @@ def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
 
 
 def read_on_host(rows: Iterable[Row]) -> None:
-    """Replace the tensors on the CPU by their numbers, and leave those that cannot be read to `read_rows`."""
+    """Replace tensors on the CPU by their numbers; unreadable ones are left to `read_rows`."""
     _replace_tensors(rows, _number_if_on_host)
 
 
@@ -195,7 +197,7 @@ def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) 
 
 
 def _read_one_by_one(rows: list[Row]) -> list[Unread]:
-    """Read each value alone, remove those that cannot be read from `rows` in place, and return them."""
+    """Read each value by itself; remove those that cannot be read from `rows` in place, and return them."""
     unread: list[Unread] = []
     kept: list[Row] = []
     for row in rows:
@@ -226,9 +228,9 @@ def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
 
 
 def _number_of(tensor: torch.Tensor) -> float:
-    """Return the one element of a tensor.
+    """Return the only element of a tensor.
 
-    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait for it again.
+    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait to get it back.
     Subclasses of `Tensor` may refuse `tolist`.
     """
     number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None

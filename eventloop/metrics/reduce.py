@@ -1,11 +1,11 @@
 """Reduce the logged values of all ranks, as means or maxima, in the background; `LoggerHook` uses it.
 
-All ranks run one script and post packets at the same iterations. An exchange reduces the packets that all
-ranks have posted. First the ranks compare two numbers: the iteration that each has come to, and a hash of
-the names and iterations of the values up to the earliest of these. If the hashes are equal, one
-`all_reduce` adds the values. Otherwise each rank logs its own, because a collective over tensors of
-unequal lengths would crash or hang. Values wait for another rank at most `WAIT_SECONDS`, and less at the
-end of a run.
+All ranks run the same script and post packets at the same iterations. An exchange reduces the packets that
+all ranks have posted. First the ranks compare two numbers: the iteration that each has reached, and a hash of
+the names and iterations of the values up to the earliest of these iterations. If the hashes are equal, one
+`all_reduce` adds the values. Otherwise each rank logs its own, because a collective over tensors of different
+lengths would crash or hang. Values wait for another rank at most `WAIT_SECONDS`, and less at the end of a
+run.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 WAIT_SECONDS = 30.0
-"""Seconds that values wait for other ranks; then a rank logs its own values, until all have answered."""
+"""Seconds that values wait for other ranks; then a rank logs its own values until all ranks have answered."""
 GROUP_SECONDS = 600.0
 """The timeout of a collective, in seconds; after it the ranks no longer reduce.
 
-A process that ends during a collective, while other ranks do not take part, waits as long: gloo cannot cancel
-one."""
+A process that ends during a collective in which other ranks do not take part waits as long, because gloo
+cannot cancel a collective.
+"""
 LAST = (1 << 40) - 1
-"""The iteration of the last packet of a training, larger than any other."""
+"""The iteration number of the last packet of a training, larger than any other."""
 _RUN = 1 << 40
 
 
@@ -64,10 +65,10 @@ class Ranks(Protocol):
 
 
 class GlooRanks:
-    """All ranks, in a gloo group of their own; the constructor is a collective.
+    """All ranks, in a separate gloo group; the constructor is a collective.
 
-    The group is used for nothing else, so its collectives never mix with those of the training, and gloo
-    runs on the host, so they do not wait for a device.
+    The group is used for nothing else, so its collectives never mix with those of the training. gloo runs on
+    the host, so they do not wait for a device.
     """
 
     def __init__(self) -> None:
@@ -82,12 +83,12 @@ class GlooRanks:
 
 
 class Reduced:
-    """A packet whose training values are reduced over the ranks; a `Deferred` of the background loop."""
+    """A packet whose training values are reduced over the ranks; a `Deferred`, handled in the background."""
 
     def __init__(self, packet: Packet, mark: int, reducer: Reducer) -> None:
         self.packet, self.mark = packet, mark
         self.answered = False
-        """Whether all ranks have come to this packet."""
+        """Whether all ranks have reached this packet."""
         self._reducer = reducer
         self._rows: list[Row] | None = None
 
@@ -100,15 +101,19 @@ class Reduced:
         return self.packet.events_of(self.settled())
 
     def settled(self) -> list[Row]:
-        """Return the rows to log, once all are read; waits for the device if necessary, never for a rank.
+        """Return the rows to log, after reading them; waits for the device if necessary, never for a rank.
 
-        The packet's own rows stay as they are, because histories are per rank.
+        The packet's own rows are not changed, because histories are per rank.
         """
         own = self.packet.settled()
         return own if self._rows is None else self._rows
 
     def take(self, values: list[float], begin: int) -> int:
-        """Take this packet's reduced values from `values[begin:]`, and return the index behind them."""
+        """Store this packet's part of the reduced `values`, which begins at index `begin`.
+
+        Returns:
+            The index after the last value taken.
+        """
         rows = []
         for row in self.packet.rows:
             if not _trains(row):
@@ -128,7 +133,7 @@ class Reducer:
     The background calls `settled`, and the training thread all other public methods.
 
     Args:
-        maxima: names, and groups of names, that are reduced by their maximum; all others by their mean.
+        maxima: names, and groups of names, that are reduced to their maximum; all others to their mean.
     """
 
     def __init__(self, maxima: Sequence[str]) -> None:
@@ -138,8 +143,8 @@ class Reducer:
         self._world: Any = None
         self._rank = 0
         self._run = 0
-        self._queue: deque[Reduced] = deque()  # posted, and neither answered nor overdue
-        self._exchange: Generator[None, None, None] | None = None  # the one in progress
+        self._queue: deque[Reduced] = deque()  # posted packets, neither answered nor overdue
+        self._exchange: Generator[None, None, None] | None = None  # the exchange in progress
         self._one_by_one = False  # whether the next exchange is of one packet
         self._began = 0.0
         self._end = inf  # `monotonic()` after which packets wait no more
@@ -149,7 +154,7 @@ class Reducer:
     # --- the training thread -------------------------------------------------------------------------------
 
     def begin_run(self) -> None:
-        """Prepare to reduce if there are several ranks; the first call is a collective."""
+        """Prepare to reduce if there are several ranks. The first call is a collective."""
         self._end = inf
         if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             self._ranks = self._world = None
@@ -167,7 +172,7 @@ class Reducer:
             )  # fmt: skip
 
     def join(self, ranks: Ranks, rank: int) -> None:
-        """Reduce with `ranks` from now on, as rank number `rank`, and forget waiting packets."""
+        """Use `ranks` for the exchanges from now on, as rank number `rank`, and drop waiting packets."""
         self._ranks, self._rank = ranks, rank
         self._exchange, self._one_by_one = None, False
         self._queue.clear()
@@ -180,11 +185,11 @@ class Reducer:
     def reduce(self, packet: Packet, iteration: int) -> Packet | Reduced:
         """Wrap a packet so that its values are reduced; all ranks must call this for the same iterations.
 
-        The packet itself is returned if there is no other rank to reduce with.
+        The packet itself is returned if there is no other rank.
 
         Args:
-            iteration: the iteration at which the packet is logged; `LAST` for the last packet of a
-                training.
+            packet: the packet.
+            iteration: the iteration at which the packet is logged; `LAST` for the last packet of a training.
         """
         if self._ranks is None:
             return packet
@@ -194,13 +199,13 @@ class Reducer:
         return reduced
 
     def hurry(self, seconds: float) -> None:
-        """Let packets wait at most so many `seconds` from now; called when the run has ended."""
+        """Limit the wait of packets to `seconds` from now; called when the run has ended."""
         self._end = monotonic() + seconds
 
     def stop(self) -> None:
-        """Stop reducing, without a collective; called when the run failed.
+        """Stop reducing, without a collective; called when the run has failed.
 
-        The other ranks notice it when this process ends.
+        The other ranks notice when this process ends.
         """
         self._ranks = None
 
@@ -212,7 +217,7 @@ class Reducer:
     # --- the background ------------------------------------------------------------------------------------
 
     def settled(self, reduced: Reduced) -> bool:
-        """Advance the exchange, and return whether `reduced` need not wait for other ranks any more.
+        """Advance the exchange, and return whether `reduced` no longer waits for other ranks.
 
         Called only when the values of `reduced` are on the host.
         """
@@ -247,7 +252,7 @@ class Reducer:
         return True
 
     def _make_exchange(self, ranks: Ranks) -> Generator[None, None, None]:
-        """Reduce the packets that all ranks have come to; yields while a collective is in progress.
+        """Reduce the packets that all ranks have reached; yields while a collective is in progress.
 
         Each rank decides only by reduced numbers, so all ranks start the same collectives in the same order.
         """
@@ -285,13 +290,13 @@ class Reducer:
             self._queue.popleft()
 
     def _digest(self, rows: list[Row]) -> int:
-        """Return a hash of names, iterations and maxima: 56 bits, an int64 also when negated."""
+        """Return a hash of names, iterations and maxima of rows, by which ranks detect different rows."""
         places = [(row.shape.names, row.iteration, row.phase.trains) for row in rows]
         text = repr((sorted(self._maxima), places)).encode()
         return int.from_bytes(blake2b(text, digest_size=7).digest())
 
     def _values(self, rows: list[Row]) -> tuple[list[float], list[bool]]:
-        """Return all values in order, and for each whether it is reduced by its maximum."""
+        """Return all values in order, and for each one whether it is reduced to its maximum."""
         values: list[float] = []
         for row in rows:
             values += row.values if isinstance(row.values, list) else (row.values,)  # type: ignore[arg-type]
@@ -299,7 +304,7 @@ class Reducer:
         return values, [name in self._maxima or name.startswith(self._groups) for name in names]
 
     def _is_overdue(self, reduced: Reduced) -> bool:
-        """Return whether the exchange has lasted so long that `reduced` is logged with this rank's values."""
+        """Return whether the exchange takes too long, so that `reduced` is logged with this rank's values."""
         now = monotonic()
         if now < min(self._began + WAIT_SECONDS, self._end):
             return False
@@ -319,7 +324,7 @@ class Reducer:
 
 
 def _reduce(ranks: Ranks, values: list[float], maxima: list[bool]) -> Generator[None, None, list[float]]:
-    """Return the means or maxima of values that all ranks have in this order; a NaN of any rank wins."""
+    """Return the means or maxima of values that all ranks have in this order; NaN if any rank has NaN."""
     own = torch.tensor(values, dtype=torch.float64, device="cpu")
     is_maximum = torch.tensor(maxima, device="cpu")
     # gloo's maximum may leave out a NaN, a sum does not

@@ -1,6 +1,6 @@
 """Hold logged numbers as rows, and turn the rows of a logging interval into events.
 
-`EventStorage` makes rows on the training thread; `eventloop.metrics.packet` reads them in the background.
+`EventStorage` creates rows on the training thread; `eventloop.metrics.packet` reads them in the background.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Moment(msgspec.Struct, frozen=True, gc=False):
 
 
 class Shape:
-    """The names of a row and their smoothing hint.
+    """The names of the values in a row, and the smoothing hint of each name.
 
     A storage uses one object for equal names, so that rows can be grouped by identity.
     """
@@ -55,12 +55,15 @@ class Phase(msgspec.Struct, frozen=True, gc=False):
 class Row(msgspec.Struct, gc=False):
     """Values that were put by one call, with their position in the run.
 
-    A call makes only this object; the background sorts the values by name.
+    This is the only object that a call creates; the background sorts the values by name.
     """
 
     shape: Shape
     values: Scalar | list[Scalar]
-    """One value a name. A single value is not in a list, which would be a third of the cost of putting it."""
+    """One value for each name.
+
+    A single value is not in a list, because a list would take a third of the time of a put.
+    """
     iteration: int
     phase: Phase
 
@@ -101,7 +104,7 @@ class Unread(NamedTuple):
 
 
 class Block:
-    """Rows of the same names, in order, as a table whose columns are the names.
+    """Rows with the same names, in order, as a table whose columns are the names.
 
     All values must have been read. Working by columns is cheaper than by values.
     """
@@ -124,7 +127,7 @@ class Block:
 
 
 def blocks_of(rows: list[Row]) -> list[Block]:
-    """Group rows by their shapes; if a name is in two shapes, make a block for each name instead.
+    """Group rows by their shapes; if a name occurs in two shapes, create a block for each name instead.
 
     All values of a name are then in one block, in order.
     """
@@ -152,10 +155,10 @@ def _singles(rows: list[Row]) -> list[Row]:
 
 
 def events_of(rows: list[Row], place: Place) -> list[Event]:
-    """Return the `scalars_logged` events of `rows`, which were read: one for each position with values.
+    """Return the `scalars_logged` events for `rows` that were read: one for each position with values.
 
     A name with a smoothing hint has one value per interval and mode: its mean, at the last iteration of the
-    name. Any other value is at the iteration that it was put for.
+    name. Any other value is at the iteration for which it was put.
     """
     scalars = _ScalarsByMoment()
     if _each_name_once(rows):  # an interval of one iteration
@@ -181,7 +184,7 @@ def _each_name_once(rows: list[Row]) -> bool:
 
 
 def _by_mode(block: Block) -> list[Block]:
-    """Split a block by the modes of its rows."""
+    """Split a block by the modes of its rows, such as "train" and "val"."""
     rows = block.rows
     modes = dict.fromkeys([row.phase.mode for row in rows])
     if len(modes) == 1:
@@ -190,7 +193,7 @@ def _by_mode(block: Block) -> list[Block]:
 
 
 def _last(rows: list[Row]) -> Row:
-    """Return the row with the last position in the run; of rows at one position the first."""
+    """Return the row with the last position in the run; if several have it, the first of them."""
     return rows[0] if len(rows) == 1 else max(rows, key=by_step)
 
 
@@ -201,7 +204,7 @@ class _ScalarsByMoment:
         self._rows: dict[Moment, list[dict[str, float]]] = {}
 
     def add(self, moment: Moment, scalars: dict[str, float]) -> None:
-        """Add values at a position; a name that has a value there already starts another event."""
+        """Add values at a position; if a name already has a value there, they start another event."""
         rows = self._rows.get(moment)
         if rows is None:
             self._rows[moment] = [scalars]

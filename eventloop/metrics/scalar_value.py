@@ -25,14 +25,14 @@ _WHOLE = frozenset(
 
 
 def is_number(value: Any) -> bool:
-    """Return whether `value` is a Python or NumPy number, or a NumPy array of one number. Tensors are not."""
+    """Return whether `value` is a Python or NumPy number, or an array of one number; False for tensors."""
     if isinstance(value, np.ndarray | np.generic):
         return value.size == 1 and value.dtype.kind in "biuf"
     return isinstance(value, int | float)
 
 
 def single_number(name: str, value: Any) -> Scalar:
-    """Convert a value to a float, or to a detached tensor of one element, which is not read."""
+    """Convert a value to a float, or to a detached tensor of one element, without reading a tensor."""
     if isinstance(value, torch.Tensor):
         if type(value) is not torch.Tensor:
             refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
@@ -54,7 +54,7 @@ def single_number(name: str, value: Any) -> Scalar:
 
 
 def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return those of `values` that are single numbers, as `single_number` converts them.
+    """Return the single numbers among `values`, converted as by `single_number`.
 
     Raises:
         TypeError: a tensor of one element is sharded over ranks.
@@ -83,7 +83,7 @@ def refuse_unreadable(names: Iterable[str], values: Iterable[Scalar]) -> None:
 
 
 def unreadable_kind(tensor: torch.Tensor) -> str:
-    """Return why a tensor cannot be read as floats, and what to put instead; "" if it can be read."""
+    """Return the reason why a tensor cannot be read as floats, and an alternative; "" if it can be read."""
     if tensor.is_meta:
         return "a tensor of the meta device, which holds no values"
     if tensor.is_quantized:
@@ -98,7 +98,7 @@ def unreadable_kind(tensor: torch.Tensor) -> str:
 
 
 def own(value: torch.Tensor) -> torch.Tensor:
-    """Return the current value of a tensor without its graph, on its device; copied if it could change."""
+    """Return the current value of a tensor without its graph, on its device; a copy if it could change."""
     # A result of the graph is not changed by other code. A leaf may be a buffer that its owner changes,
     # and a view would keep the memory of its base.
     if value.is_leaf or value._is_view():

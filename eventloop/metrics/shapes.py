@@ -1,4 +1,4 @@
-"""Register the sets of names that values are put under, with one smoothing hint for each name."""
+"""Register the sets of names under which values are put, with one smoothing hint for each name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from eventloop.metrics.rows import Scalar, Shape
 from eventloop.metrics.scalar_value import refuse_unreadable
 
 SHAPES_LIMIT = 1024
-"""At most so many sets of names are kept."""
+"""The largest number of sets of names that are kept."""
 
 
 class Shapes:
@@ -19,7 +19,7 @@ class Shapes:
         self._shapes: dict[tuple[str, ...], Shape] = {}
 
     def of(self, names: tuple[str, ...], smooth: bool, values: Sequence[Scalar]) -> Shape:
-        """Return the shape of a set of names; the first values of a new set are checked.
+        """Return the one `Shape` object for a set of names; the first values of a new set are checked.
 
         Raises:
             TypeError: a name is not a str, or a value is a tensor that cannot be read as a number.

@@ -1,6 +1,7 @@
-"""Compute configured statistics of logged values in the background, as MMEngine's `custom_cfg` does.
+"""Compute configured statistics of logged values in the background, like MMEngine's `custom_cfg`.
 
-`LoggerHook` wraps each packet by `LogStatistics`; without it a logged value is the mean of its interval.
+`LoggerHook` wraps each packet by `LogStatistics`; without statistics a logged value is the mean of its
+interval.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from eventloop.util.checks import check_keys
 logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.001
-"""The interval at which `state_dict` polls whether the ranks have answered."""
+"""The interval in seconds at which `state_dict` checks whether the ranks have answered."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
 
 
@@ -56,11 +57,11 @@ class Statistic:
         self.window = self.new_window()
 
     def new_window(self) -> Window:
-        """Return an empty window of the configured method and size."""
+        """Return an empty window for the configured method and size."""
         return window_of(self._method, self.size)
 
     def take(self, rows: Iterable[Row]) -> bool:
-        """Add the values of the source in `rows` to the window; return False if it has no values there."""
+        """Add the values of the source in `rows` to the window; return False if `rows` has no such values."""
         return _take(self.source, self.window, rows)
 
     def number(self, result: Result) -> float | None:
@@ -81,7 +82,7 @@ class Statistic:
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
-        """Load the values of `state`; return False if it is of another source or kind of window."""
+        """Load the values of `state`; return False if the state has another source or kind of window."""
         if state is None or (state.get("source"), state.get("window")) != (self.source, self.window.kind):
             return False
         self.window.load_state_dict(state)
@@ -108,7 +109,7 @@ class LogStatistics:
             raise ValueError(
                 f"log_name={taken.name!r} of custom_cfg is the name of a logged scalar: choose another"
             )
-        self._posted: deque[PacketWithStatistics] = deque()  # those whose values the windows lack
+        self._posted: deque[PacketWithStatistics] = deque()  # packets not yet added to the windows
         self._turn = threading.Lock()
 
     def wrap(self, packet: Packet | Reduced) -> PacketWithStatistics:
@@ -118,7 +119,7 @@ class LogStatistics:
         return wrapped
 
     def take(self, last: PacketWithStatistics | None = None) -> None:
-        """Add the values of posted packets up to `last`, or of all; waits for the device if necessary."""
+        """Add the values of posted packets, up to `last` or all, to the windows; may wait for the device."""
         with self._turn:  # `state_dict` runs on the training thread, `events` in the background
             while self._posted and (last is None or not last.taken):
                 self._posted.popleft().add_to(self.entries)
@@ -126,8 +127,8 @@ class LogStatistics:
     def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
         """Return the state of each statistic, including values that are not logged yet.
 
-        Posted packets that are reduced are waited for, and count with their means over the ranks. The
-        `pending` rows, which were not posted, count with the values of this rank.
+        If posted packets are reduced, it waits for them, and uses their means over the ranks. The `pending`
+        rows, which were not posted, count with the values of this rank.
         """
         for packet in [*self._posted]:
             packet.wait_for_ranks()
@@ -135,7 +136,7 @@ class LogStatistics:
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
     def loaded(self, state: Mapping[str, Any]) -> LogStatistics:
-        """Return these statistics with the values of a state; packets posted before go on with the former.
+        """Return new statistics with the values of a state; packets posted before still use these statistics.
 
         A statistic that the state lacks starts without values, with a warning.
 
@@ -162,7 +163,7 @@ def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:
 
 
 class PacketWithStatistics:
-    """A packet whose events contain the statistics; a `Deferred` of the background loop."""
+    """A packet whose events contain the statistics; a `Deferred`, handled in the background."""
 
     def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
@@ -170,7 +171,7 @@ class PacketWithStatistics:
         self.taken = False
 
     def ready(self) -> bool:
-        """Return whether the packet is ready: its values are on the host, and wait for no rank."""
+        """Return whether the packet is ready: its values are on the host, and do not wait for a rank."""
         return self._packet.ready()
 
     def wait_for_ranks(self) -> None:
@@ -183,16 +184,16 @@ class PacketWithStatistics:
     def add_to(self, entries: Iterable[Statistic]) -> None:
         """Add the packet's values to the statistics, and keep a function for the result of each.
 
-        `events` computes them, without the lock, because they may call functions of the user.
+        `events` calls these functions without the lock, because they may run the user's code.
         """
         self.taken = True
         rows = self._packet.settled()
         self._results = [(entry, entry.window.result()) for entry in entries if entry.take(rows)]
 
     def events(self) -> list[Event]:
-        """Return the packet's events, with each statistic in the last event that has its source.
+        """Return the packet's events, with each statistic in the last event that contains its source.
 
-        A statistic that is logged under the name of its source replaces the source in all events.
+        A statistic with the name of its source replaces the source in all events.
         """
         events: list[Event] = self._packet.events()
         self._statistics.take(self)

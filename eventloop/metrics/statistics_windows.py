@@ -1,6 +1,6 @@
-"""Windows over the values of a scalar: the last values, or running sums over an epoch or the run.
+"""Define windows over the values of a scalar: the last values, or running sums over an epoch or the run.
 
-A `Statistic` of `custom_cfg` has one window.
+Each `Statistic` of a `custom_cfg` has one window.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ RUNNING = ("mean", "min", "max", "current")
 
 
 class Window(Protocol):
-    """The values of which a statistic is computed."""
+    """The values from which a statistic is computed."""
 
     kind: str
-    """The kind of window; a window can load the state of another one of its kind."""
+    """The kind of window; a window can load the state of another window of the same kind."""
 
     def take(self, value: float, epoch: int) -> None:
         """Add a value."""
@@ -43,7 +43,7 @@ class Window(Protocol):
         """Return the values or sums, as plain numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Replace the values by those of a state of the same kind.
+        """Replace the values by the values of a state of the same kind.
 
         Raises:
             CheckpointError: `state` has another form.
@@ -82,7 +82,7 @@ class Last:
 
 
 class Running:
-    """A window over all values, or over those of the running epoch, which keeps only sums and extremes."""
+    """A window over all values, or those of the current epoch, that keeps only sums and extremes."""
 
     def __init__(self, method: str, *, by_epoch: bool) -> None:
         self.kind = "epoch" if by_epoch else "global"
@@ -98,7 +98,7 @@ class Running:
         self._least, self._most, self._current = min(self._least, value), max(self._most, value), value
 
     def result(self) -> Result:
-        """Return a function that returns the statistic of the present values."""
+        """Return a function that returns the statistic of the present values, without any added later."""
         results = {
             "mean": self._sum / self._count, "min": self._least, "max": self._most, "current": self._current,
         }  # fmt: skip

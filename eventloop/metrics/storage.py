@@ -1,9 +1,9 @@
-"""The storage that hooks put numbers into on the training thread, without waiting for the device.
+"""Define the storage into which hooks put numbers on the training thread, without waiting for the device.
 
-`EventStorage.put_scalar` keeps a float, or a reference to a tensor that may still be in computation. At the
+`EventStorage.put_scalar` keeps a float, or a reference to a tensor that may still be being computed. At the
 end of a logging interval, `collect` starts one copy of the interval's tensors to the host and returns a
-`Packet`; the background loop turns the packet into `scalars_logged` events when the copy is complete. The
-training thread reads no values from a device, unless code asks for them, as by `latest`.
+`Packet`; the background turns the packet into `scalars_logged` events when the copy is complete. The
+training thread reads no values from a device, unless code asks for them, for example with `latest`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger("eventloop")
 Value = float | int | torch.Tensor
 
 PENDING_LIMIT = 16_384
-"""At most so many rows wait for `collect`; of more, the older half is not logged, to limit memory."""
+"""The largest number of rows that wait for `collect`; beyond it, the older half is dropped and not logged."""
 COLLECT_AT = PENDING_LIMIT // 2
-"""From so many rows on, the storage asks for a `collect`."""
+"""The number of waiting rows from which the storage requests a `collect`."""
 CHECK_EVERY = 512
-"""After so many new rows, the storage reads those on the CPU and checks how many wait."""
+"""The number of new rows after which the storage reads those on the CPU and checks how many rows wait."""
 ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
 """The storages whose `with` block is active in this context, the innermost last."""
 
@@ -75,22 +75,22 @@ class EventStorage:
         at_least("start_iter", start_iter, 0)
         self.iter = start_iter
         self.inside = self.outside = self.phase = Phase(0, "train", trains=True)
-        """The phases within an iteration and between two, and the current one, which new values belong to."""
+        """The phases within an iteration and between two iterations, and the current phase of new values."""
         self.stepped = False
-        """True if a mode that begins within an iteration begins after its optimizer step."""
+        """Whether an evaluation that begins within an iteration begins after the optimizer's step."""
         self._set_phase(0, "train")
         self.crowded = False
-        """True if values should be collected before their interval ends: many wait, or the run is to stop."""
+        """Whether to collect values before the end of their interval: many wait, or the run will stop."""
         self.relieve: Callable[[], None] | None = None
-        """Called when a limit is exceeded, to collect at once; values that it leaves are dropped."""
+        """A function that collects values at once when too many wait; those that remain are dropped."""
         self._dropped = False  # whether values were dropped, which is logged once
         self._rows: list[Row] = []
-        self._entered = 0  # how many of them are in the histories, because they were read early
+        self._entered = 0  # number of rows already in the histories, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
         self._readings = Readings()
         self.device_reads = DeviceReads()
-        """The waits for the device of reads on the training thread, in training iterations."""
+        """The waits for the device when code on the training thread reads values, in training iterations."""
         self._shapes = Shapes()
         self._prefix = ""
         self.entered_in = 0
@@ -103,19 +103,19 @@ class EventStorage:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Restore the previous storage; do nothing in a context that never entered this one."""
+        """Restore the former storage; do nothing in a context that never entered this one."""
         entered = ENTERED.get()  # a generator may be closed in another context than its own
         if self in entered:
             last = len(entered) - 1 - entered[::-1].index(self)
             ENTERED.set(entered[:last] + entered[last + 1 :])
 
     def step(self) -> None:
-        """Increment the iteration, in a loop without a trainer; later values belong to the next one."""
+        """Increment the iteration in a loop without a trainer; later values belong to the next iteration."""
         self.iter += 1
 
     @property
     def epoch(self) -> int:
-        """Return the epoch that new values belong to."""
+        """Return the epoch to which new values belong."""
         return self.inside.epoch
 
     @epoch.setter
@@ -124,7 +124,7 @@ class EventStorage:
 
     @property
     def mode(self) -> str:
-        """Return the mode that new values belong to: "train", "val" or "test"."""
+        """Return the mode to which new values belong: "train", "val" or "test"."""
         return self.inside.mode
 
     @mode.setter
@@ -133,7 +133,7 @@ class EventStorage:
 
     @property
     def in_iteration(self) -> bool:
-        """Return whether new values belong to iteration `iter`, with step `iter + 1`, or precede it."""
+        """Return whether new values belong to iteration `iter`, at step `iter + 1`, or False if before it."""
         return self.phase is self.inside
 
     @in_iteration.setter
@@ -190,7 +190,7 @@ class EventStorage:
         self._put(tuple(scalars), numbers, smoothing_hint, cur_iter)
 
     def put_floats(self, names: tuple[str, ...], values: list[float]) -> None:
-        """Put one float per name, with a smoothing hint, without a check of their types.
+        """Put one float per name, without a check of types; the names get a smoothing hint.
 
         It is cheaper than `put_scalars` for a hook that puts in each iteration.
 
@@ -206,7 +206,7 @@ class EventStorage:
         self._put(names, [*values], True, None)
 
     def put_numbers(self, values: Mapping[str, Any]) -> None:
-        """Put those of `values` that are single numbers, and ignore others; for the outputs of a train step.
+        """Put the single numbers among `values`, and ignore others; for the outputs of a train step.
 
         Raises:
             TypeError: a tensor of one element is sharded over ranks.
@@ -322,7 +322,7 @@ class EventStorage:
         return self.histories()[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
-        """Return all histories after waiting for the device; for an unknown name they suggest a known one."""
+        """Return all histories after waiting for the device; look-ups of unknown names suggest known ones."""
         self._read_all()
         self._readings.followed = True
         return ByName(self._readings.histories)
@@ -330,7 +330,7 @@ class EventStorage:
     def read_pending(self) -> list[Row]:
         """Return the rows put since the last `collect`, as numbers, after waiting for values on the device.
 
-        The rows stay in the storage.
+        The rows remain in the storage.
         """
         self._read_all()
         return [*self._rows]
@@ -375,7 +375,7 @@ class EventStorage:
     def _check_pending(self) -> None:
         """Read the waiting tensors that are on the CPU, and limit the number of waiting rows.
 
-        Small tensors that live long fragment the memory between large ones: the process would grow.
+        Small long-lived tensors would fragment the memory between large ones, so that the process would grow.
         """
         read_on_host(self._rows[self._checked :])
         self.crowded = self.crowded or len(self._rows) > COLLECT_AT
@@ -386,7 +386,7 @@ class EventStorage:
         self._checked = len(self._rows)
 
     def _drop_oldest(self) -> None:
-        """Enter all waiting values into the histories, and remove the older half of them."""
+        """Add all waiting values to the histories, and remove the older half of them."""
         if not self._dropped:
             self._dropped = True
             logger.warning(

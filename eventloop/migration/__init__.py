@@ -1,4 +1,5 @@
 """Translate names of other training systems to names of eventloop, for error messages.
 
-Start with `tables`, the names; `names` looks them up and raises the errors. The package imports only `util`.
+Start with `tables`, which holds the names; `names` looks them up and raises the errors. The package imports
+only `util`.
 """

@@ -1,4 +1,4 @@
-"""Explain a name of another training system: the error names the replacement in eventloop.
+"""Raise errors about names of other training systems, with the replacement in eventloop.
 
 The trainer, hooks and the registry use it; `eventloop.migration.tables` has the names.
 """
@@ -21,10 +21,11 @@ T = TypeVar("T")
 def argument_meant(classes: Iterable[str], name: str) -> str:
     """Return the replacement of an unknown argument, as the end of an error message.
 
-    It is "" if no other system has an argument of that name.
+    It is "" if no other system has an argument with this name.
 
     Args:
         classes: names of the class and its bases.
+        name: the argument.
     """
     found = (f": use {ARGUMENTS[each][name]}" for each in classes if name in ARGUMENTS.get(each, {}))
     return next(found, "")
@@ -47,7 +48,7 @@ def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
 
 
 def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a method raise a TypeError that says where an unknown argument belongs."""
+    """Make a method raise a TypeError that names the place where an unknown argument belongs."""
     parameters = inspect.signature(method).parameters
 
     @functools.wraps(method)
@@ -71,7 +72,7 @@ def _call_meant(name: str, owner: type) -> str:
 
 
 class _ForeignAttribute:
-    """A descriptor that raises an AttributeError with the replacement. An instance may set the attribute."""
+    """An attribute of another system's trainer: reading it raises an AttributeError with the replacement."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,7 +83,7 @@ class _ForeignAttribute:
 
 
 def knowing_attributes(trainer: type[T]) -> type[T]:
-    """Let attributes of other trainers raise an AttributeError that names ours; `hasattr` stays False.
+    """Make attributes of other trainers raise an AttributeError that names ours; `hasattr` stays False.
 
     A `__getattr__` would make each look-up of the trainer's own attributes 30 ns slower, and would hide an
     AttributeError that a property raises.
@@ -93,12 +94,12 @@ def knowing_attributes(trainer: type[T]) -> type[T]:
 
 
 def explain_absent(package: str, name: str) -> NoReturn:
-    """Raise an error for a name that a package lacks; the `__getattr__` of a package calls this.
+    """Raise an error for a name that a package lacks; called by the `__getattr__` of a package.
 
     Raises:
-        ImportError: another system has the name. Python replaces the text of an AttributeError in an import
-            statement, and keeps that of an ImportError.
-        AttributeError: no other system has it.
+        ImportError: another system has the name. In an import statement Python replaces the text of an
+            AttributeError, and keeps that of an ImportError.
+        AttributeError: no other system has the name.
     """
     if name in CLASSES:
         raise ImportError(f"cannot import name {name!r} from {package!r}: use {CLASSES[name]}", name=package)
@@ -112,8 +113,8 @@ _WHAT = {"batch": "iter", "step": "iter", "validation": "val", "fit": "run"}
 def point_meant(method: str) -> str:
     """Translate a callback method of Lightning or Transformers, or an event of ignite, to our event's name.
 
-    `on_train_batch_end` becomes `after_train_iter`. The event need not exist. The result is "" for a name of
-    another form.
+    `on_train_batch_end` becomes `after_train_iter`. The event need not exist. A name of another form gives
+    "".
     """
     if method in METHODS:
         return METHODS[method]

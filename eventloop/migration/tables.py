@@ -1,8 +1,8 @@
 """Tables of names of other systems with their replacements in eventloop, for error messages.
 
 The systems are Lightning, MMEngine, mmcv, ignite, detectron2 and Transformers. A row has one or several
-names, separated by spaces, and one replacement: a noun phrase that follows "use". `eventloop.migration.names`
-reads the tables.
+names, separated by spaces, and one replacement: a noun phrase that follows "use" in the message.
+`eventloop.migration.names` reads the tables.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ ARGUMENTS = {
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
 }  # fmt: skip
-"""By class of eventloop: arguments of the other systems' classes for the same purpose."""
+"""Arguments of other systems' classes, with the replacement, by the class of eventloop."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
@@ -172,14 +172,14 @@ ATTRIBUTES = _table(
     ("is_global_zero", "trainer.rank == 0"),
     ("log_dir default_root_dir experiment_name", "trainer.work_dir"),
 )  # fmt: skip
-"""Attributes and methods of the other systems' trainers."""
+"""Attributes and methods of other systems' trainers, with the replacements."""
 
 CALLS = _table(
     ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
     ("dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
      "an argument of the Trainer: train_loader, val_loader or test_loader"),
 )  # fmt: skip
-"""Arguments of train, val, test and run in other systems."""
+"""Arguments of train, val, test and run in other systems, with the place where each belongs."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
 CLASSES = _table(
@@ -216,7 +216,7 @@ CLASSES = _table(
     ("MLFlowLogger MlflowLoggerHook MLflowVisBackend", "MLflowWriter"),
     ("CometLogger NeptuneLogger ClearMLLogger ClearMLLoggerHook", _OWN),
 )  # fmt: skip
-"""Classes and functions of the other systems."""
+"""Classes and functions of other systems, with the replacements."""
 
 METHODS = _table(
     ("on_save_checkpoint", "before_save_checkpoint"),
@@ -230,4 +230,4 @@ METHODS = _table(
     ("EPOCH_COMPLETED", "after_train_epoch"),
     ("COMPLETED", "after_train"),
 )
-"""Methods of callbacks, and events of ignite, that `point_meant` cannot translate by rule."""
+"""The event for each method of other systems' callbacks, and event of ignite, whose name follows no rule."""

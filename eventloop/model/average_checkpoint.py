@@ -1,8 +1,8 @@
-"""Store the average of a model in a checkpoint, and read it from there.
+"""Store the average of a model in a checkpoint, and read it from a checkpoint.
 
-EMAHook uses this module. The layout is MMEngine's: `state_dict` has the averaged weights, so a program that
-loads it gets the weights that were evaluated. `ema_state_dict["module.<name>"]` has the model's own weights,
-and `ema_state_dict["steps"]` the number of updates of the average.
+EMAHook uses this module. The layout is MMEngine's: `state_dict` has the averaged weights, so that a program
+that loads it gets the weights that were evaluated. `ema_state_dict["module.<name>"]` has the model's own
+weights, and `ema_state_dict["steps"]` the number of updates of the average.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def check(checkpoint: Mapping[str, Any], *, strict: bool, source: str) -> None:
 def separate(checkpoint: dict[str, Any], name: str | None) -> None:
     """Put the model's own weights where a resume reads them, and the average into the state of a hook.
 
-    The own weights go to `checkpoint[OWN]`; a tensor that has none in the checkpoint is taken from the
-    average. The average goes to `checkpoint["hooks"][name]["average"]`, as None if the checkpoint has no
-    average. `state_dict` still holds the average, for callers that load weights only.
+    The own weights go to `checkpoint[OWN]`; if the checkpoint has none for a tensor, the average is used. The
+    average goes to `checkpoint["hooks"][name]["average"]`, or None without an average. `state_dict` still
+    holds the average, for callers that load weights only.
     """
     states = checkpoint.get("hooks")
     if not isinstance(states, Mapping) or not isinstance(states.get(name), Mapping):

@@ -1,4 +1,4 @@
-"""Find the class that the config of an average names, and check its arguments before a model exists.
+"""Find the class for the config of an average, and check its arguments before a model exists.
 
 EMAHook uses this module.
 """
@@ -29,7 +29,7 @@ _OWN: dict[str, type[BaseAveragedModel]] = {
 def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return `ema_type` and its arguments as a config whose `type` is the class of the average.
 
-    The arguments of eventloop's own averages are checked by building one for an empty model.
+    The arguments of eventloop's own averages are checked by building an average of an empty model.
     """
     config = {**ema_type, **arguments} if isinstance(ema_type, Mapping) else {"type": ema_type, **arguments}
     cls = config.get("type")

@@ -1,7 +1,7 @@
 """Pair the tensors of a model with those of its average, in lists for torch's foreach functions.
 
-`BaseAveragedModel` lists them once and checks before each use that the lists are still current. EMAHook swaps
-the values of the lists before each evaluation and back after it.
+`BaseAveragedModel` collects the lists once and checks before each use that they are still current. EMAHook
+swaps the values in the lists before each evaluation and back after it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Tracked(NamedTuple):
 class Pairs:
     """Hold the tensors of a model and of its copy in matching order, for torch's foreach functions.
 
-    Walking a model of 240 parameters takes longer than averaging them, so the walk is done once. `current`
-    costs a third of a walk. It notices each parameter, module or buffer that was added, removed or replaced,
-    and a move of the model to another device or type.
+    Walking through a model of 240 parameters takes longer than averaging them, so it is done once. `current`
+    takes a third of that time. It notices each parameter, module or buffer that was added, removed or
+    replaced, and a move of the model to another device or type.
 
     Args:
         average, source: the results of `tracked` for the copy and for the model, with equal names and shapes.
-        model: the module that `source` was taken from.
+        model: the module from which `source` was taken.
     """
 
     def __init__(self, average: dict[str, Tracked], source: dict[str, Tracked], model: nn.Module) -> None:
@@ -52,7 +52,7 @@ class Pairs:
         self._form = _form(self.sources) + _form(self.averages)
 
     def current(self, model: nn.Module) -> bool:
-        """Return True if the lists still match the tensors of `model`."""
+        """Return whether the lists still match the tensors of `model`, which may have been replaced."""
         return (
             model is self._model
             and not any(self._empty)
@@ -64,8 +64,8 @@ class Pairs:
     def averaged(self) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
         """Yield the tensors to average, in pairs of lists: those of the average, and the model's.
 
-        Both lists of a pair have one device and one dtype. The model's tensors are converted where the
-        average is on another device or of another dtype.
+        Both lists of a pair have one device and one dtype. The model's tensors are converted if the average
+        is on another device or has another dtype.
         """
         yield from self._alike.values()
         if self._unlike[0]:
@@ -92,8 +92,9 @@ class Swap:
     """Copy an average into a model for an evaluation, and restore the model's own values after it.
 
     The average itself is not changed, so it loses no precision, and `back` may be called at any time and
-    repeatedly, also after an interrupt within `put` or `back`. The model keeps its tensors, to which graphs
-    and optimizers refer. While the model has the average, a copy of its own values takes their size again.
+    repeatedly, even after an interrupt within `put` or `back`. The model keeps its tensor objects, because
+    graphs and optimizers refer to them. While the model has the average, a copy of its own values doubles
+    their memory.
     """
 
     def __init__(self) -> None:
@@ -157,7 +158,7 @@ def _registries(
 ) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Return the dicts in which a model's modules hold parameters, submodules and, with `buffers`, buffers.
 
-    The first list has the dicts with entries, the second the empty ones.
+    The first list has the non-empty dicts, the second one the empty dicts.
     """
     found: list[dict[str, object]] = []
     for module in model.modules():

@@ -75,7 +75,7 @@ class BaseAveragedModel(nn.Module):
         self.update_buffers = update_buffers
         self.copy_buffers = not update_buffers
         self.steps = 0
-        """How often `update_parameters` was called; at 0 the next call copies the weights."""
+        """The number of calls of `update_parameters`; at 0 the next call copies the weights."""
         self._pairs: Pairs | None = None
         self.module = self._copy_of(model)
 
@@ -84,10 +84,10 @@ class BaseAveragedModel(nn.Module):
         return self.module(*args, **kwargs)
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
-        """Return the new average of one tensor; `steps` updates, at least one, were made before.
+        """Return the new average of one tensor after `steps` earlier updates, at least one.
 
         Raises:
-            NotImplementedError: the subclass has neither this nor `multi_avg_func`.
+            NotImplementedError: the subclass defines neither this nor `multi_avg_func`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define avg_func or multi_avg_func")
 
@@ -101,7 +101,7 @@ class BaseAveragedModel(nn.Module):
         """Add the model's present weights to the average, without waiting for a device.
 
         Raises:
-            RuntimeError: `model` is another model, or has other tensors by now, and cannot be copied.
+            RuntimeError: `model` is another model, or its tensors have changed and it cannot be copied.
             TypeError: `model` is sharded over ranks.
         """
         steps = self.steps
@@ -133,7 +133,7 @@ class BaseAveragedModel(nn.Module):
                     own[name].data = buffer.detach().clone()
 
     def pairs_with(self, model: nn.Module) -> Pairs:
-        """Return the tensors of the average and of `model` in pairs; match them if `model` has changed."""
+        """Return the tensors of the average and of `model` in pairs, paired again if `model` has changed."""
         pairs = self._pairs
         if pairs is None or not pairs.current(model):
             pairs = self._pairs = self._match(model)
@@ -233,7 +233,7 @@ class _Weighted(BaseAveragedModel):
     """An average that moves by a fraction: `average += weight(steps) * (model - average)`."""
 
     def weight(self, steps: int) -> float:
-        """Return the fraction of the update that follows `steps` updates, at least one; in (0, 1]."""
+        """Return the fraction, in (0, 1], of the update after `steps` earlier updates, at least one."""
         raise NotImplementedError(f"{type(self).__name__} must define weight")
 
     def avg_func(self, averaged_param: Tensor, source_param: Tensor, steps: int) -> Tensor:
@@ -258,7 +258,7 @@ class StochasticWeightAverage(_Weighted):
     """
 
     def weight(self, steps: int) -> float:
-        """Return `1 / (n + 1)`, where `n` is how many weights were averaged before."""
+        """Return `1 / (n + 1)`, where `n` is the number of weights averaged before."""
         return 1.0 / (steps // self.interval + 1)
 
 
@@ -314,7 +314,7 @@ class MomentumAnnealingEMA(ExponentialMovingAverage):
 
     Args:
         model, momentum, interval, device, update_buffers: see `ExponentialMovingAverage`.
-        gamma: number of updates after which the momentum is 0.5; above 0.
+        gamma: the number of updates after which the momentum has fallen to 0.5; above 0.
 
     Raises:
         TypeError, ValueError: as `ExponentialMovingAverage`, or `gamma` is not a finite number above 0.

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 TOGETHER = 32
-"""Batches whose moments are combined at once: combining takes ten small operations, more than the moments of
-one batch.
+"""The number of batches whose moments are combined at once.
+
+Combining takes ten small operations, more than computing the moments of one batch.
 """
 
 
@@ -39,20 +40,20 @@ class Population:
 
         d = mean_B - mean_A;  mean = mean_A + d n_B / n;  S = S_A + S_B + d^2 n_A n_B / n,  n = n_A + n_B
 
-    which, unlike E[x^2] - E[x]^2, does not cancel where the mean is large compared with the deviation. B is a
-    group of batches of equal size, whose moments are combined in the same way. The sums are float64 where the
-    device supports it. Nothing here waits for a device.
+    which, unlike E[x^2] - E[x]^2, does not cancel if the mean is large compared with the deviation. B is a
+    group of batches of equal size, whose moments are combined in the same way. The sums are float64 if the
+    device supports it. No method waits for a device.
 
     Args:
         like: a tensor with the shape (C,) and the device of the channels.
-        correction: the variances given to `take` were divided by the count minus this.
+        correction: the number subtracted from the count in the divisor of the variances given to `take`.
     """
 
     def __init__(self, like: torch.Tensor, correction: int = 0) -> None:
         dtype = torch.float32 if like.device.type == "mps" else torch.float64
         self._correction = correction
         self.count = 0
-        """How many values of a channel are combined."""
+        """The number of combined values of a channel."""
         self._mean = torch.zeros_like(like, dtype=dtype)
         self._squares = torch.zeros_like(like, dtype=dtype)
         self._batches: list[
@@ -72,14 +73,19 @@ class Population:
         self.take(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
 
     def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
-        """Add a batch of `count` values a channel by its variances and means, tensors (C,) that are kept."""
+        """Add a batch by its variances and means.
+
+        Args:
+            count: the number of values of each channel.
+            variance, mean: tensors of shape (C,), which must not change afterwards.
+        """
         if count != self._size or len(self._batches) == TOGETHER:
             self._combine()
         self._size = count
         self._batches.append((variance, mean))
 
     def moments(self) -> Moments:
-        """Return the moments of all batches that were added."""
+        """Return the moments of all batches added so far."""
         self._combine()
         return Moments(self.count, self._mean, self._squares)
 
@@ -101,15 +107,15 @@ class Population:
 
 
 def count_of(inputs: torch.Tensor) -> int:
-    """Return the number of values that each channel of a batch (N, C, ...) has."""
+    """Return the number of values of each channel in a batch (N, C, ...)."""
     return inputs.numel() // max(1, inputs.shape[1])
 
 
 def merge_ranks(populations: list[Population]) -> list[Moments]:
     """Return the moments of each population over all ranks of the process group, in two collectives.
 
-    The mean is the count-weighted mean of the ranks' means; the distance of each rank's mean from it is
-    added, squared, to that rank's squares. Without a process group the moments are this process's.
+    The mean is the count-weighted mean of the ranks' means. Each rank adds the squared distance of its own
+    mean from it to its squares. Without a process group the moments are this process's.
     """
     if not populations:
         return []

@@ -26,7 +26,7 @@ _END = object()
 
 
 class _Stopped(Exception):
-    """A rank asked to stop the pass."""
+    """Raised on all ranks after a rank has requested to stop the pass."""
 
 
 def get_bn_modules(model: torch.nn.Module) -> list[_BatchNorm]:
@@ -54,7 +54,7 @@ def update_bn_stats(
         update_bn_stats(model.train(), loader, num_iters=200)
 
     The running average of training lags behind the weights. This runs the model over `num_iters` batches and
-    computes the statistics under the present weights, over samples and spatial positions of all batches, each
+    computes the statistics with the present weights, over samples and spatial positions of all batches, each
     sample counted once, whatever the batch sizes (fvcore's `update_bn_stats`; Wu and Johnson, "Rethinking
     'Batch' in BatchNorm", 2021, section 3). In a process group the statistics cover the samples of all ranks
     and are equal on all of them.
@@ -122,7 +122,7 @@ def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
 def tells_its_batch(layer: _BatchNorm) -> bool:
     """Return whether a layer with a momentum of 1 stores the exact moments of each batch in its buffers.
 
-    True for layers with PyTorch's own forward and float32 or float64 buffers.
+    It does if it has PyTorch's own forward and float32 or float64 buffers.
     """
     buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
     return (
@@ -158,7 +158,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
         if not module.training:
             return
         inputs, buffers = args[0] if args else kwargs["input"], module._buffers
-        # a call may not track, may have a momentum of 0, or may use buffers that replace these
+        # a call may run without tracking, with a momentum of 0, or with other buffers
         told = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
         if not (told and buffers["running_mean"] is mean):
             population.add(inputs)
@@ -171,7 +171,7 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
 def _record(layer: _BatchNorm, population: Population) -> Any:
     """Register a hook that adds the inputs of a layer to `population`; return its handle.
 
-    It is for a layer from whose running statistics the moments of this rank's batch cannot be read.
+    It is for layers whose running statistics do not give the moments of this rank's batch.
     """
 
     def see(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _record(layer: _BatchNorm, population: Population) -> Any:
 
 
 def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased: bool) -> None:
-    """Write the statistics into the layers' buffers in place; a layer without a sample keeps its own."""
+    """Write the statistics into the layers' buffers in place; a layer without samples keeps its own."""
     for layer, (total, mean, squares) in zip(layers, merge_ranks(populations), strict=True):
         buffers = _tensor(layer.running_mean), _tensor(layer.running_var)
         if isinstance(total, int):
@@ -201,7 +201,7 @@ def _write(layers: list[_BatchNorm], populations: list[Population], *, unbiased:
 
 
 def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
-    """Yield `limit` batches, starting the loader again at its end; None for one whole pass."""
+    """Yield `limit` batches, starting the loader again at its end; None yields one whole pass."""
     given = 0
     while True:
         before = given
@@ -226,12 +226,15 @@ def _batches(loader: Iterable[Any], limit: int | None) -> Generator[Any]:
 def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool) -> Iterator[Any]:
     """Yield this rank's batches until all ranks have finished; the ranks agree before each batch.
 
-    Otherwise a rank would wait forever for another that was stopped, whose loader failed or gave fewer
-    batches. An agreement costs a small collective; it waits for the device only in a process group without a
-    backend for the host, such as "nccl" alone.
+    Otherwise a rank would wait forever for a rank that was stopped, whose loader failed or has fewer batches.
+    An agreement costs a small collective; it waits for the device only in a process group without a backend
+    for the host, such as "nccl" alone.
 
     Args:
-        together: end with the shortest loader, because layers gather inputs or weights from all ranks.
+        batches: this rank's batches.
+        stop: returns whether the pass should stop.
+        together: whether to end with the shortest loader, because layers gather inputs or weights from all
+            ranks.
     """
     while True:
         error: Exception | None = None
@@ -258,7 +261,7 @@ def _agreed(batches: Iterator[Any], stop: Callable[[], bool], *, together: bool)
 
 
 def _sum_over_ranks(*flags: bool) -> list[int]:
-    """Return for each flag the number of ranks on which it is true, and then the number of ranks."""
+    """Return for each flag the number of ranks on which it is true, followed by the number of ranks."""
     numbers = [int(flag) for flag in (*flags, True)]
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return numbers

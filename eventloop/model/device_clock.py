@@ -18,7 +18,7 @@ from eventloop.events import Event
 from eventloop.events.deferred import Deferred
 
 WARM_UP = 3
-"""Iterations before the first sample: kernels are chosen and memory is reserved in them."""
+"""The iterations before the first sample, in which kernels are chosen and memory is reserved."""
 MEASURED_FIRST = 8
 PERIOD = 101
 
@@ -28,11 +28,12 @@ Marks = dict[int, torch.cuda.Event]
 class DeviceClock:
     """Sample the phases of iterations on one CUDA device.
 
-    CUDA events are recorded on the current stream, and read on the background loop once the device has passed
+    CUDA events are recorded on the current stream, and read in the background once the device has passed
     the last of them. The training thread never waits.
 
     Args:
-        post: hands a deferred value to the background, as `Bus.post`.
+        device: the CUDA device.
+        post: hands a deferred object to the background, such as `Bus.post`.
     """
 
     def __init__(self, device: torch.device, post: Callable[[Deferred], None]) -> None:
@@ -43,7 +44,7 @@ class DeviceClock:
         self.forward = self.backward = self.optimizer = 0.0
 
     def begin(self, iterations: int) -> None:
-        """Begin a sample if this iteration is one to sample; `iterations` were completed before it."""
+        """Begin a sample if this iteration is to be sampled; `iterations` were completed before it."""
         if WARM_UP <= iterations < WARM_UP + MEASURED_FIRST or iterations % PERIOD == PERIOD - 1:
             self._marks = {}
             self.mark(FORWARD_BEGINS)
@@ -56,15 +57,15 @@ class DeviceClock:
             self._marks[what] = event
 
     def end(self) -> None:
-        """End the sample. It is read on the background loop once the device has passed it."""
+        """End the sample, which is read in the background once the device has passed it."""
         if self._marks is not None:
             marks, self._marks = self._marks, None
             self._post(_Sample(self, marks))
 
     def add(self, marks: Marks) -> None:
-        """Add the phases of one sampled iteration; called on the background loop.
+        """Add the phases of one sampled iteration; called in the background.
 
-        A phase counts as 0 if its marks are missing, as with an optimizer hook that sets none.
+        A phase counts as 0 if its marks are missing, because some optimizer hooks set none.
         """
         self.samples += 1
         self.forward += _seconds(marks, FORWARD_BEGINS, FORWARD_ENDS)
@@ -73,7 +74,7 @@ class DeviceClock:
 
     @property
     def phases(self) -> Phases:
-        """Sums over the sampled iterations."""
+        """The phases, summed over the sampled iterations."""
         return Phases(
             iterations=self.samples, forward=self.forward, backward=self.backward, optimizer=self.optimizer
         )
@@ -88,7 +89,7 @@ def device_clock(model: torch.nn.Module, post: Callable[[Deferred], None]) -> De
 
 
 class _Sample:
-    """A deferred sample. It adds itself to its clock and makes no event."""
+    """A deferred sample, which adds itself to its clock and creates no event."""
 
     def __init__(self, clock: DeviceClock, marks: Marks) -> None:
         self._clock = clock

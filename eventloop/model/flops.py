@@ -42,9 +42,9 @@ class FlopCounter:
             loss_fn(model(inputs), target).backward()
         counter.flops
 
-    It is PyTorch's `FlopCounterMode`: matrix products, convolutions and attention, a multiplication and an
-    addition as two operations. Compiled functions run uncompiled within the block: PyTorch would otherwise
-    not compile them afterwards either.
+    It uses PyTorch's `FlopCounterMode`: matrix products, convolutions and attention are counted, with a
+    multiplication and an addition as two operations. Compiled functions run uncompiled within the block,
+    because otherwise PyTorch would not compile them afterwards either.
     """
 
     def __enter__(self) -> Self:
@@ -70,12 +70,12 @@ class FlopCounter:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Return the type of the results of most counted calls; None if none was counted."""
+        """Return the dtype of the results of most counted calls; None if nothing was counted."""
         return max(self._types.calls, key=self._types.calls.__getitem__, default=None)
 
 
 class _Types(TorchDispatchMode):
-    """Count the calls of the operations that have FLOPs by the types of their results."""
+    """Count the calls of operations with FLOPs by the dtypes of their results."""
 
     supports_higher_order_operators = True  # as PyTorch's mode does, for attention with `flex_attention`
 

@@ -1,4 +1,4 @@
-"""Read the peak memory of this process, which the system and PyTorch's allocators count; nothing waits."""
+"""Read the peak memory of this process from the system and PyTorch's allocators, without waiting."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def peak_memory() -> Memory:
 
 
 def _host() -> int | None:
-    """Return the peak in bytes, None on Windows.
+    """Return the peak in bytes; None on Windows.
 
-    Linux's `ru_maxrss` may be the peak of the process that started this one, so its own peak is read there.
+    On Linux, `ru_maxrss` may be the peak of the process that started this one, so /proc is read instead.
     """
     try:
         status = STATUS.read_text(encoding="ascii", errors="replace")

@@ -18,11 +18,11 @@ logger = logging.getLogger("eventloop")
 
 
 class AnomalousParams:
-    """Log, as an error, the trainable parameters outside the graph of a loss, whenever that set changes.
+    """Log, as an error, the trainable parameters outside of the graph of a loss, whenever that set changes.
 
-    It walks the whole graph in Python in every iteration, so use it to find a fault, not for long training.
-    Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden behind one node and count as not
-    reached. Under FSDP2 the ranks gather the weights once more in each iteration.
+    It walks through the whole graph in Python in every iteration, so use it to find a fault, not in long
+    trainings. Parameters inside `torch.utils.checkpoint(use_reentrant=True)` are hidden behind one node and
+    count as not reached. Under FSDP2 the ranks gather the weights once more in each iteration.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def unreached_parameters(loss: torch.Tensor, model: torch.nn.Module) -> dict[str
 
 @contextmanager
 def _gathered(model: torch.nn.Module) -> Iterator[None]:
-    """Give the model its whole parameters inside the block, as FSDP2's graphs refer to them."""
+    """Give the model its whole parameters inside the block, because FSDP2's graphs refer to them."""
     modules = fsdp_modules(model)
     for module in modules:
         module.unshard()

@@ -1,4 +1,4 @@
-"""Serve optimizers, by name where there are several, and schedule the values of their param groups.
+"""Support one or several optimizers, and schedule the values of their param groups.
 
 Start with `schedulers`, MMEngine's parameter schedulers, built on `windows`; `optimizers` reads, checks and
 loads optimizer states. `formulas` and `clipping` serve the hooks of mmcv's policies and the optimizer hook.

@@ -28,7 +28,7 @@ class GradClip:
             `clip_grad_value_`.
 
     Raises:
-        TypeError, ValueError: `options` has an unknown type or argument, or lacks its bound.
+        TypeError, ValueError: `options` has an unknown type or argument, or lacks the limit of the clipping.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -42,7 +42,7 @@ class GradClip:
     def __call__(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
         """Clip the gradients; return their norm before clipping, or None with type="value".
 
-        Reads no value, so the host does not wait for the device.
+        It reads no value, so the host does not wait for the device.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if self._kind == "norm":

@@ -1,7 +1,6 @@
 """Schedulers that go up and down or follow a metric, with MMEngine's names and parameters.
 
-`eventloop.optim.schedulers` exports them; each is a `Window` over a scheduler of PyTorch's or over one of
-this module.
+`eventloop.optim.schedulers` exports them. Each is a `Window` over a scheduler of PyTorch or of this module.
 """
 
 from __future__ import annotations
@@ -113,7 +112,7 @@ class CosineRestarts(torch_lr.LRScheduler):
     """Cosine annealing with periods of any length; PyTorch's warm restarts only multiply one period.
 
     At step s of a period of length P the part of the value above the minimum is multiplied by (1 + cos(pi s /
-    P)) / (1 + cos(pi (s - 1) / P)); Loshchilov and Hutter, "SGDR", 2017, in its recursive form.
+    P)) / (1 + cos(pi (s - 1) / P)); Loshchilov and Hutter, "SGDR", 2017, in recursive form.
     """
 
     def __init__(
@@ -151,8 +150,8 @@ class ReduceOnPlateauLR(PlateauWindow):
 
     Args:
         monitor: the metric of the validation.
-        rule: "less" or "greater", which is better.
-        threshold, threshold_rule: by how much a metric has to improve, "rel" or "abs".
+        rule: the better direction of the metric, "less" or "greater".
+        threshold, threshold_rule: the least improvement of the metric, and its kind, "rel" or "abs".
         factor, patience, cooldown, eps: as PyTorch's.
         min_value: PyTorch's `min_lr`; one number, or one per param group.
 

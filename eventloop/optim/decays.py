@@ -1,4 +1,4 @@
-"""Windows over PyTorch's schedulers that go in one direction, with MMEngine's names and parameters.
+"""Windows over PyTorch's schedulers that move in one direction, with MMEngine's names and parameters.
 
 `eventloop.optim.schedulers` exports them; `cycles` uses the argument checks.
 """
@@ -19,7 +19,7 @@ _IN_EPOCHS = ("begin", "end", "step_size", "milestones", "T_max", "periods", "to
 
 
 class NamedWindow(Window):
-    """A window with a name and parameters of MMEngine's, which can be converted to iterations."""
+    """A window with the name and parameters of an MMEngine scheduler, convertible to iterations."""
 
     length_from: ClassVar[str | None] = None
     """The argument that may set the length in place of `end`; None if the schedule needs no length."""
@@ -28,7 +28,7 @@ class NamedWindow(Window):
     def build_iter_from_epoch(
         cls, optimizer: Optimizer, *, epoch_length: int, by_epoch: bool = True, **arguments: Any
     ) -> Any:
-        """Build a scheduler that is written in epochs and stepped by iteration.
+        """Build a scheduler whose arguments are in epochs, but which is stepped after each iteration.
 
             CosineAnnealingLR.build_iter_from_epoch(opt, T_max=10, epoch_length=len(loader))
 
@@ -36,7 +36,7 @@ class NamedWindow(Window):
 
         Args:
             epoch_length: the number of iterations in an epoch.
-            arguments: those of the class.
+            arguments: the arguments of the class.
 
         Raises:
             TypeError, ValueError: `epoch_length` is not a positive int, or the schedule already counts
@@ -160,8 +160,8 @@ class LinearLR(NamedWindow):
 class ExponentialLR(NamedWindow):
     """Multiply the value by `gamma` at every step after the first: PyTorch's ExponentialLR in a window.
 
-    Converted to iterations it takes the `epoch_length`-th root of `gamma`, so that it decays as much in an
-    epoch.
+    When it is converted to iterations, `gamma` is replaced by its `epoch_length`-th root, so that the decay
+    in an epoch stays the same.
 
     Raises:
         TypeError, ValueError: `gamma` is not above 0, or the window is invalid.
@@ -258,7 +258,7 @@ def positives(what: str, values: Sequence[int]) -> list[int]:
     """Check that `values` is a list of positive ints, and return a copy.
 
     Raises:
-        TypeError, ValueError: naming `what` and the value.
+        TypeError, ValueError: a value is wrong; the message names `what` and the value.
     """
     if not isinstance(values, Sequence) or isinstance(values, str) or not values:
         raise TypeError(f"{what} must be a list of positive ints, got {values!r}")
@@ -273,7 +273,7 @@ def minima_of(
     """Return the minimum of each param group.
 
     Raises:
-        TypeError, ValueError: both are given, or one is not a number of at least 0.
+        TypeError, ValueError: both arguments are given, or one is not a number of at least 0.
     """
     if eta_min is not None and eta_min_ratio is not None:
         raise ValueError(f"give eta_min or eta_min_ratio, not both: got {eta_min!r} and {eta_min_ratio!r}")

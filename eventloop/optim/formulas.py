@@ -3,7 +3,7 @@
 The policies in `hooks/lr_policies.py` and `hooks/momentum_updater.py` use it. Each function checks a policy's
 arguments, raises TypeError or ValueError with the argument's name, and returns the formula. A formula knows
 neither an optimizer nor a trainer. In the docstrings base is the initial value, p the number of completed
-epochs or iterations, and P their number in the run.
+units (epochs or iterations), and P their total number in the run.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from eventloop.util.checks import check_bools, check_choice, number, positive
 from eventloop.util.suggest import suggest
 
 Formula = Callable[[float, int, int], float]
-"""`(initial value, p, P) -> value`, where p of the run's P epochs or iterations are done."""
+"""A function `(initial value, p, P) -> value`, where p of the run's P epochs or iterations are completed."""
 Minimum = Callable[[float], float]
-"""`(initial value) -> the lowest value`."""
+"""A function `(initial value) -> lowest value`."""
 
 
 def annealing_cos(start: float, end: float, factor: float, weight: float = 1.0) -> float:
     """Return a point on half a cosine from `weight * start + (1 - weight) * end` to `end`.
 
     Args:
-        factor: the position on it, from 0 to 1.
+        start, end: the values between which the curve runs.
+        factor: the position on the curve, from 0 to 1.
+        weight: the share of the distance that the curve covers.
     """
     return end + 0.5 * weight * (start - end) * (cos(pi * factor) + 1)
 
@@ -41,7 +43,7 @@ def annealing_linear(start: float, end: float, factor: float) -> float:
 
 
 def minimum(name: str, value: float | None, ratio: float | None) -> Minimum:
-    """Return the lowest value: a number, or a ratio of the initial value; exactly one of the two is given."""
+    """Return a function for the lowest value, given as a number or as a ratio of the initial value."""
     if (value is None) == (ratio is None):
         got = "neither" if value is None else f"both ({name}={value!r}, {name}_ratio={ratio!r})"
         raise ValueError(f"expected exactly one of {name} and {name}_ratio, got {got}")
@@ -53,10 +55,10 @@ def minimum(name: str, value: float | None, ratio: float | None) -> Minimum:
 
 
 def step_decay(step: int | Sequence[int], gamma: float, name: str, lowest: float | None) -> Formula:
-    """Return max(base gamma^n, lowest), where n is the number of steps up to p.
+    """Return the formula max(base gamma^n, lowest), where n is the number of steps up to p.
 
     Args:
-        step: an interval, in epochs or iterations, after each of which a step comes; or a rising list of
+        step: an interval in epochs or iterations, after each of which there is a step; or a rising list of
             the steps.
         gamma: the factor of each step, above 0.
         name, lowest: the name of the argument for the lowest value, and that value; None for 0.
@@ -81,37 +83,41 @@ def step_decay(step: int | Sequence[int], gamma: float, name: str, lowest: float
 
 
 def exponential(gamma: float) -> Formula:
-    """Return base gamma^p."""
+    """Return the formula base gamma^p, where p units (epochs or iterations) are completed."""
     number("gamma", gamma, above=0)
     return lambda base, p, total: base * gamma**p
 
 
 def inverse(gamma: float, power: float) -> Formula:
-    """Return base (1 + gamma p)^-power."""
+    """Return the formula base (1 + gamma p)^-power, where p units are completed."""
     number("gamma", gamma, above=0)
     number("power", power, above=0)
     return lambda base, p, total: base * (1 + gamma * p) ** -power
 
 
 def polynomial(power: float, name: str, lowest: float) -> Formula:
-    """Return lowest + (base - lowest) (1 - p / P)^power."""
+    """Return the formula lowest + (base - lowest) (1 - p / P)^power, where p of P units are completed."""
     number("power", power, above=0)
     low = number(name, lowest, least=0)
     return lambda base, p, total: low + (base - low) * (1 - p / total) ** power
 
 
 def cosine(low: Minimum) -> Formula:
-    """Return low + (base - low) (1 + cos(pi p / P)) / 2."""
+    """Return the formula low + (base - low) (1 + cos(pi p / P)) / 2, where p of P units are completed."""
     return lambda base, p, total: annealing_cos(base, low(base), p / total)
 
 
 def line(low: Minimum) -> Formula:
-    """Return base + (low - base) p / P."""
+    """Return the formula base + (low - base) p / P, where p of P units are completed."""
     return lambda base, p, total: annealing_linear(base, low(base), p / total)
 
 
 def flat_cosine(start_percent: float, low: Minimum) -> Formula:
-    """Return base until s = round(start_percent P), then half a cosine of (p - s) / (P - s)."""
+    """Return the formula of a value that stays at base, and then falls along half a cosine.
+
+    With p of P units completed, it is base until s = round(start_percent P), then half a cosine of
+    (p - s) / (P - s).
+    """
     if not isinstance(start_percent, float):
         raise TypeError(f"start_percent must be a float in [0, 1), got {start_percent!r}")
     number("start_percent", start_percent, least=0, below=1)
@@ -126,9 +132,9 @@ def flat_cosine(start_percent: float, low: Minimum) -> Formula:
 
 
 def restarts(periods: Sequence[int], weights: Sequence[float], low: Minimum) -> Formula:
-    """Return low + weight (base - low) (1 + cos(pi q)) / 2, with q from 0 to 1 over each period.
+    """Return the formula low + weight (base - low) (1 + cos(pi q)) / 2, with q from 0 to 1 over each period.
 
-    The formula raises ValueError for a run that is longer than the periods together.
+    The formula raises ValueError for a run that is longer than the sum of the periods.
     """
     if not isinstance(periods, list | tuple) or not periods:
         raise TypeError(f"periods must be a list of ints, got {periods!r}")
@@ -153,11 +159,11 @@ def restarts(periods: Sequence[int], weights: Sequence[float], low: Minimum) -> 
 def cycles(
     target_ratio: float | Sequence[float], times: int, step_ratio_up: float, strategy: str, gamma: float
 ) -> Formula:
-    """Return the value of `times` cycles from base to a peak and on to an end, both ratios of base.
+    """Return the formula of `times` cycles from base to a peak and on to an end value, both ratios of base.
 
-    The difference of each peak from the base shrinks by `gamma` from one cycle to the next. After the last
-    cycle its end stays. Smith, "Cyclical learning rates for training neural networks", 2017, with the cosine
-    of mmcv. The formula raises ValueError for a run with fewer iterations than cycles.
+    The distance of each peak from base shrinks by `gamma` from one cycle to the next. After the last cycle
+    the value stays at its end. Smith, "Cyclical learning rates for training neural networks", 2017, with
+    mmcv's cosine. The formula raises ValueError for a run with fewer iterations than cycles.
     """
     first_peak, end = _target_ratio(target_ratio)
     positive("cyclic_times", times)
@@ -219,7 +225,7 @@ def one_cycle(
 
 
 def check_given(what: str, given: Any) -> None:
-    """Check a number, a list or a mapping that `per_group` will take, before the optimizer is known."""
+    """Check a number, list or mapping for `per_group` before the optimizer is known."""
     for each in given.values() if isinstance(given, Mapping) else [given]:
         for value in each if isinstance(each, list | tuple) else [each]:
             number(what, value, above=0)
@@ -245,7 +251,7 @@ def _find_anneal(strategy: str) -> Callable[[float, float, float], float]:
 
 
 def _target_ratio(given: float | Sequence[float]) -> tuple[float, float]:
-    """Return `(peak, end)` from a number, `(peak,)` or `(peak, end)`; without an end it is peak / 1e5."""
+    """Return `(peak, end)` from a number, `(peak,)` or `(peak, end)`; the default end is peak / 1e5."""
     ratios = [*given] if isinstance(given, list | tuple) else [given]
     if len(ratios) not in (1, 2):
         raise ValueError(f"target_ratio must be a number, (peak,) or (peak, end), got {given!r}")

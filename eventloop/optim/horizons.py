@@ -1,4 +1,4 @@
-"""Find schedules whose length is given in epochs where they are stepped by iteration, or vice versa.
+"""Find schedules whose length is given in epochs although they are stepped by iteration, or vice versa.
 
 The ParamSchedulerHook logs the warnings. PyTorch's schedulers do not know their unit:
 `CosineAnnealingLR(optimizer, T_max=epochs)` that is stepped after each iteration goes up and down once every
@@ -18,12 +18,13 @@ _BY_EPOCH = (
 
 
 def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: int | None) -> str | None:
-    """Return a warning if a schedule is as long as the run in another unit than its steps, else None.
+    """Return a warning if a schedule's length equals the run's length in the wrong unit, else None.
 
     Args:
+        scheduler: the scheduler.
         by_epoch: True if it is stepped after each epoch, False after each iteration.
         max_epochs, max_iters: the length of the run in both units; without `max_iters` the iterations are
-            assumed to be more than the epochs.
+            assumed to outnumber the epochs.
     """
     read: Callable[[], Any] = getattr(scheduler, "built_state", getattr(scheduler, "state_dict", dict))
     mistaken = max_iters if by_epoch else max_epochs
@@ -45,9 +46,9 @@ def mistaken_unit(scheduler: Any, by_epoch: bool, max_epochs: int, max_iters: in
 
 
 def _lengths(state: Any) -> Iterator[tuple[str, Any]]:
-    """Read the lengths from the state of a scheduler, with the names of their arguments.
+    """Yield the names and values of the arguments in a scheduler's state that are lengths.
 
-    A warm-up yields none, because it is a small part of a run in any unit.
+    A warm-up has none, because it is a small part of a run in any unit.
     """
     if not isinstance(state, Mapping):  # of a class of the user's own
         return

@@ -1,8 +1,8 @@
-"""Step PyTorch's schedulers at half the time of `step()`, with the same values.
+"""Step PyTorch's schedulers in half the time of `step()`, with the same values.
 
 ParamSchedulerHook, the windows and the resume use it. `LRScheduler.step()` checks the order of calls, which
-can be wrong only in the first step, and copies tensors, which a rate seldom is; that costs more than the
-schedule itself (`benchmarks.hook_cost`).
+can only be wrong in the first step, and copies tensors, although a rate is seldom a tensor; that takes longer
+than the schedule itself (`benchmarks.hook_cost`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MARKS = ("_get_lr_called_within_step", "_step_count", "_last_lr")
 
 
 def steps_plainly(scheduler: object) -> bool:
-    """Return whether the step of a scheduler is PyTorch's own, so that `next_values` may replace it."""
+    """Return whether a scheduler's `step` is PyTorch's own, so that `next_values` may replace it."""
     # not by `vars`: an object whose dict was asked for is slower from then on (CPython 3.11, 3.12)
     own = [getattr(type(scheduler), name, None) for name in ("step", "_update_lr")]
     unpatched = getattr(getattr(scheduler, "step", None), "__func__", None) is LRScheduler.step
@@ -49,7 +49,7 @@ def next_values(scheduler: LRScheduler) -> list[Any]:
 def stepper(scheduler: Any) -> Callable[[], object]:
     """Return a function that steps a scheduler.
 
-    It takes a lean step if the scheduler's `step` is PyTorch's own, and calls that `step` otherwise.
+    It takes the fast step if the scheduler's `step` is PyTorch's own, and calls `step` otherwise.
     """
     return partial(_step, scheduler) if steps_plainly(scheduler) else scheduler.step
 

@@ -1,4 +1,4 @@
-"""Read, check and load the states of one optimizer, or of several by name, as a GAN has them.
+"""Read, check and load the states of one optimizer, or of several optimizers by name, as in a GAN.
 
 The trainer, its hooks and the resume use it. Every function takes an optimizer, a mapping of names to
 optimizers, or None.
@@ -24,7 +24,7 @@ _LOAD = torch.optim.Optimizer.load_state_dict
 
 
 def named_optimizers(optimizer: Any) -> dict[str, Any]:
-    """Return the optimizers of a trainer by name; a single one has the name "", and None gives none."""
+    """Return the optimizers of a trainer by name; a single optimizer has the name "", and None gives {}."""
     if optimizer is None:
         return {}
     return dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
@@ -36,9 +36,10 @@ def each_optimizer(optimizer: Any) -> list[torch.optim.Optimizer]:
 
 
 def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
-    """Return the optimizer that calls step hooks: itself, or the `.optimizer` of a wrapper; else None.
+    """Return the optimizer object that calls step hooks, or None.
 
-    accelerate's wrapper is a `torch.optim.Optimizer` that calls no hooks of its own.
+    It is the optimizer itself, or the `.optimizer` of a wrapper. accelerate's wrapper is a
+    `torch.optim.Optimizer` that calls no hooks of its own.
     """
     while not isinstance(optimizer, torch.optim.Optimizer) or not hasattr(
         optimizer, "_optimizer_step_pre_hooks"
@@ -49,9 +50,9 @@ def hookable(optimizer: Any) -> torch.optim.Optimizer | None:
 
 
 def named_values(what: str, optimizer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each optimizer with the name of its metric.
+    """Yield each optimizer with the name under which a value of it, such as its rate, is logged.
 
-    The name is `what`, or `what/<name>` where there are several optimizers by name.
+    The name is `what`, or `what/<name>` if there are several optimizers.
     """
     for name, each in named_optimizers(optimizer).items():
         yield f"{what}/{name}" if name else what, each
@@ -90,7 +91,8 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
     weights in another type.
 
     Args:
-        refuses: False only logs; for steps of the user's own code, which may train any module.
+        model, optimizer, loss_fn: arguments of the trainer.
+        refuses: False only logs, for training steps of the user's own code, which may train any module.
     """
     own = {id(parameter) for parameter in model.parameters()}
     of_loss = {id(p) for p in loss_fn.parameters()} if isinstance(loss_fn, torch.nn.Module) else set()
@@ -123,7 +125,7 @@ def check_parameters(model: torch.nn.Module, optimizer: Any, loss_fn: object, *,
 
 
 def class_names(optimizer: Any) -> Any:
-    """Return the optimizer's class name, or a mapping of class names, to compare it with a checkpoint's."""
+    """Return the optimizer's class name, or a mapping of class names, for comparison with a checkpoint's."""
     if isinstance(optimizer, Mapping):
         return {name: type(each).__name__ for name, each in optimizer.items()}
     return None if optimizer is None else type(optimizer).__name__
@@ -139,17 +141,19 @@ def optimizer_state(optimizer: Any) -> Any:
 def load_optimizer_state(
     optimizer: Any, state: Any, rollback: Rollback, *, converts: bool = False, source: object = "the state"
 ) -> None:
-    """Load what `optimizer_state` returned; without an optimizer nothing is loaded.
+    """Load the result of `optimizer_state`; without an optimizer nothing is loaded.
 
-    PyTorch converts the loaded values to the type of the parameters, which rounds averages that are kept
-    in float32 for weights in bfloat16. This function restores the type they were saved in, except for an
-    optimizer with a `load_state_dict` of its own.
+    PyTorch converts the loaded values to the type of the parameters, which would round values that are kept
+    in float32 for weights in bfloat16. This function restores the type in which they were saved, except for
+    an optimizer with its own `load_state_dict`.
 
     Args:
-        rollback: gets what restores the optimizer after an error. PyTorch's own loading only replaces two
-            attributes; for an optimizer that loads in another way the state is copied before.
+        optimizer: the optimizer or optimizers.
+        state: the saved state.
+        rollback: gets a function that restores the optimizer after an error. PyTorch's own loading only
+            replaces two attributes; for an optimizer that loads differently, the state is copied first.
         converts: True keeps PyTorch's conversion, for parameters that were given another type on purpose.
-        source: names the checkpoint in messages.
+        source: the name of the checkpoint in messages.
 
     Raises:
         CheckpointError: an optimizer refuses its state.
@@ -173,7 +177,7 @@ def _loads_as_torch(optimizer: Any) -> bool:
 
 
 def _plainly(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether loading a state runs only PyTorch's code."""
+    """Return whether PyTorch's code alone loads an optimizer's state, without hooks or a subclass's."""
     hooks = (
         optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
     )  # fmt: skip
@@ -189,7 +193,7 @@ def _unconvert(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> No
 
 
 def _typed(loaded: Any, saved: Any) -> Any:
-    """Return the loaded value, or the saved one where the types differ."""
+    """Return the loaded value, or the saved one if its type differs."""
     if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
         return loaded if loaded.dtype == saved.dtype else saved.to(loaded.device)
     if type(loaded) is dict and isinstance(saved, Mapping):
@@ -206,8 +210,8 @@ def _typed(loaded: Any, saved: Any) -> Any:
 class ParameterOrder:
     """The order of the parameters in the state of each optimizer.
 
-    A state knows its parameters by number alone. In another order, as after layers were declared in another
-    one, each parameter would continue with another's momentum.
+    A state identifies its parameters only by their numbers. If the order changes, for example because layers
+    are declared in another order, each parameter would continue with the momentum of another one.
     """
 
     def __init__(self) -> None:
@@ -233,7 +237,7 @@ class ParameterOrder:
         return self._names
 
     def check(self, model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any], source: object) -> None:
-        """Refuse a state whose parameters are those of the optimizer in another order."""
+        """Refuse a saved state that has the same parameters as the optimizer in another order."""
         for name, groups in self.of(model, optimizer).items():
             for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
                 ours, theirs = own.split("\n"), former.split("\n")
@@ -251,7 +255,7 @@ class ParameterOrder:
 
 
 def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
-    """Refuse a checkpoint of other optimizers before anything is loaded."""
+    """Refuse a checkpoint of different optimizers, before anything is loaded."""
     if optimizer is None:
         return
     if saved_names != class_names(optimizer):

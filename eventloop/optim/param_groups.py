@@ -1,7 +1,7 @@
 """Read and write a value of an optimizer's param groups by its name, and check numbers for it.
 
 The schedulers, the policy hooks and the resume use it. A value may be a float or a tensor; a tensor is filled
-in place, because a compiled or captured step holds it.
+in place, because a compiled or captured step refers to it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Value = float | torch.Tensor
 def groups_of(optimizer: Any) -> list[Group]:
     """Return the param groups of one optimizer, or of several by name, in order.
 
-    Those of one optimizer are its own list, not a copy: schedules ask in each iteration, and see groups that
-    were added or loaded meanwhile.
+    For one optimizer it is the optimizer's own list, not a copy: schedules read it in each iteration, and
+    must see groups that were added or loaded in the meantime.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
         return optimizer.param_groups
@@ -63,14 +63,14 @@ def write_value(group: Group, name: str, value: Value) -> None:
 
 
 def number_like(current: Any, value: Any) -> Any:
-    """Return `value`, as a tensor like `current` if that is a tensor."""
+    """Return `value`; if `current` is a tensor, return a tensor like it that is filled with `value`."""
     return torch.full_like(current, value) if isinstance(current, torch.Tensor) else value
 
 
 def initial_value(group: Group, name: str) -> float:
-    """Return the value a group began with, and store it in the group as `initial_<name>` if it is missing.
+    """Return a group's value at the begin, and store it in the group as `initial_<name>` if it is missing.
 
-    It is saved with the optimizer, so a resumed run does not take a decayed value for the initial one.
+    It is saved with the optimizer, so that a resumed run does not take a decayed value for the initial one.
     """
     key = f"initial_{name}"
     value = group[key] if key in group else read_value(group, name)
@@ -85,10 +85,11 @@ def _in_betas(group: Group, name: str) -> bool:
 
 
 def per_group(what: str, value: object, groups: Sequence[Group], **bounds: float) -> float | list[float]:
-    """Check that `value` is a finite number in a range, or a list of one for each param group; return it.
+    """Check that `value` is a finite number in a range, or a list with one for each param group; return it.
 
     Raises:
-        TypeError, ValueError: naming `what`, the range or the number of groups, and the value.
+        TypeError, ValueError: the value is wrong; the message names `what`, the range or the number of
+            groups, and the value.
     """
     if not isinstance(value, list | tuple):
         return number(what, value, **bounds)

@@ -42,7 +42,7 @@ from eventloop.util.suggest import suggest
 
 
 class ScheduledTrainer(Protocol):
-    """The parts of a trainer that its schedulers are built from."""
+    """The parts of a trainer from which its schedulers are built."""
 
     schedulers: list[Any]
     optimizer: Any
@@ -52,7 +52,10 @@ class ScheduledTrainer(Protocol):
 
 
 class _OfMomentum(Window):
-    """Schedule `momentum`, or the first of `betas`; the first base of each class named after it."""
+    """Schedule `momentum`, or the first of `betas`.
+
+    It must be the first base of each class named after momentum.
+    """
 
     param_name = "momentum"
 
@@ -117,15 +120,16 @@ __all__ = [
 ]
 
 SCHEDULERS = Registry("scheduler", __name__)
-"""`@SCHEDULERS.register` makes your class available to configs; its constructor takes `optimizer`."""
+"""The registry of schedulers for configs: `@SCHEDULERS.register` adds a class that takes `optimizer`."""
 
 
 def build_schedulers(trainer: ScheduledTrainer) -> None:
     """Replace the configs in `trainer.schedulers` by schedulers, one for each of the trainer's optimizers.
 
-    `type` is a class, or a name of this module, of your own `@SCHEDULERS.register`, or of
-    `torch.optim.lr_scheduler`. A schedule of this module that needs an `end` and has none gets the run's, in
-    its unit. `convert_to_iter_based=True` takes counts in epochs and steps the scheduler by iteration.
+    `type` is a class, or a name from this module, from your own `@SCHEDULERS.register`, or from
+    `torch.optim.lr_scheduler`. If a schedule of this module needs an `end` and none is given, it ends with
+    the run. With `convert_to_iter_based=True` counts are in epochs, and the scheduler is stepped by
+    iteration.
 
     Raises:
         TypeError, ValueError: an unknown type or argument (with a suggestion), or a value that the scheduler
@@ -146,7 +150,7 @@ def build_schedulers(trainer: ScheduledTrainer) -> None:
 
 
 def check_windows(trainer: ScheduledTrainer) -> None:
-    """Warn of windows that reach past the run, probably because their unit is another one.
+    """Warn of windows that extend beyond the run, probably because their unit is wrong.
 
     Warns:
         UserWarning: a window begins at or ends after the end of the run.

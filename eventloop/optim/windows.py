@@ -1,6 +1,6 @@
-"""Run a scheduler of PyTorch's in a window of the run, on one value of the param groups.
+"""Run a PyTorch scheduler within a window of the run, on one value of the param groups.
 
-`schedulers` names MMEngine's windows; the ParamSchedulerHook steps them, and the resume rebuilds them.
+`schedulers` defines MMEngine's windows; the ParamSchedulerHook steps them, and the resume rebuilds them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ PROGRESS = frozenset(
 
 
 class Window:
-    """A scheduler of PyTorch's that runs from step `begin` up to, and without, step `end`.
+    """A PyTorch scheduler that runs from step `begin` up to, but not including, step `end`.
 
         warm = Window(opt, lambda o: LinearLR(o, 0.001, total_iters=500), end=500, by_epoch=False)
         main = Window(opt, lambda o: MultiStepLR(o, [8, 11]), by_epoch=True)
         Trainer(..., schedulers=[warm, main])
 
-    Outside the window it does nothing. The scheduler is made when its window begins, so its first step is
-    `begin`. PyTorch's schedulers continue from the current value, so windows that overlap multiply, and
+    Outside the window it does nothing. The scheduler is created when its window begins, so its first step is
+    `begin`. PyTorch's schedulers continue from the current value, so overlapping windows multiply, and
     between two windows the value stays. `eventloop.optim.schedulers` has MMEngine's names, built on this
     class.
 
-    The scheduler works on a stand-in for the optimizer whose `lr` is the scheduled value. So every scheduler
-    of PyTorch's can schedule a momentum (in `betas`, too) or a weight decay.
+    The scheduler works on a stand-in for the optimizer whose `lr` is the scheduled value. So every PyTorch
+    scheduler can schedule a momentum (in `betas`, too) or a weight decay.
 
     Args:
         optimizer: the optimizer whose param groups are scheduled.
-        schedule: `(optimizer) -> scheduler of PyTorch's`.
+        schedule: `(optimizer) -> PyTorch scheduler`.
         begin, end: in epochs, or in iterations with `by_epoch=False`; without `end` the window stays open.
         by_epoch: the unit; the param_scheduler hook steps the window after each epoch, or after each
             iteration.
@@ -95,7 +95,7 @@ class Window:
         return self.begin <= self.last_step and (self.end is None or self.last_step < self.end)
 
     def step(self) -> None:
-        """Count one epoch, or iteration; inside the window move the value."""
+        """Count one epoch or iteration; within the window, move the value."""
         self.last_step = step = self.last_step + 1
         if self.begin <= step and (self.end is None or step < self.end):  # active, without a call
             self._advance()
@@ -109,13 +109,13 @@ class Window:
     def state_dict(self) -> dict[str, Any]:
         """Return the window, the number of steps, and the state of PyTorch's scheduler.
 
-        Before the window begins the latter is missing (None).
+        Before the window begins, the scheduler's state is missing: its entry is empty (None).
         """
         scheduler = None if self._scheduler is None else self._scheduler.state_dict()
         return {"last_step": self.last_step, **self._window(), "scheduler": scheduler}
 
     def written(self) -> list[tuple[float, float]]:
-        """Return for each param group its initial value, and the last value; a resume finds edits by them."""
+        """Return the initial and the last written value of each param group, so that a resume finds edits."""
         values = [
             float(rate) + low for rate, low in zip(self._shadow.rates(), self._shadow.floors, strict=True)
         ]
@@ -132,7 +132,7 @@ class Window:
         """Continue from a state; the optimizer's own state has to be loaded before.
 
         As with PyTorch's schedulers the arguments in the state replace those of the constructor. A difference
-        is logged as a warning, because an edit of the arguments would have no effect.
+        is logged as a warning, because a changed argument has no effect.
         """
         changed = self._take(state)
         if changed:
@@ -148,7 +148,7 @@ class Window:
         return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
 
     def _take(self, state: Mapping[str, Any]) -> list[str]:
-        """Load a state, and return the arguments that differ."""
+        """Load a state, and return the arguments in which it differs from this window."""
         changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]
         self._floor = state["floor"]
@@ -230,8 +230,9 @@ class _Shadow(Optimizer):
 
     The scheduled values, minus the floor, are the `lr` of its groups.
 
-    `pull` and `push` run in every iteration: the groups are paired once (loading a checkpoint gives the
-    optimizer another list of them), and plain floats, the usual case, are read and written without a call.
+    `pull` and `push` run in every iteration. The groups are paired once, and again when loading a checkpoint
+    has given the optimizer another list of groups. Plain floats, the usual case, are read and written without
+    a call.
     """
 
     _opt_called = True  # else PyTorch warns that the scheduler is stepped before its optimizer
@@ -259,7 +260,7 @@ class _Shadow(Optimizer):
         self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
     def pull(self) -> bool:
-        """Read the current values of the optimizer; return True if all are floats."""
+        """Copy the optimizer's current values into the stand-in; return True if all of them are floats."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
         name, plain = self._name, True
@@ -272,11 +273,11 @@ class _Shadow(Optimizer):
         return plain
 
     def rates(self) -> list[Any]:
-        """Return the scheduled values, minus the floor."""
+        """Return the scheduled values without the window's floor, as PyTorch's scheduler computes them."""
         return [shadow["lr"] for shadow in self.param_groups]
 
     def push(self, values: Sequence[Any]) -> None:
-        """Write values, one per group, to the optimizer."""
+        """Write values, one for each param group, to the real optimizer."""
         name = self._name
         for index, (shadow, group, low) in enumerate(self._pairs):  # zip(strict=True) takes 0.3 us
             shadow["lr"] = value = values[index]
@@ -286,14 +287,14 @@ class _Shadow(Optimizer):
                 write_value(group, name, value + low)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Do nothing: there are no parameters."""
+        """Do nothing, because a stand-in for an optimizer has no parameters."""
 
 
 def check_window(begin: object, end: object, by_epoch: object) -> None:
     """Check the begin, the end and the unit of a window.
 
     Raises:
-        TypeError, ValueError: naming the argument and its value.
+        TypeError, ValueError: an argument is wrong; the message names it and its value.
     """
     at_least("begin", begin, 0)
     if end is not None:

@@ -1,7 +1,7 @@
 """Cut the bytes of a pipe into messages: frames of kind, number, length and body.
 
-Worker processes and the subscribers that feed them use it for both directions
-(`eventloop.background.workers`).
+Worker processes, and the subscribers that send them events, use it for both directions
+(`eventloop.background.workers`), and so does the process that saves checkpoints.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ _BLOCK = 1 << 20
 
 
 class Kind(IntEnum):
-    """The kind of a frame; the comment at each kind states the meaning of the frame's `number`."""
+    """The kind of a frame; a comment states the meaning of the frame's `number`, if it has one.
+
+    Kinds below 16 go to the child, the others come from it.
+    """
 
     SETUP = 1
-    BEGIN = 2  # how many workers died before
+    BEGIN = 2  # the number of workers that died before this one
     TYPE = 3
-    BATCH = 4  # so many of the events that follow are one delivery
+    BATCH = 4  # the number of events after it that are one delivery
     EVENT = 5
     PICKLED = 6
-    LIKENESS = 7  # which one
+    LIKENESS = 7  # the index of the class that the worker defined for such events
     FLUSH = 8
     CLOSE = 9
     RECORD = 10  # 1: acknowledge with spans from now on, 0: no more
     READY = 16
     REFUSED = 17
-    DONE = 18  # events done since the worker began
-    FAILED = 19  # events of the delivery that failed, the next ones after those done
+    DONE = 18  # the number of events handled since the worker began
+    FAILED = 19  # the number of events in the delivery that failed, which follow those of DONE
     FLUSHED = 20
     CLOSED = 21
 
@@ -46,12 +49,12 @@ class Frame(NamedTuple):
 
 
 def frame(kind: Kind, number: int = 0, body: bytes = b"") -> bytes:
-    """Encode a message as bytes: header, then body."""
+    """Encode a message as bytes: the header, then the body."""
     return _HEADER.pack(kind, number, len(body)) + body
 
 
 class Inbox:
-    """Assemble messages from the bytes of a pipe, wherever the reads cut them."""
+    """Assemble messages from the bytes of a pipe; a read may end anywhere within a message."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

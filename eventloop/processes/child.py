@@ -1,7 +1,8 @@
-"""Start a child process, send it messages, read its answers and end it, without waiting for its work.
+"""Start a child process, send it messages, read its answers and end it.
 
-The thread of a subscriber with `offload="process"` owns one (`eventloop.background.workers`), and so does the
-thread that saves checkpoints (`eventloop.checkpoint.saving`).
+Nothing here waits for the child to do its work, except `exchange`. The thread of a subscriber with
+`offload="process"` owns a child (`eventloop.background.workers`), and so does the thread that saves
+checkpoints (`eventloop.checkpoint.saving`).
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from eventloop.processes.channel import Frame, Inbox
 from eventloop.processes.launch import Home, command, signals_held
 
 PIPE_BYTES = 1 << 20
-"""Size of the pipe's kernel buffer in bytes: an image fits, and is sent without a dozen wake-ups."""
+"""Size of the pipe's kernel buffer in bytes; an image fits, so the parent need not wake up many times."""
 END_SECONDS = 2.0
-"""How long a worker that announced its end may take to exit, in seconds."""
+"""The time in seconds within which a worker exits that has announced its end, or was killed."""
 _PIECES = 64
 
 
@@ -29,11 +30,12 @@ class ChildProcess:
     """A child process and the two pipes to it.
 
     The child starts in a new interpreter: it is not a fork, does not run the program's main script, and knows
-    only the messages it receives. One thread calls all methods, except `kill`, which is safe from any thread.
+    only the messages that it receives. One thread calls all methods, except `kill`, which any thread may
+    call.
 
     Args:
-        command: makes the command line, given the descriptor that the child writes its answers to.
-        cwd: the working directory of the child; by default this process's own.
+        command: makes the command line, given the file descriptor to which the child writes its answers.
+        cwd: the working directory of the child; by default that of this process.
 
     Raises:
         OSError: the process could not be started.
@@ -68,20 +70,21 @@ class ChildProcess:
         return self._process.pid
 
     def push(self, *messages: bytes) -> None:
-        """Queue messages and write as much as the pipe takes now; `exchange` writes the rest."""
+        """Queue messages, and write as much as the pipe takes at once; `exchange` writes the rest."""
         for message in messages:
             self._out.append(memoryview(message))
             self.backlog += len(message)
         self._write()
 
     def exchange(self, seconds: float | None, wake: int | None = None) -> list[Frame]:
-        """Wait for an answer, for room in the pipe, or for a byte on `wake`, and return the answers.
+        """Wait until an answer arrives, the pipe has room, or `wake` has a byte; return the answers.
 
         Sets `gone` when no more answers will come.
 
         Args:
-            seconds: the longest wait, None for no limit.
-            wake: a file descriptor, if any; its bytes are read and dropped.
+            seconds: the longest wait; None for no limit.
+            wake: a file descriptor that another thread writes to in order to end the wait; its bytes are
+                dropped.
         """
         dead = self._process.poll() is not None  # then all its answers are in the pipe
         poll = select.poll()  # unlike select, for any descriptor; unlike epoll, not shared with a fork
@@ -102,13 +105,14 @@ class ChildProcess:
         return [*self._inbox.frames()]
 
     def kill(self) -> None:
-        """Kill the process now; safe from any thread."""
+        """Kill the process now; any thread may call it."""
         self._process.kill()
 
     def end(self, patience: float = 0.0) -> str:
-        """Close the pipes, end the process and return how it ended, e.g. `killed by SIGKILL`.
+        """Close the pipes, end the process, and return how it ended, e.g. `killed by SIGKILL`.
 
-        It is killed unless it exits by itself within `patience` seconds.
+        Args:
+            patience: the seconds in which the process may exit by itself, before it is killed.
         """
         if self._commands >= 0:
             _live.discard(self)
@@ -119,7 +123,7 @@ class ChildProcess:
             code = self._process.wait(patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            with suppress(subprocess.TimeoutExpired):  # in the middle of a read from a dead disk
+            with suppress(subprocess.TimeoutExpired):  # a process that reads from a dead disk cannot die
                 self._process.wait(END_SECONDS)
             code = self._process.returncode
         if code is not None and code < 0:
@@ -128,9 +132,9 @@ class ChildProcess:
         return f"exit code {code}"
 
     def leave_to_parent(self) -> None:
-        """In a forked child, close the pipes and forget the process, which belongs to the parent.
+        """In a fork of this process, close the pipes and forget the child, which belongs to the parent.
 
-        The worker would not see the end of a pipe that the fork holds open.
+        If the fork kept the pipes open, the child would not notice that the parent has closed them.
         """
         os.close(self._commands)
         os.close(self._answers)
@@ -143,7 +147,7 @@ class ChildProcess:
                 self._sent(os.writev(self._commands, pieces))
         except BlockingIOError:
             return
-        except OSError:  # it has died: the pipe of its answers ends, too
+        except OSError:  # the child has died, so the pipe of its answers ends, too
             self._out.clear()
             self.backlog = 0
 
@@ -161,7 +165,7 @@ class WorkerProcess(ChildProcess):
     """A child process that runs the handler of a background subscriber.
 
     Args:
-        home: module path and working directory of the child.
+        home: the module path and the working directory of the child.
 
     Raises:
         OSError: the process could not be started.

@@ -1,8 +1,8 @@
-"""Recognise a dry run, in which `eventloop plan` lists the handlers of a program.
+"""Recognise a dry run, by which `eventloop plan` lists the handlers of a program.
 
-The command sets `PLAN_FILE` in the environment of the program. Then `make_work_dir` creates no directory, and
-`Background` starts no thread. The first run, or the first event of a bus without a trainer, writes the plan
-to that file and ends the program (`eventloop.bus.dry_run`).
+The command runs the program with `PLAN_FILE` in its environment. Then `make_work_dir` creates no directory,
+and `Background` starts no thread. The program's first run, or the first event of a bus without a trainer,
+writes the plan to that file and ends the program (`eventloop.bus.dry_run`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ PLAN_FILE = "EVENTLOOP_PLAN_FILE"
 
 
 def plan_file() -> Path | None:
-    """Return the path for the plan of a dry run; None in any other process."""
+    """Return the path for the plan in a dry run; None otherwise."""
     path = os.environ.get(PLAN_FILE)
     return Path(path) if path else None

@@ -1,15 +1,16 @@
 """Run a module of eventloop in a new interpreter, as `python -m` would.
 
-Worker processes and the process that saves checkpoints are started with it; this file is also the script that
+Worker processes and the process that saves checkpoints are started with it. This file is also the script that
 the new interpreter runs:
 
     home = Home.here()
     subprocess.Popen(command("eventloop.background.workers.worker", home, "5"), cwd=home.cwd)
 
-The module imports this very `eventloop`. The program's other module folders follow behind those of the new
-interpreter, because a package installed next to `eventloop` may have the name of a module of the standard
-library. The path comes by the command line: PYTHONPATH would put it first, also in processes that a handler
-starts. As a script, this file runs before `eventloop` can be imported, and imports nothing of it.
+The module imports the `eventloop` package that contains this file. The program's other module folders come
+after those of the new interpreter, because a package installed in the same folder as `eventloop` may have the
+name of a module of the standard library. The folders are passed on the command line, because PYTHONPATH would
+put them first, and would also affect processes that a handler starts. As a script, this file runs before
+`eventloop` can be imported, so it imports nothing of it.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ ASK_TO_END = frozenset(
 )
 """Signals that a terminal or a scheduler sends to all processes of a program.
 
-Children ignore them: the program decides when its children end.
+Children ignore them, because the program ends its children itself.
 """
 
 _THIS = os.path.realpath(__file__)
-_END = "--"  # ends the path: no absolute entry is equal to it
+_END = "--"  # marks the end of the path, whose entries are absolute and differ from it
 
 
 class Home(NamedTuple):
     """The `sys.path` and the working directory of this process at one moment.
 
-    Relative entries keep their meaning after a change of directory.
+    The paths are absolute, so they stay valid if the program changes its directory.
 
     Attributes:
-        path: the folders in which modules are looked up, each absolute.
+        path: the folders in which modules are looked up.
         folder: the working directory; None if it had been removed.
     """
 
@@ -52,7 +53,7 @@ class Home(NamedTuple):
 
     @classmethod
     def here(cls) -> Home:
-        """Return the `sys.path` and the working directory that this process has now."""
+        """Return the present `sys.path` and working directory of this process."""
         entries = [entry for entry in sys.path if isinstance(entry, str)]  # an import ignores others
         try:
             folder = os.getcwd()
@@ -62,9 +63,9 @@ class Home(NamedTuple):
 
     @property
     def cwd(self) -> str | None:
-        """Return the working directory for a new process.
+        """Return the working directory for a new process, or None if the folder does not exist any more.
 
-        None, which means this process's own, if the folder does not exist any more.
+        With None the new process has the working directory of this one.
         """
         return self.folder if self.folder is not None and os.path.isdir(self.folder) else None
 
@@ -72,31 +73,34 @@ class Home(NamedTuple):
 def command(module: str, home: Home, *arguments: str) -> list[str]:
     """Return the command line that runs a module of eventloop as `__main__`.
 
-    `arguments` become its `sys.argv[1:]`.
+    Args:
+        module: the full name of the module.
+        home: the module path of the new process.
+        arguments: the module's `sys.argv[1:]`.
     """
     return [sys.executable, "-P", _THIS, module, *home.path, _END, *arguments]
 
 
 def bare_command(module: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a module which imports only the standard library and its like.
+    """Return the command line for a module that imports only the standard library and modules like itself.
 
-    It starts in a tenth of the time: nothing that is installed is found, and the packages of eventloop are
-    not executed, only their modules.
+    The process starts in a tenth of the time, because installed packages are not found, and the `__init__`
+    files of eventloop's packages are not executed.
     """
     return [sys.executable, "-I", "-S", _THIS, module, _END, *arguments]
 
 
 def runs_python() -> bool:
-    """Return whether this program knows a Python interpreter, which a frozen program does not."""
+    """Return whether this program can start a Python interpreter; a frozen program cannot."""
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Block `ASK_TO_END` on this thread; a child started in the block inherits the blocked signals.
+    """Block the signals `ASK_TO_END` on this thread, so that a child started in the block inherits that.
 
-    These signals reach the whole process group: a child would die of them while it imports, of Ctrl-C with a
-    traceback on the terminal. The child unblocks them once it ignores them.
+    These signals reach the whole process group. A child would die of them while it imports, and print a
+    traceback on Ctrl-C. It unblocks them once it ignores them.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
     try:
@@ -106,7 +110,7 @@ def signals_held() -> Iterator[None]:
 
 
 def main() -> None:
-    """Run the module that the command line names; called in the new interpreter."""
+    """Run the module given on the command line; the new interpreter calls this."""
     from runpy import run_module
 
     module, *rest = sys.argv[1:]
@@ -121,7 +125,7 @@ def main() -> None:
 
 
 def _import_this_package() -> None:
-    """Import `eventloop` from this file's folder: another one may come before it on the path."""
+    """Import `eventloop` from the folder of this file, because the path may have another one first."""
     spec = spec_from_file_location(
         "eventloop", os.path.join(os.path.dirname(os.path.dirname(_THIS)), "__init__.py")
     )
@@ -132,7 +136,7 @@ def _import_this_package() -> None:
 
 
 def _find_modules_only(module: str) -> None:
-    """Let the packages above a module be found without executing them: they import more than it needs."""
+    """Register the packages above a module without executing them, as they import more than it needs."""
     folder, package = os.path.dirname(os.path.dirname(os.path.dirname(_THIS))), ""
     for name in module.split(".")[:-1]:
         package, folder = f"{package}.{name}".lstrip("."), os.path.join(folder, name)

@@ -14,37 +14,38 @@ from eventloop.costs.trend import trend, usual
 from eventloop.util.formatting import duration, share
 
 MOST = 3
-"""The largest number of lines."""
+"""The largest number of lines of advice for one run."""
 LOADER_SHARE = 0.3
-"""The share of a usual iteration above which the wait for data is worth a line."""
+"""The share of a median iteration from which the wait for data gets a line of advice."""
 HANDLER_SHARE = 0.1
-"""The share of all iterations above which one handler is worth a line."""
+"""The share of the time of all iterations from which one handler gets a line of advice."""
 READ_SHARE = 0.1
-"""The share of all iterations above which the waits for the device to read metrics are worth a line."""
+"""The share of all iterations' time from which waits to read metrics get a line of advice."""
 TAIL = 4
-"""How many times the median iteration the 99th percentile must last to be worth a line."""
+"""The ratio of the p99 to the median iteration above which slow iterations get a line of advice."""
 TAIL_SHARE = 0.02
-"""The share of all iterations that the slow ones must take longer to be worth a line."""
+"""The share of all iterations' time that slow iterations must add to get a line of advice."""
 TAIL_SAMPLES = 200
-"""Iterations below which there is no 99th percentile to speak of."""
+"""The fewest iterations whose 99th percentile is trusted."""
 WARM_UP_SHARE = 0.1
 WARM_UP_SECONDS = 1.0
-"""The share of all iterations, and the seconds, above which slow first iterations are worth a line."""
+"""The share of all iterations' time, and the seconds, that slow first iterations must add to get a line."""
 LEAST_POINTS = 10
-"""Points of the trend from which a usual iteration is known."""
+"""The fewest points of the trend whose median counts as the usual iteration."""
 
 
 class Advice(NamedTuple):
-    """A line of advice, with the seconds of the run that it is about."""
+    """A line of advice, and the seconds of the run that its cause takes, by which lines are sorted."""
 
     seconds: float
     text: str
 
 
 def advice(costs: RunCosts) -> list[str]:
-    """Return at most three lines, each a figure, its cause and what to do; the costliest first.
+    """Return at most three lines of advice, the costliest first.
 
-    The list is empty for a run without iterations, and for one in which no part is worth a line.
+    A line gives a figure, its cause and a remedy. The list is empty for a run without iterations, and for a
+    run in which no part is worth a line.
     """
     if not costs.phases.iterations:
         return []
@@ -59,12 +60,15 @@ def advice(costs: RunCosts) -> list[str]:
 
 
 def data_share(costs: RunCosts) -> float:
-    """Return the part of a usual iteration that waits for data, 0..1; 0.0 as long as that is not known."""
+    """Return the share of a median iteration that waits for data, 0..1.
+
+    It is 0.0 with fewer than `LEAST_POINTS` points in the trend.
+    """
     return usual(costs, "data") / usual(costs, "wall") if len(costs.trend) >= LEAST_POINTS else 0.0
 
 
 def slow_loader(costs: RunCosts) -> Advice | None:
-    """Return the advice on the train loader if it is the bottleneck."""
+    """Return the advice on the train loader if the training waits for it, else None."""
     if (waits := data_share(costs)) < LOADER_SHARE:
         return None
     whole = duration(usual(costs, "wall"))
@@ -80,7 +84,7 @@ def slow_loader(costs: RunCosts) -> Advice | None:
 
 
 def _dominant(costs: RunCosts) -> HandlerCost | None:
-    """Return the handler that takes the most of the iterations, if that is worth a line."""
+    """Return the handler that takes the most time, or None if that is below `HANDLER_SHARE`."""
     inside = [cost for cost in costs.handlers if cost.in_iteration]
     most = max(inside, key=lambda cost: own_seconds(cost, costs.phases), default=None)
     if most is None or own_seconds(most, costs.phases) < HANDLER_SHARE * costs.phases.wall:
@@ -89,14 +93,17 @@ def _dominant(costs: RunCosts) -> HandlerCost | None:
 
 
 def _explains(read: DeviceRead | None, dominant: HandlerCost, costs: RunCosts) -> bool:
-    """Return whether a handler takes its time because it waits for the device."""
+    """Return whether waits for the device make up at least half of the time of the dominant handler."""
     if read is None or read.name != dominant.name:
         return False
     return read.seconds >= own_seconds(dominant, costs.phases) / 2
 
 
 def _options(cost: HandlerCost) -> str:
-    """Return how a handler works less often; callbacks of other engines have options of their own."""
+    """Return the options that make a handler run less often, as the end of a sentence.
+
+    The text is empty for callbacks of other engines, which have options of their own.
+    """
     if cost.event not in IN_ITERATION or cost.name.endswith(")"):
         return ""
     return (
@@ -119,7 +126,7 @@ def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
 
 
 def _longest_read(costs: RunCosts) -> DeviceRead | None:
-    """Return the function that waits the longest for the device to read metrics, if that is worth a line."""
+    """Return the function that waits longest for the device to read metrics, or None below `READ_SHARE`."""
     longest = max(costs.reads, key=lambda read: read.seconds, default=None)
     return None if longest is None or longest.seconds < READ_SHARE * costs.phases.wall else longest
 
@@ -148,7 +155,7 @@ def _tail(costs: RunCosts, dominant: HandlerCost | None) -> Advice | None:
         return None
     if dominant is not None and dominant.times.max > longer / 2:
         return None
-    # a single long call is not what happens in 1 of 100 iterations
+    # a handler with one long call cannot be the cause of 1 slow iteration in 100
     often = [c for c in costs.handlers if c.times.max and c.seconds / c.times.max >= times.samples / 200]
     inside = [cost for cost in often if cost.in_iteration and not cost.includes]
     slowest = max(inside, key=lambda cost: cost.times.max, default=None)
@@ -178,7 +185,7 @@ def _first(costs: RunCosts) -> Advice | None:
 
 
 def _behind(costs: RunCosts) -> Advice | None:
-    """Return the advice on the subscribers that lost events, or had too many of them left in their queues."""
+    """Return the advice on the subscriber that missed the most events, or None if no events were missed."""
     missed = [(each, _missed(each, costs)) for each in costs.subscribers if not each.error]
     behind = [(each, counts) for each, counts in missed if counts]
     if not behind:
@@ -196,7 +203,11 @@ def _behind(costs: RunCosts) -> Advice | None:
 
 
 def _missed(subscriber: SubscriberCost, costs: RunCosts) -> dict[str, int]:
-    """Return the numbers of events that were dropped or left; in a run under way those that wait on disk."""
+    """Return the counts of events that a subscriber missed, by name, without zeros.
+
+    They are the dropped ones and those left in the queue at the end. In a run under way, events in the spill
+    file are counted as waiting instead.
+    """
     left = (
         {"left": subscriber.queued}
         if costs.complete

@@ -1,7 +1,7 @@
 """Draw the charts of a report with plotly.
 
-`html` puts them on the page. Importing this module imports plotly. Texts of a run are escaped by `text`,
-because plotly interprets some HTML in every text.
+`html` puts them on the page. Importing this module imports plotly. `text` escapes names that come from a run,
+because plotly interprets some HTML tags in every string.
 """
 
 from __future__ import annotations
@@ -32,34 +32,37 @@ PHASE_COLOURS = {
 BAD = "#d23b3b"
 GREY = "#8e98a6"
 _TICKS = [factor * 10.0**power for power in range(-7, 5) for factor in (1, 2, 5)]
-"""Ticks of step times, in seconds."""
+"""Candidates for the ticks of an axis of step times, in seconds."""
 _ABOVE = {
     "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom",
     "pad": {"b": 4, "t": 0, "l": 0, "r": 0},
 }  # fmt: skip
-"""Buttons to the left of plotly's own."""
+"""The place of a chart's buttons: at the left above the chart, as plotly's own are at the right."""
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
 CLIP = 4
-"""The phases are shown up to so many times the usual iteration; rare long ones are beyond the axis."""
+"""The highest value on a phase chart's axis, as a multiple of the median iteration.
+
+Rare longer iterations are cut off, and a button shows them.
+"""
 BUTTONS = 34
-"""Height of the room for the buttons above a chart, in pixels."""
+"""The height in pixels that is kept free for the buttons above a chart."""
 FEW = 80
-"""The largest number of points that are drawn with markers."""
+"""The largest number of points for which a curve is drawn with markers."""
 MOST_HANDLERS = 20
 FEWEST_HANDLERS = 5
-"""Handlers that are drawn even if they take less than 1 % of an iteration."""
+"""The number of handlers that are drawn even if they take less than 1 % of an iteration."""
 NAME = 22
-"""Height of a name above its bars, in pixels."""
+"""The height of a handler's or run's name above its bars, in pixels."""
 BAR = 18
 """Height of a bar in pixels."""
 BIN = 1.1
-"""The width of a bin of step times: its upper edge to its lower edge."""
+"""The ratio of the upper to the lower edge of a bin in the histogram of step times."""
 PERCENTILES = ("p50", "p90", "p99")
 MEDIANS = "A bar of medians may be shorter than the median iteration: they need not add up to it."
 
 
 class NamedRun(NamedTuple):
-    """A run with its name and its colour on the page."""
+    """A run with the name and the colour that it has on the page."""
 
     name: str
     report: Report
@@ -67,13 +70,13 @@ class NamedRun(NamedTuple):
 
     @property
     def costs(self) -> RunCosts:
-        """Return the costs of the run, which must have some."""
+        """Return the costs of the run; call it only for a run that has costs."""
         assert self.report.costs is not None
         return self.report.costs
 
 
 class Chart(NamedTuple):
-    """A figure of the page, and a remark below it."""
+    """A figure of the page, with its title and a remark below it."""
 
     title: str
     figure: go.Figure
@@ -89,12 +92,12 @@ def name_runs(names: Sequence[str], reports: Sequence[Report]) -> list[NamedRun]
 
 
 def text(value: str, width: int = 44) -> str:
-    """Escape a text of a run, so that plotly shows it literally; cut it to `width` characters."""
+    """Escape a text that comes from a run, because plotly interprets HTML; cut it to `width` characters."""
     return html.escape(on_a_line(value, width), quote=False)
 
 
 def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
-    """Lay out a chart: buttons have the top of it, the legend the bottom, and neither is over the other."""
+    """Set the height and margins of a chart, with its buttons at the top and its legend at the bottom."""
     figure.update_layout(
         template="none", height=height, margin={"l": 10, "r": 10, "t": BUTTONS, "b": 10},
         legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
@@ -104,24 +107,27 @@ def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
 
 
 class _Rows(NamedTuple):
-    """Rows of a name with its bars below it; a row is as high as 1 on the y-axis, and its name is above 0."""
+    """The layout of a bar chart whose rows are a name above horizontal bars.
+
+    A row is 1 high in the units of the y-axis. Bars begin at 0 in their row, and the name is above them.
+    """
 
     names: Sequence[str]
     bars: int
 
     @property
     def pixels(self) -> int:
-        """Return the height of all rows, with the axis and the buttons."""
+        """Return the height of the chart in pixels, with the axis and the buttons."""
         return (NAME + BAR * self.bars) * len(self.names) + 150
 
     @property
     def width(self) -> float:
-        """Return the width of a bar on the y-axis."""
+        """Return the thickness of a bar, in units of the y-axis, of which a row has 1."""
         return BAR / (NAME + BAR * self.bars)
 
     @property
     def axis(self) -> dict[str, Any]:
-        """Return a y-axis with the names from top to bottom; several names may be equal."""
+        """Return the options of a y-axis that lists the names from top to bottom; names may repeat."""
         rows, high = [*range(len(self.names))], self.width * self.bars
         ticks = {"tickvals": rows, "ticktext": [text(name) for name in self.names], "ticks": ""}
         where = {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
@@ -129,14 +135,14 @@ class _Rows(NamedTuple):
 
 
 def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return the charts of an iteration: its phases, its times, and its phases over the run."""
+    """Return the charts of the iterations: phases, histogram of times, and phases over the run."""
     if not runs:
         return []
     return [_phase_chart(runs), *_step_time_charts(runs), *_trend_charts(runs)]
 
 
 def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
-    """Return the chart of an iteration's phases: bars for each run's mean, median and time on its device."""
+    """Return the chart of an iteration's phases, with bars for each run's mean, device and median times."""
     bars: list[tuple[str, dict[str, float]]] = []  # a name, and seconds of an iteration by phase
     for run in runs:
         for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
@@ -164,7 +170,7 @@ def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
 
 
 def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return the histogram of the times of single iterations, one below the other; none for older files."""
+    """Return a chart with a histogram of step times for each run, or [] if no cost record has a histogram."""
     shown = [run for run in runs if run.costs.histogram]
     if not shown:
         return []
@@ -195,7 +201,7 @@ def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int]]:
-    """Return the lower edges in seconds and the counts of bins without gaps; the last one is empty."""
+    """Return the lower edges in seconds and the counts of gapless bins, with an empty bin at each end."""
     found: Counter[int] = Counter()
     for edge, count in histogram:
         found[floor(log(edge, BIN) + 1e-6)] += count
@@ -204,7 +210,7 @@ def _bins(histogram: Sequence[tuple[float, int]]) -> tuple[list[float], list[int
 
 
 def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float) -> None:
-    """Add a line for each percentile; its label is towards the middle, and below that of the one before."""
+    """Add a vertical line for each percentile; labels are on the inner side, each lower than the last one."""
     for number, name in enumerate(PERCENTILES if times.samples else ()):
         at = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
         figure.add_vline(at, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
@@ -215,10 +221,10 @@ def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float
 
 
 def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return a chart for each run of its phases over the iterations, all with the same axis."""
+    """Return one chart for each run with its phases over the iterations, all with the same y-axis."""
     shown = [run for run in runs if trend(run.costs, "wall")]
     walls = [[seconds * 1e3 for seconds in trend(run.costs, "wall")] for run in shown]
-    # each run has its own usual value: a slow run is not cut off because another is fast
+    # the limit uses each run's own median, so that a fast run does not cut off a slow one
     top = max((min(max(wall), CLIP * median(wall)) for wall in walls), default=0.0)
     charts = []
     for run, wall in zip(shown, walls, strict=True):
@@ -241,10 +247,10 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return the chart of the most expensive handlers of an iteration, a bar for each run.
+    """Return the chart of the most expensive handlers of an iteration, with a bar for each run.
 
-    The list is empty without a bar to draw. Handlers that run other phases are not comparable: a note names
-    them.
+    The list is empty if there is nothing to draw. A handler whose time includes other phases is not
+    comparable, so a note names it in place of a bar.
     """
     found = [by_key([h for h in run.costs.handlers if h.in_iteration]) for run in runs]
     microseconds = [
@@ -287,7 +293,7 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 
 def _handler_note(found: Sequence[dict[str, HandlerCost]], others: int) -> str:
-    """Return what the chart of handlers does not show, and what red means in it."""
+    """Return the note below the chart of handlers: which ones are not drawn, and the meaning of red."""
     every = [(key, handler) for handlers in found for key, handler in handlers.items()]
     left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
     notes = []
@@ -307,7 +313,7 @@ def _hover(what: str, times: Times, budget: float | None) -> str:
 
 
 def scalar_charts(runs: Sequence[NamedRun]) -> list[Chart]:
-    """Return a chart for each scalar, with its modes and all runs."""
+    """Return a chart for each logged scalar, with a line for each mode and run."""
     found: dict[str, list[tuple[NamedRun, Curve]]] = {}
     for run in runs:
         for curve in run.report.log.curves if run.report.log is not None else []:
@@ -327,7 +333,7 @@ def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone
             "dash": "solid" if alone else DASHES.get(curve.mode, "dashdot"),
         }
         band = {"x": curve.steps, "mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
-        if curve.low:  # the least and the greatest values that each point stands for
+        if curve.low:  # a band between the least and the greatest record of each point
             figure.add_scatter(**band, y=curve.low, legendgroup=label)
             figure.add_scatter(
                 **band, y=curve.high, legendgroup=label, fill="tonexty", fillcolor=_pale(colour)

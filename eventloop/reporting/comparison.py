@@ -1,7 +1,7 @@
-"""Compare several runs: a table of the runs, and for each thing measured a row with a value of each run.
+"""Compare several runs: a table of the runs, and a row for each measured quantity with a value of each run.
 
-A difference is in time, and to the first run. A ratio is shown only where the difference takes 1 % of a run.
-`glance` and `html` draw the result; `text` draws it as tables.
+Differences are seconds, relative to the first run. A ratio is shown only if the difference takes 1 % of a
+run. `glance` and `html` draw the result; `text` draws it as tables.
 """
 
 from __future__ import annotations
@@ -34,47 +34,47 @@ from eventloop.util.formatting import (
 )
 
 MATTERS = 0.01
-"""The share of a run that a difference must take to be worth a ratio."""
+"""The share of a run from which a difference between runs is shown with its ratio."""
 NOISE = 0.05
-"""The part of the worst figure by which the best one must differ from it, for both to be marked."""
+"""The best and the worst figure are marked if they differ by more than this part of the larger one."""
 LIKE = "≈"
-"""Stands for the ratio of a difference that takes less than 1 % of a run."""
+"""The sign shown in place of a ratio if the difference takes less than 1 % of a run."""
 
 
 class Measured(NamedTuple):
-    """One number of one run, and the time of the run that it stands for."""
+    """One number of one run, and the factors by which a difference becomes a share of the run."""
 
     value: float
     weight: float = 0.0
-    """The seconds of the run for each unit of the value."""
+    """The factor from the value to seconds of the run, such as the number of calls for a mean time."""
     whole: float = 0.0
-    """The seconds of the run of which a difference may be a part."""
+    """The duration in seconds to which a difference is compared."""
 
 
 class Row(NamedTuple):
-    """One thing that was measured in some of the runs."""
+    """One quantity, such as the time of a phase, with its value in each run."""
 
     name: str
     values: list[Measured | None]
-    """One for each run."""
+    """The values by run; None where a run lacks the quantity."""
 
     @property
     def only(self) -> bool:
-        """Return whether some of the runs lack it."""
+        """Return whether at least one run lacks the quantity."""
         return None in self.values
 
     @property
     def seconds(self) -> float:
-        """Return the largest difference to the first run, in seconds of a run."""
+        """Return the largest difference to the first run, in seconds over the whole run."""
         return max(_differences(self.values), default=(0.0, 0.0))[0]
 
     @property
     def matters(self) -> bool:
-        """Return whether a difference takes 1 % of a run or more."""
+        """Return whether a difference takes at least 1 % of a run."""
         return any(seconds and seconds >= MATTERS * whole for seconds, whole in _differences(self.values))
 
     def ratio(self, run: int) -> str:
-        """Return the ratio of a run to the first, "≈" if the difference is small, "-" without one."""
+        """Return the ratio of a run to the first run; "≈" for a small difference, "-" without a ratio."""
         first, other = self.values[0], self.values[run]
         if first is None or other is None or not first.value:
             return ABSENT
@@ -83,18 +83,22 @@ class Row(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Rows of several runs with a title, and how to write a value."""
+    """The rows on one subject, such as handlers, with a title and a function that formats a value."""
 
     title: str
     what: str
     rows: list[Row]
     text: Callable[[Any], str]
     ratios: bool = True
-    """Whether the values are times, of which ratios are shown."""
+    """Whether the values are times, so that ratios are shown."""
 
 
 def _differences(values: Sequence[Measured | None]) -> list[tuple[float, float]]:
-    """Return for each run but the first its difference to that in seconds, and the seconds of the run."""
+    """Return the seconds by which each later run differs from the first, and the duration of that run.
+
+    A quantity that only one of the two runs has differs by its whole time. Later runs are left out if both
+    lack it.
+    """
     first, found = values[0], []
     for other in values[1:]:
         known = [each for each in (first, other) if each is not None]
@@ -105,7 +109,7 @@ def _differences(values: Sequence[Measured | None]) -> list[tuple[float, float]]
 
 
 def compare(reports: Sequence[Report]) -> list[Comparison]:
-    """Return what was measured in the runs, by subject; those without rows are left out.
+    """Return the comparison of the runs by subject, such as phases or handlers, without empty subjects.
 
     Handlers that only some runs have come first, then the others by the size of the difference in time.
     """
@@ -130,9 +134,9 @@ def compare(reports: Sequence[Report]) -> list[Comparison]:
 
 
 def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
-    """Return phases, handlers and deliveries of the runs in one list, those of only some runs first.
+    """Return phases, handlers and deliveries of the runs in one list, first those that some runs lack.
 
-    Handlers that run phases are left out: the phases are rows themselves.
+    Handlers whose time includes phases are left out, because the phases are rows themselves.
     """
     whole = [_named(_phases(each), {"all": "an iteration"}, "phase {}") for each in costs]
     outside = [_named(_outside(each), {}, "{}, a call") for each in costs]
@@ -147,7 +151,7 @@ def _named(found: dict[str, Measured], names: dict[str, str], other: str) -> dic
 
 
 def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
-    """Return the table with a row for each run."""
+    """Return the table of the runs, a row for each run."""
     header = ["run", *_RUN_COLUMNS, "state"]
     rows = [
         [name, *(_cell(report.costs, cell) for cell in _RUN_COLUMNS.values()), state(report)]
@@ -157,7 +161,7 @@ def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
 
 
 def extremes(numbers: Sequence[float | None], *, high: bool = False) -> tuple[set[int], set[int]]:
-    """Return which of the numbers are best and which are worst; none if they differ by less than 5 %."""
+    """Return the indices of the best and of the worst numbers; both empty if they differ by 5 % or less."""
     known = [number for number in numbers if number is not None]
     if len(known) < 2 or max(known) - min(known) <= NOISE * max(map(abs, known)):
         return set(), set()
@@ -166,7 +170,10 @@ def extremes(numbers: Sequence[float | None], *, high: bool = False) -> tuple[se
 
 
 def run_extremes(reports: Sequence[Report]) -> dict[str, tuple[set[int], set[int]]]:
-    """Return the best and the worst runs for each column of `runs_table` in which one is better."""
+    """Return the best and the worst runs by column of `runs_table`.
+
+    Only columns are included in which a high or a low number is better, such as the iterations a second.
+    """
     return {
         name: extremes([_number(report.costs, name) for report in reports], high=name == "a second")
         for name in ("a second", *STEP_COLUMNS, "not delivered")
@@ -205,7 +212,7 @@ def _cell(costs: RunCosts | None, cell: Callable[[RunCosts], str]) -> str:
 
 
 def _number(costs: RunCosts | None, name: str) -> float | None:
-    """Return the number of a run in a column of `runs_table`."""
+    """Return the number that a cell of `runs_table` shows, or None if the run lacks it."""
     if costs is None or not (costs.phases.iterations and costs.phases.wall):
         return None
     if name == "a second":
@@ -216,7 +223,7 @@ def _number(costs: RunCosts | None, name: str) -> float | None:
 
 
 def comparison_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> list[Table]:
-    """Return the comparisons as tables: a column for each run, then the ratios to the first."""
+    """Return the comparisons as tables with a column for each run and for each ratio to the first run."""
     return [_table(each, names) for each in comparisons]
 
 
@@ -238,7 +245,7 @@ def text_of(value: Measured | None, each: Comparison) -> str:
 
 
 def _rows(runs: Iterable[dict[str, Measured]], *, zeros: bool = True) -> list[Row]:
-    """Return a row for each name in any of the runs.
+    """Return a row for each name that occurs in any of the runs, with a value of each run.
 
     Args:
         zeros: whether to keep rows that are zero in all runs.
@@ -303,7 +310,7 @@ def _deliveries(costs: RunCosts | None) -> dict[str, Measured]:
 
 
 def _subscribers(costs: RunCosts | None) -> dict[str, Measured]:
-    """Return the numbers of each background subscriber; counts are ints, times are floats."""
+    """Return the figures of each background subscriber by name; counts are ints, and times are floats."""
     found: dict[str, Measured] = {}
     for s in costs.subscribers if costs is not None else []:
         for name, field in COUNTS.items():

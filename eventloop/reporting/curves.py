@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from eventloop.eventlog.jsonl import NUMBERS, RESERVED, UNREADABLE, name_of, unmarked
 
 BLOCK = 1 << 20
-"""Bytes read at once; the objects decoded from a block are freed before the next block."""
+"""The number of bytes read at once; the objects decoded from a block are freed before the next one."""
 POINTS = 2000
 """The largest number of points of one curve; a screen shows no more."""
 FURTHEST = (1 << 63) - 1
@@ -35,66 +35,69 @@ _decoder = msgspec.json.Decoder(Row)
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """One scalar over the steps of a run, as at most `POINTS` points.
 
-    A point stands for one record, or in a long run for about `count / len(steps)` consecutive records: their
-    mean, least and greatest value. NaN, null in JSON, means that no value was finite.
+    A point is one record, or in a long run the mean, least and greatest value of about `count / len(steps)`
+    consecutive records. NaN (null in JSON) means that none of a point's values is finite.
     """
 
     name: str
     mode: str
-    """train, val or test."""
+    """The mode of the records: train, val or test."""
     count: int
     """Number of records."""
     first: float
     last: float
     last_step: int
-    """The last of all records' steps; a point of several records has the middle one."""
+    """The step of the last record; the last of `steps` may be smaller, as it is the middle of a point."""
     least: float
-    """The least finite value; `greatest` is the greatest one."""
+    """The least finite value of all records."""
     least_step: int | None
-    """Its step; None if no value is finite."""
+    """The step of the least value; None if no value is finite."""
     greatest: float
     greatest_step: int | None
     not_finite: int
     """Number of values that were NaN or infinite."""
     first_not_finite: int | None
-    """The step of the first of them."""
+    """The step of the first value that was NaN or infinite; None if there is none."""
     steps: list[int]
-    """Completed iterations: for each point, the middle of its records' steps."""
+    """The step of each point: the number of completed iterations in the middle of its records."""
     mean: list[float]
     low: list[float]
-    """Least value of each point; `low` and `high` are empty if each point is one record."""
+    """The least value of each point; `low` and `high` are empty if each point is one record."""
     high: list[float]
 
 
 class RunLog(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a run's `metrics.jsonl`: curves, restarts, and how the run ended."""
+    """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
 
     whole: int
-    """Number of complete lines."""
+    """The number of complete lines in the file."""
     curves: list[Curve]
-    """In the order of their first records."""
+    """The curves, in the order of their first records."""
     resumed_at: list[int]
-    """For each resume from an earlier iteration, the number of completed iterations at which it began."""
+    """The number of completed iterations at each resume from an earlier iteration."""
     superseded: int
-    """Number of records of iterations that were run again later; they are in no curve."""
+    """The number of records of iterations that a resumed run repeated; no curve contains them."""
     cut_short: int
-    """Number of lines that a kill cut short or that are damaged; a run under way may have one, its last."""
+    """The number of lines that are damaged or were cut short by a kill.
+
+    A run under way may have one such line, its last.
+    """
     ended: str | None
     """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error.
 
-    None if it has not ended, or its end was not logged.
+    None if the call has not ended, or if its end was not logged.
     """
     begun_again: bool = False
-    """True if a call began after one that ended, and has not ended: it goes on, or was killed."""
+    """Whether a call began after an earlier one ended, and has not ended itself: it runs or was killed."""
     info: dict[str, str]
-    """The facts of the `run_info` events."""
+    """The facts of the `run_info` events, by name."""
 
 
 def read_curves(path: Path) -> RunLog:
-    """Read a log of scalars; of iterations run twice, only the later records count.
+    """Read the curves of a `metrics.jsonl`; of iterations that ran twice, only the later records count.
 
-    The `before_run` lines mark where a run went on. In a file without them, a training step smaller than the
-    one before does.
+    Each `before_run` line begins a new part of the run. In a file without such lines, a new part begins where
+    the training step becomes smaller.
 
     Raises:
         OSError: the file cannot be read.
@@ -114,7 +117,7 @@ def read_curves(path: Path) -> RunLog:
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
-    """Yield the file in blocks of whole lines; the last line may be incomplete."""
+    """Yield the file in blocks of whole lines; the last block may end with an incomplete line."""
     rest = b""
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -127,13 +130,13 @@ def _blocks(path: Path) -> Iterator[bytes]:
 
 
 class _Part:
-    """The records from one begin or resume of a run up to the next resume."""
+    """The records from the begin of a run, or from a resume, up to the next resume."""
 
     def __init__(self, start: int) -> None:
         self.start = start
-        """The completed iterations with which the part begins."""
+        """The number of completed iterations when the part begins."""
         self.curves: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
-        """Steps and values by mode and name."""
+        """The steps and the values of each curve, by mode and name."""
 
     def add(self, mode: str, name: str, steps: Sequence[int], values: Sequence[Any]) -> None:
         """Add records of one curve; values that are not numbers are left out."""
@@ -153,9 +156,9 @@ class _Part:
 
 
 class _Reader:
-    """Read the lines of a file, and begin a new part wherever the run was resumed.
+    """Collect the records of a file, and begin a new part at each resume of the run.
 
-    In a file without `before_run` lines that is where the training steps go back.
+    A file without `before_run` lines has a resume wherever the training step becomes smaller.
     """
 
     def __init__(self) -> None:
@@ -170,7 +173,7 @@ class _Reader:
         self._info: dict[str, str] = {}
 
     def take(self, lines: bytes) -> None:
-        """Read complete lines."""
+        """Read a block of whole lines."""
         for kind, rows in groupby(self._decode(lines), _kind):  # most lines are like the one before
             if "event" in kind[1:]:
                 for row in rows:
@@ -200,7 +203,7 @@ class _Reader:
             return None
 
     def _take_scalars(self, mode: str, rows: list[Row]) -> None:
-        """Add rows of one mode and with the same keys."""
+        """Add records of one mode that have the same keys."""
         self.whole += len(rows)
         steps = [row["step"] for row in rows]
         backs: list[int] = []
@@ -270,7 +273,7 @@ def _number(value: Any) -> float | None:
 
 
 def _merged(parts: list[_Part]) -> tuple[list[Curve], int]:
-    """Return the curves of all parts, and the number of records that later ones replaced."""
+    """Return the curves over all parts, and the number of records that later parts replaced."""
     starts = [part.start for part in parts[1:]]
     limits = [*accumulate([math.inf, *reversed(starts)], min)]  # of the last part first
     curves, superseded = [], 0
@@ -291,9 +294,9 @@ def _merged(parts: list[_Part]) -> tuple[list[Curve], int]:
 
 
 def reduced(name: str, mode: str, steps: Integers, values: Floats) -> Curve:
-    """Return the curve of all records, at least one, in the order of their steps.
+    """Return the curve of at least one record, in the order of their steps.
 
-    Up to `POINTS` records, each is a point. Beyond, equally many neighbours are merged into a point, and the
+    Up to `POINTS` records, each is a point. Beyond that, equally many neighbours are merged into a point; the
     least and greatest values stay exact.
     """
     finite = np.isfinite(values)

@@ -12,13 +12,13 @@ from eventloop.reporting.report import Report, outdated
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
-"""The row of the time in the hooks phase that no handler took."""
+"""The name of the row for the part of the hooks phase that belongs to no handler."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events of an iteration whose handlers do not run within another handler."""
+"""The events whose handlers are not called from within another handler, unlike `after_backward`."""
 NEGLIGIBLE = 0.02
-"""The smallest share that is shown of time outside of handlers, or outside of iterations."""
+"""The smallest share of time outside of handlers, or outside of iterations, that gets a row."""
 ESTIMATED = "~"
-"""The mark before a time in a table if only some of its calls were clocked."""
+"""The mark before an estimated time: only some of the calls were measured."""
 
 
 class Fact(NamedTuple):
@@ -27,7 +27,7 @@ class Fact(NamedTuple):
     name: str
     value: str
     bad: bool = False
-    """Whether to highlight it."""
+    """Whether the value is highlighted as bad."""
 
 
 def labels(reports: Sequence[Report]) -> list[str]:
@@ -45,7 +45,7 @@ def labels(reports: Sequence[Report]) -> list[str]:
 
 
 def facts(report: Report) -> list[Fact]:
-    """Return the numbers of a run and how it ended."""
+    """Return the facts of a run: how it ended, durations, iterations, memory and undelivered events."""
     costs, log = report.costs, report.log
     found = [Fact("state", state(report), bad=state(report).startswith("error"))]
     if costs is not None:
@@ -70,9 +70,9 @@ def state(report: Report) -> str:
 
 
 def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
-    """Return whether a subscriber missed or failed on events.
+    """Return whether a subscriber missed events or ended with an error.
 
-    The events in the queues of a run under way do not count: they may still be delivered.
+    In a run under way, queued events are not missed: they may still be delivered.
     """
     return bool(missed(subscriber, costs) or subscriber.error)
 
@@ -91,7 +91,7 @@ def _duration_facts(costs: RunCosts) -> list[Fact]:
 
 
 def _iteration_facts(costs: RunCosts) -> list[Fact]:
-    """Return the number of iterations, and how long one takes."""
+    """Return the number of iterations, their rate and their times."""
     phases = costs.phases
     if not (phases.iterations and phases.wall):
         return [Fact("iterations", f"{phases.iterations:,}")]
@@ -104,11 +104,11 @@ def _iteration_facts(costs: RunCosts) -> list[Fact]:
 
 
 def step_times(costs: RunCosts) -> dict[str, float]:
-    """Return the percentiles of an iteration in seconds, as far as they are known, and its mean, by name."""
+    """Return the mean of an iteration in seconds and its known percentiles, by name."""
     times, found = costs.iteration, {}
     if times.samples:
         found = {"p50": times.p50, "p90": times.p90, "p99": times.p99}
-    elif known := medians(costs):  # a file of before `iteration`
+    elif known := medians(costs):  # an older file, without `iteration`
         found = {"p50": known["wall"]}
     return {**found, "mean": costs.phases.wall / costs.phases.iterations}
 
@@ -119,7 +119,7 @@ def _memory_facts(costs: RunCosts) -> list[Fact]:
 
 
 def memory_text(memory: Memory) -> str:
-    """Return the peak memory of host and devices on one line; "" if neither is known."""
+    """Return the peak memory of the host and of each device on one line; "" if both are unknown."""
     parts = [] if memory.host is None else [f"host {memory_size(memory.host)}"]
     for device in memory.devices:
         held = memory_size(device.reserved)
@@ -128,7 +128,7 @@ def memory_text(memory: Memory) -> str:
 
 
 def _event_facts(costs: RunCosts) -> list[Fact]:
-    """Return how many events background subscribers dropped, failed on, or have left in their queues."""
+    """Return the numbers of events that background subscribers dropped, failed on, or have left queued."""
     if not costs.subscribers:
         return []
     counts = {
@@ -142,7 +142,7 @@ def _event_facts(costs: RunCosts) -> list[Fact]:
 
 
 def missed(subscriber: SubscriberCost, costs: RunCosts) -> int:
-    """Return how many events a subscriber dropped, failed on, or was left with at the end."""
+    """Return the number of events that a subscriber dropped, failed on, or still had queued at the end."""
     return subscriber.dropped + subscriber.failed + (subscriber.queued if costs.complete else 0)
 
 
@@ -150,9 +150,8 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     """Return the seconds of the hooks phase that no handler took; 0.0 if they are at most 2 % of it.
 
     The time of a handler that runs other phases, as the optimizer hook runs "backward", includes these
-    phases. They are subtracted, because they are no part of the hooks phase. Handlers of the events
-    between them, such as `after_backward`, are not added: they run within that handler, and its time
-    includes theirs.
+    phases. They are subtracted, because they are not part of the hooks phase. Handlers of events within such
+    a handler, such as `after_backward`, are not added, because the outer handler's time includes theirs.
     """
     foreign = [
         c for c in costs if c.in_iteration and c.event not in IN_ITERATION

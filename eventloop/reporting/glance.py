@@ -1,7 +1,7 @@
-"""Draw the few lines of a report that matter, as wide as a terminal.
+"""Draw the most important lines of a report, as wide as the terminal.
 
-`text` shows them unless everything is asked for, and `trainer.summary()` has their tables. Handlers that take
-less than 1 % of the iterations, and those that are part of eventloop and take less than 5 %, share a line.
+`text` calls it unless `--all` is given, and `trainer.summary()` uses the same tables. Handlers that take less
+than 1 % of the iterations share a line, and so do handlers that are part of eventloop and take less than 5 %.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from eventloop.util.formatting import (
 )
 
 LINES = 25
-"""The largest number of lines."""
+"""The largest number of lines of the whole output."""
 BUILT_IN = 0.05
-"""The share from which a handler of eventloop itself has a row."""
+"""The share of time from which a handler that is part of eventloop has a row of its own."""
 BUSY = 0.5
-"""The share of the run from which a background subscriber that is busy has a row."""
+"""The share of the run from which a busy background subscriber has a row."""
 ALERT = "!"
-"""Marks a highlighted row."""
+"""The mark of a highlighted row."""
 GAP = 2
-"""Spaces between columns."""
+"""The number of spaces between columns."""
 NAME = 24
-"""The least width of the column of names, in characters; shorter if no name is as long."""
+"""The least width of the column of names in characters; with shorter names the column is narrower."""
 CURVE = 10
-"""Characters that a curve has at least."""
+"""The least width of a curve, in characters."""
 HINT = "  (--all shows every table)"
 RATIO = 6
-"""Characters of a ratio."""
+"""The width of a ratio, in characters."""
 
 
 class Folded(NamedTuple):
-    """The handlers with a row of their own, and those that share a line."""
+    """The handlers of a table: those shown as rows, and the built-in and small ones that share a line."""
 
     shown: list[HandlerCost]
     built_in: list[HandlerCost]
@@ -68,7 +68,11 @@ class Folded(NamedTuple):
 
 
 def fold(costs: RunCosts, *, inside: bool) -> Folded:
-    """Return which called handlers matter, of those called in iterations or outside of them."""
+    """Sort the called handlers into those with a row of their own and those that share a line.
+
+    Args:
+        inside: True for the handlers called in iterations, False for all others.
+    """
     whole = costs.phases.wall if inside else costs.seconds or costs.phases.wall
     folded = Folded([], [], [])
     for cost in sorted(costs.handlers, key=lambda each: -each.seconds):
@@ -81,13 +85,13 @@ def fold(costs: RunCosts, *, inside: bool) -> Folded:
 
 
 def fitted(each: Table, width: int, blocks: str = BLOCKS) -> str:
-    """Draw a table without its title and notes: the columns that fit, and names shortened in their middle.
+    """Draw a table without its title and notes, with the columns that fit and long names shortened.
 
-    Columns without a text or number are left out.
+    Columns whose cells are all empty are left out.
 
     Args:
-        width: characters of a line.
-        blocks: the characters of curves.
+        width: the width of a line in characters.
+        blocks: the characters of curves, from low to high.
     """
     said = [i for i in range(len(each.header)) if filled(each, i)]
     header = [on_a_line(each.header[i]) for i in said]
@@ -117,7 +121,7 @@ def fitted(each: Table, width: int, blocks: str = BLOCKS) -> str:
 
 
 def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS) -> str:
-    """Draw one run in at most 25 lines: advice, facts, phases, handlers and subscribers that matter."""
+    """Draw one run in at most 25 lines: advice, facts, phases, and expensive handlers and subscribers."""
     title = on_a_line(f"Run {name}: {state(report)}", width)
     head = [
         title + HINT if len(title + HINT) <= width else title,
@@ -143,7 +147,7 @@ def run_at_a_glance(report: Report, name: str, width: int, blocks: str = BLOCKS)
 
 
 def phase_lines(costs: RunCosts, width: int, blocks: str = BLOCKS) -> list[str]:
-    """Draw the phases that take 1 % of the iterations or more."""
+    """Draw the phases that take at least 1 % of the iterations."""
     phases = costs.phases
     whole = phases_table(costs)
     if not whole.rows:
@@ -154,16 +158,18 @@ def phase_lines(costs: RunCosts, width: int, blocks: str = BLOCKS) -> list[str]:
 
 
 def rank_lines(report: Report, width: int) -> list[str]:
-    """Draw the phases on all ranks, and the waits for other ranks; empty for a run of one rank."""
+    """Draw the phases of all ranks and the waits for other ranks; return [] for a run of one rank."""
     table = ranks_table(report)
     return fitted(table, width).split("\n") if table.rows else []
 
 
 def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS) -> list[str]:
-    """Draw the handlers that matter, in iterations and outside of them, each with a row for all others.
+    """Draw the most expensive handlers, one table for those in iterations and one for those outside.
+
+    Each table ends with a row for all other handlers.
 
     Args:
-        rows: the largest number of handlers in the first table; the second one has half as many.
+        rows: the largest number of handlers in the first table; the second table has half as many.
         least: the share of the iterations from which the time outside of handlers has a row.
     """
     inside, outside = fold(costs, inside=True), fold(costs, inside=False)
@@ -180,7 +186,10 @@ def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS
 
 
 def _with_others(shown: Table, costs: RunCosts, folded: Folded, rows: int) -> Table:
-    """Return a table with a last row: sums of the handlers without a row, less the phases that they run."""
+    """Return a table with a last row that sums up the handlers without a row of their own.
+
+    Their times are counted without the phases that they run.
+    """
     more = folded.shown[rows:]
     others = [*more, *folded.built_in, *folded.small]
     if not others:
@@ -202,7 +211,7 @@ def _with_others(shown: Table, costs: RunCosts, folded: Folded, rows: int) -> Ta
 
 
 def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
-    """Draw the background subscribers that lost events or are busy, and a line on all others."""
+    """Draw the background subscribers that lost events or are busy, and one line for all others."""
     if not costs.subscribers:
         return []
     matters = [s for s in costs.subscribers if _matters(s, costs)]
@@ -226,7 +235,7 @@ def _matters(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 
 
 def _scalars(report: Report, width: int, label: int) -> list[str]:
-    """Draw the last values of the logged scalars, without times and rates; and those with NaN."""
+    """Draw the last values of the logged scalars, except times and learning rates; name those with NaN."""
     curves = report.log.curves if report.log is not None else []
     values = [f"{c.mode}/{c.name} {value_text(c.last)}" for c in curves if c.name not in (*IN_SECONDS, "lr")]
     lines = _paragraph("scalars".ljust(label), ", ".join(values), width, 2) if values else []
@@ -240,7 +249,7 @@ def _scalars(report: Report, width: int, label: int) -> list[str]:
 def runs_at_a_glance(
     reports: Sequence[Report], names: Sequence[str], width: int, blocks: str = BLOCKS
 ) -> str:
-    """Draw several runs in at most 25 lines: a line for each run, and what differs most, in time."""
+    """Draw several runs in at most 25 lines: a line for each run, and the largest differences in time."""
     costs = [report.costs for report in reports]
     rows = [row for row in compared_by_time(costs) if row.matters]
     lines = [trend(each, "wall") if each is not None else [] for each in costs]
@@ -264,7 +273,7 @@ def runs_at_a_glance(
 
 
 def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: int) -> list[str]:
-    """Draw the rows that differ most, with a column a run; runs that do not fit are counted."""
+    """Draw the rows that differ most, with a column for each run; a note counts the runs that do not fit."""
     if not rows:
         return [on_a_line("No phase, handler or writer differs by 1 % of a run.", width)]
     title = "what differs"
@@ -284,7 +293,7 @@ def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: in
 
 
 def _difference(row: Row, run: int) -> str:
-    """Return a time with its ratio to the first run, where the difference matters."""
+    """Return a row's time in a run, with the ratio to the first run if the difference matters."""
     value = row.values[run]
     text, compared = ABSENT if value is None else duration(value.value), row.ratio(run) if run else ""
     return f"{text} {compared if compared.endswith('×') else '':>{RATIO}}" if run else text
@@ -299,7 +308,7 @@ def paragraphs(begin: str, texts: Sequence[str], width: int, most: int) -> list[
 
 
 def _paragraph(begin: str, text: str, width: int, most: int) -> list[str]:
-    """Return a text in lines of at most `width` characters; those after the first are indented."""
+    """Wrap a text into at most `most` lines of at most `width` characters, later lines indented."""
     return wrap(
         begin + on_a_line(text), width, subsequent_indent=" " * len(begin), max_lines=most, placeholder=" …",
         break_on_hyphens=False,
@@ -307,7 +316,7 @@ def _paragraph(begin: str, text: str, width: int, most: int) -> list[str]:
 
 
 def _first_that_fits(blocks_of: Callable[[int], list[list[str]]]) -> list[list[str]]:
-    """Return the blocks with as many rows as fit in 25 lines."""
+    """Return the blocks with as many rows as fit into 25 lines."""
     for rows in range(12, 1, -1):
         found = blocks_of(rows)
         if _height(found) <= LINES:
@@ -316,12 +325,12 @@ def _first_that_fits(blocks_of: Callable[[int], list[list[str]]]) -> list[list[s
 
 
 def _height(found: Sequence[Sequence[str]]) -> int:
-    """Return the number of lines with a text, and two between blocks, which `_within` leaves."""
+    """Return the number of non-empty lines, plus two separating lines that `_within` keeps."""
     return sum(bool(line) for block in found for line in block) + 2
 
 
 def _within(*found: Sequence[str]) -> str:
-    """Join blocks to at most 25 lines; the last empty lines between them are left out first."""
+    """Join blocks to at most 25 lines; to fit, empty lines are removed first, beginning at the end."""
     lines = "\n\n".join("\n".join(block) for block in found if block).split("\n")
     while len(lines) > LINES and "" in lines:
         del lines[len(lines) - 1 - lines[::-1].index("")]

@@ -45,13 +45,13 @@ BACKGROUND = (
     "Not delivered: dropped, failed, or left at the end."
 )
 BREAKS = re.compile(r"(?<=\w)([._])(?=\w)")
-"""Where a name may be broken into lines."""
+"""Matches the places at which a long name may be broken across lines."""
 MARK = b"<!DOCTYPE html>"
 POLICY = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline'; img-src data: blob:"
 )
-"""What the browser may load: nothing."""
+"""The content security policy of the page: the browser may load nothing."""
 UNUSED = ["select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toggleSpikelines"]
 CONFIG = {
     "displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": "",
@@ -109,11 +109,14 @@ g[class$=tick] text, [class^=g-x] text, [class^=g-y] text, [class*=title], .info
 .modebar, .modebar-group { background: none !important; } .modebar-btn path { fill: var(--soft) !important; }
 @media (pointer: coarse) { .draglayer * { pointer-events: none !important; } }
 """
-"""Colours are those of the browser's scheme; plotly's own are overruled. A finger scrolls over charts."""
+"""The style sheet. The colours follow the browser's scheme, and override plotly's.
+
+On touch screens a finger scrolls over charts in place of zooming them.
+"""
 
 
 def check_plotly() -> None:
-    """Raise an error unless plotly, which draws the charts, is installed."""
+    """Raise ImportError unless plotly, which draws the charts, is installed."""
     if importlib.util.find_spec("plotly") is None:
         raise ImportError(
             "a page with charts needs plotly, which the extras demo and report bring: "
@@ -122,7 +125,7 @@ def check_plotly() -> None:
 
 
 def is_page(path: Path) -> bool:
-    """Return whether a file begins like the pages written here, in upper or lower case."""
+    """Return whether a file begins like the pages of this module, in upper or lower case."""
     with path.open("rb") as file:
         return file.read(len(MARK)).lower() == MARK.lower()
 
@@ -130,8 +133,7 @@ def is_page(path: Path) -> bool:
 def as_page(reports: Sequence[Report]) -> str:
     """Return the whole page as text, about 5 MB, most of it plotly.js.
 
-    Everything that comes from the runs is escaped, and the page's content security policy forbids it to load
-    anything.
+    All text from the runs is escaped, and the page's content security policy forbids it to load anything.
 
     Raises:
         ImportError: plotly is not installed.
@@ -159,7 +161,7 @@ def as_page(reports: Sequence[Report]) -> str:
 
 
 def _head(run: NamedRun) -> str:
-    """Return the name, the advice, the facts and the notes of a run as HTML."""
+    """Return the top of a page on one run as HTML: name, advice, facts and notes."""
     report = run.report
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd{' class=bad' if bad else ''}>{escape(on_a_line(value))}</dd>"
@@ -172,7 +174,7 @@ def _head(run: NamedRun) -> str:
 
 
 def _heads(runs: Sequence[NamedRun]) -> str:
-    """Return one table of all runs with the best and the worst marked, and their advice and notes."""
+    """Return the head of a page on several runs: a table with best and worst marked, advice and notes."""
     reports = [run.report for run in runs]
     table, marks = runs_table(reports, [run.name for run in runs]), run_extremes(reports)
     rows = []
@@ -197,7 +199,7 @@ def _mark(number: int, marks: tuple[set[int], set[int]] | None) -> str:
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:
-    """Return the sections of the page: the charts of a subject, then its tables."""
+    """Return the sections of the page, each with its charts followed by its tables."""
     from eventloop.reporting.charts import handler_charts, phase_charts, scalar_charts
 
     timed = [run for run in runs if run.report.costs is not None]
@@ -218,7 +220,7 @@ def _sections(runs: Sequence[NamedRun]) -> list[str]:
 
 
 def _run_tables(report: Report) -> list[tuple[str, str]]:
-    """Return the tables of one run by title: the handlers that matter, and all others folded."""
+    """Return the tables of one run with their titles; less important rows are in a folded table."""
     found = []
     for table in run_tables(report):
         costs = report.costs
@@ -235,7 +237,7 @@ def _run_tables(report: Report) -> list[tuple[str, str]]:
 
 
 def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
-    """Return the comparisons of several runs by title: rows that differ, and all others folded."""
+    """Return the comparisons of several runs with their titles; rows without a difference are folded."""
     found, names = [], [run.name for run in runs]
     for each in compare([run.report for run in runs]):
         shown = [row for row in each.rows if row.matters] if each.ratios else []
@@ -247,7 +249,7 @@ def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
 
 
 def _compared(each: Comparison, rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Return a table with a column for each run, in which ratios are below the values."""
+    """Return a comparison as a table with a column for each run, and ratios below the values."""
     lines = []
     for row in rows:
         numbers = [None if value is None else value.value for value in row.values]
@@ -266,7 +268,7 @@ def _folded(what: str, html: str) -> str:
 
 
 def _background(runs: Sequence[NamedRun]) -> str:
-    """Return bars for each subscriber: the share of the run that it was busy, its backlog and its losses."""
+    """Return bars for each background subscriber: its busy share of the run, its backlog and its losses."""
     rows = [(run, subscriber) for run in runs for subscriber in run.costs.subscribers]
     if not rows:
         return ""
@@ -324,7 +326,7 @@ def _header(table: Table) -> str:
 
 
 def _scrolling(head: str, rows: Sequence[str]) -> str:
-    """Return a table that scrolls in its own box where it is wider than the screen."""
+    """Return a table that scrolls horizontally in its own box if it is wider than the screen."""
     body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
     return f"<div class=table tabindex=0><table>{body}</table></div>"
 
@@ -342,7 +344,7 @@ def _remarks(lines: Sequence[str]) -> str:
 
 
 def _about(run: NamedRun) -> str:
-    """Return the facts of `run_info`, folded."""
+    """Return the facts of a run's `run_info` events in a folded section."""
     info = run.report.log.info if run.report.log is not None else {}
     rows = "".join(
         f"<dt>{escape(name)}</dt><dd><pre>{escape(value)}</pre></dd>" for name, value in info.items()

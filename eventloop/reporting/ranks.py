@@ -1,4 +1,4 @@
-"""Read the records of all ranks of a run, and advise on the rank that the others wait for."""
+"""Read the cost records of all ranks of a run, and advise on a rank that the others wait for."""
 
 from __future__ import annotations
 
@@ -19,21 +19,25 @@ REMEDIES = {
     "optimizer": "look at its device and at the cores that it shares",
     "hooks": "look at what its handlers do that those of other ranks do not",
 }
-"""What to do about a rank that is slow in a phase."""
+"""The remedies for a slow rank, by the phase in which it is slow."""
 NAMES = 5
-"""Ranks that a note names."""
+"""The largest number of ranks that a note names."""
 
 
 class RankRecords(NamedTuple):
-    """The records of the ranks of a run, in the order of the ranks."""
+    """The cost records of a run in the order of its ranks."""
 
     found: list[RunCosts]
     missing: list[str]
-    """A line on the records that are missing."""
+    """At most one line, which names the ranks without a record."""
 
 
 def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
-    """Read the records of the other ranks of a run whose rank 0 has the record `first`.
+    """Read the records of the other ranks of a run.
+
+    Args:
+        run: the run's directory.
+        first: the record of rank 0; None or a single rank gives an empty result.
 
     Raises:
         OSError, ValueError: a record is torn, of another format, or of a later version.
@@ -43,7 +47,7 @@ def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
     found, missing = [first], []
     for rank in range(1, first.world_size):
         costs = read_costs(run, rank) if costs_path(run, rank).is_file() else None
-        if costs is None or costs.world_size != first.world_size:  # that of an earlier run
+        if costs is None or costs.world_size != first.world_size:  # a record of an earlier run
             missing.append(rank)
         else:
             found.append(costs)
@@ -66,7 +70,7 @@ def _missing_note(missing: Sequence[int], world_size: int) -> str:
 
 
 def times_of(records: Sequence[RunCosts]) -> list[RankTimes]:
-    """Return the mean times of an iteration on each rank that has a record; [] unless there are several."""
+    """Return the mean times of an iteration for each rank with a record; [] for fewer than two ranks."""
     trained = [costs for costs in records if costs.phases.iterations]
     if len(trained) < 2:
         return []
@@ -75,7 +79,7 @@ def times_of(records: Sequence[RunCosts]) -> list[RankTimes]:
 
 
 def slow_rank_of(records: Sequence[RunCosts]) -> Straggler | None:
-    """Return the slow rank of a run, if all ranks have a record."""
+    """Return the rank that the others wait for; None without one, or if a rank's record is missing."""
     if not records or len(records) < records[0].world_size:
         return None
     return lasting_slow_rank(common_windows([costs.trend for costs in records]))
@@ -90,7 +94,10 @@ def rank_advice(slow: Straggler, records: Sequence[RunCosts]) -> str:
 
 
 def _slow_handler(rank: int, records: Sequence[RunCosts]) -> str:
-    """Return the handler of iterations that takes the most longer on `rank` than usual; "" if none does."""
+    """Return the handler with the largest excess on `rank` over the median rank; "" if none takes longer.
+
+    Only handlers of iterations count.
+    """
     each = [_handler_seconds(costs) for costs in records]
     longer = {
         name: seconds - median_low(own.get(name, 0.0) for own in each) for name, seconds in each[rank].items()
@@ -100,7 +107,7 @@ def _slow_handler(rank: int, records: Sequence[RunCosts]) -> str:
 
 
 def _handler_seconds(costs: RunCosts) -> dict[str, float]:
-    """Map the names of the handlers to their seconds an iteration, without those of phases that they run."""
+    """Return the seconds an iteration of each handler by name, except handlers that run other phases."""
     found: dict[str, float] = {}
     for handler in costs.handlers:
         if handler.in_iteration and not handler.includes:

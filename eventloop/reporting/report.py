@@ -22,7 +22,7 @@ from eventloop.tracing.files import FOLDER as TRACES
 
 VERSION = 1
 SHOWN = 5
-"""Names of files that an error shows."""
+"""The largest number of file names in an error message."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,17 +40,18 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     costs: RunCosts | None
     log: RunLog | None
     notes: list[str]
-    """What is incomplete, and why."""
+    """Sentences on what is incomplete, and why."""
     missing: list[str] = []
-    """Without what the account is not whole: the costs, or the records of ranks. `eventloop report` shows the
-    rest, prints these lines to standard error, and exits with 2.
+    """Sentences on missing files without which the report is incomplete: the costs, or the records of ranks.
+
+    `eventloop report` shows the rest, prints these lines to standard error, and exits with 2.
     """
     advice: list[str] = []
-    """What takes the time of the run, and what to do about it: at most three lines."""
+    """At most three lines: which parts take the time of the run, and the remedies."""
     ranks: list[RankTimes] = []
     """Mean times of an iteration on each rank, without waits for other ranks; [] for a run of one rank."""
     slow_rank: Straggler | None = None
-    """The rank that the others wait for."""
+    """The rank that the others wait for; None if there is none."""
 
 
 def load_report(run: Path) -> Report:
@@ -58,7 +59,7 @@ def load_report(run: Path) -> Report:
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: the directory is not of a run, or has nothing to report yet; a file in it is torn, of
+        ValueError: the directory is not a run's, or has nothing to report yet; or a file in it is torn, of
             another format, or of a newer version.
     """
     costs = read_costs(run) if (run / COSTS).is_file() else None
@@ -77,9 +78,9 @@ def load_report(run: Path) -> Report:
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
-    """Return whether the costs are of an earlier `train()` than the last one in the log.
+    """Return whether the costs belong to a call of `train()` before the last one in the log.
 
-    A log may lack its end because a subscriber lost events; then this returns False.
+    The log may lack the end of a call because a subscriber lost events; then this returns False.
     """
     if costs is None or not costs.complete or log is None or not log.begun_again:
         return False
@@ -87,7 +88,7 @@ def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
 
 
 def _nothing(run: Path) -> str:
-    """Return why a path has no report, and what may be meant or helps."""
+    """Return the error for a path without a report: the files found there, and paths or commands to try."""
     names = sorted(path.name for path in run.iterdir()) if run.is_dir() else []
     got, hints = ", ".join(names[:SHOWN]) or "nothing", []
     if not run.is_dir():
@@ -156,5 +157,5 @@ def _last_iteration(costs: RunCosts) -> int:
 
 
 def _last_step(log: RunLog) -> int:
-    """Return the last logged step of the training, a number of completed iterations."""
+    """Return the last logged training step (the number of completed iterations)."""
     return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

@@ -17,16 +17,16 @@ from eventloop.reporting.glance import handler_lines, paragraphs
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
-"""Characters of an error in a table; the line of its subscriber has the whole error."""
+"""The largest number of characters of an error in a table; the line below the table has the whole error."""
 ADVICE_LINES = 4
-"""Lines of one advice."""
+"""The largest number of lines of one piece of advice."""
 WIDTH = 100
-"""Characters of a line, except of errors."""
+"""The width of a line in characters; lines with errors may be longer."""
 HANDLERS = 20
-"""Rows of handlers."""
+"""The largest number of rows of handlers."""
 EVERYTHING = "trainer.costs() and `eventloop report --all` have every handler"
 NAMES = 10
-"""How many metrics with unreadable values are named."""
+"""The largest number of metrics named as unreadable."""
 
 
 class MeasuredTrainer(Protocol):
@@ -42,7 +42,7 @@ class MeasuredTrainer(Protocol):
 
 
 def delivery_table(stats: list[SubscriptionStats]) -> str:
-    """Return a table of the events that each background subscriber received."""
+    """Return a table of the events that each background subscriber received or lost."""
     rows = [
         [
             s.name,
@@ -59,7 +59,7 @@ def delivery_table(stats: list[SubscriptionStats]) -> str:
 
 
 def breakdown(trainer: MeasuredTrainer) -> str:
-    """Return the shares of the phases in an average iteration, which add up to it."""
+    """Return the time of a mean iteration and the shares of its phases, as a line."""
     clock = trainer.clock
     if not clock.iterations:
         return "no iteration was trained"
@@ -69,11 +69,11 @@ def breakdown(trainer: MeasuredTrainer) -> str:
 
 
 def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str = "") -> RunCosts:
-    """Return the record of a run as of now. Call it on the training thread.
+    """Return the cost record of a run so far. Call it on the training thread.
 
     Args:
         complete: whether the run has ended and everything was delivered.
-        outcome: how it ended.
+        outcome: how the run ended, as in `RunCosts.outcome`.
     """
     bus, clock = trainer.bus, trainer.clock
     phases = clock.phases
@@ -92,7 +92,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
 
 
 def summarize(trainer: MeasuredTrainer) -> str:
-    """Return the summary of `trainer.summary()` as text."""
+    """Return the report of `trainer.summary()`: advice, phases, handlers, deliveries and losses."""
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
     lines = paragraphs("  ", advice(costs), WIDTH, ADVICE_LINES)
     blocks = ["\n".join(["what to do:", *lines])] if lines else []
@@ -108,12 +108,12 @@ def summarize(trainer: MeasuredTrainer) -> str:
 
 
 def _unread(values: dict[str, int]) -> list[str]:
-    """Return a line on values of metrics that could not be read and were not logged."""
+    """Return a line on metrics whose values could not be read and were not logged; [] without any."""
     counts = ", ".join(f"{name} ({count:,})" for name, count in [*values.items()][:NAMES])
     more = f", and {len(values) - NAMES} names more" if len(values) > NAMES else ""
     return [f"metrics: values that could not be read: {counts}{more}"] if values else []
 
 
 def shortfalls(stats: list[SubscriptionStats]) -> list[str]:
-    """Return one line for each background subscriber that lost events."""
+    """Return one line for each background subscriber that missed events."""
     return [text for s in stats if (text := s.shortfall)]

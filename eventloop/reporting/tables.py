@@ -1,7 +1,7 @@
-"""Make the tables of a report of one run.
+"""Make the tables of a report on one run.
 
-`text` draws them on a terminal, `html` on the page. Every table is made by `cells`, from one item a row
-and one function a column.
+`text` draws them on a terminal, and `html` on the page. `cells` fills each table, with a row for each item
+and a function for each column.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ DISCOUNTED = (
     "the last one; the phases are without it."
 )
 ALL_RANKS = 8
-"""Ranks up to which each has a column."""
+"""The largest number of ranks for which each rank has a column."""
 IN_SECONDS = frozenset({"time", "data_time", "step_time", "hook_time"})
-"""Scalars of IterTimerHook, which are in seconds."""
+"""The scalars of IterTimerHook, whose unit is seconds."""
 
 OUTSIDE = "Handlers outside of the iterations"
 INSIDE_FIRST = ("share", "a call", "calls", "µs/iteration", "p99", "budget", "max", "p50", "event")
@@ -53,7 +53,7 @@ OUTSIDE_FIRST = ("in all", "calls", "a call", "budget", "max", "event")
 SUBSCRIBERS_FIRST = ("delivered", "dropped", "failed", "left", "backlog", "busy in all", "busy p50", "budget")
 
 Column = tuple[str, Callable[[Any], str]]
-"""The head of a column, and the function that returns the cell of an item."""
+"""The head of a column, and the function that returns an item's cell."""
 
 
 class Table(NamedTuple):
@@ -65,19 +65,19 @@ class Table(NamedTuple):
     left: int = 1
     """Number of text columns, from the left; the other columns are numbers."""
     bad: frozenset[int] = frozenset()
-    """Indices of the rows to highlight."""
+    """The indices of the rows to highlight."""
     why: str = ""
-    """The reason why rows are highlighted."""
+    """The reason for which rows are highlighted."""
     lines: list[list[float]] | None = None
-    """A curve for each row, drawn next to it."""
+    """A curve for each row, drawn at the end of the row; None without curves."""
     note: str = ""
-    """One or more lines below the table."""
+    """One or more lines of explanation below the table."""
     first: tuple[str, ...] = ()
-    """The columns that a narrow terminal shows, the most important one first; the others follow."""
+    """The columns that a narrow terminal shows first, by importance; all other columns follow."""
 
 
 def reordered(table: Table) -> Table:
-    """Return a table without its note, with the columns that matter first and without empty columns."""
+    """Return a table without its note and empty columns, with its most important columns first."""
     named = [table.header.index(name) for name in table.first if name in table.header]
     order = [i for i in dict.fromkeys([0, *named, *range(len(table.header))]) if filled(table, i)]
     rows = [[row[i] for i in order] for row in table.rows]
@@ -85,7 +85,7 @@ def reordered(table: Table) -> Table:
 
 
 def filled(table: Table, column: int) -> bool:
-    """Return whether a column has a text or a number in some row; that of the names has."""
+    """Return whether a column has a text or number in any row; the column of names always counts."""
     return not column or any(row[column] not in ("", ABSENT) for row in table.rows)
 
 
@@ -107,7 +107,7 @@ def run_tables(report: Report) -> list[Table]:
 
 
 def phases_table(costs: RunCosts) -> Table:
-    """Return the table of an iteration's phases and their trend; without iterations it has no rows."""
+    """Return the table of an iteration's phases and their trend; it has no rows without any iteration."""
     phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
     columns: list[Column] = [
         ("phase", phase_name),
@@ -142,7 +142,7 @@ def phases_table(costs: RunCosts) -> Table:
 
 
 def ranks_table(report: Report) -> Table:
-    """Return the table of the phases on all ranks; without several ranks it has no rows."""
+    """Return the table of the phases on all ranks; it has no rows if there is only one rank."""
     ranks, slow = report.ranks, report.slow_rank
     columns: list[Column] = [
         ("phase, ms/iteration", lambda row: row[0]),
@@ -171,8 +171,8 @@ def handlers_table(
     """Return the table of the handlers called within iterations, the most expensive first.
 
     Args:
-        shown: the handlers; None means all that were called.
-        least: the share from which the time outside of handlers has a row.
+        shown: the handlers to show; None means all that were called.
+        least: the share of the iterations from which the time outside of handlers has a row.
     """
     if shown is None:
         shown = [handler for handler in most_expensive(costs.handlers) if handler.in_iteration]
@@ -200,7 +200,11 @@ def handlers_table(
 
 
 def outside_table(costs: RunCosts, shown: Sequence[HandlerCost] | None = None) -> Table:
-    """Return the table of the handlers called before and after iterations; `shown` are all by default."""
+    """Return the table of the handlers called outside of iterations.
+
+    Args:
+        shown: the handlers to show; None means all that were called.
+    """
     if shown is None:
         shown = [handler for handler in most_expensive(costs.handlers) if not handler.in_iteration]
     columns: list[Column] = [
@@ -241,7 +245,7 @@ def subscribers_table(costs: RunCosts) -> Table:
 
 
 def curves_table(curves: Sequence[Curve]) -> Table:
-    """Return the table of the logged scalars, with a row for each scalar and mode."""
+    """Return the table of the logged scalars, a row for each scalar and mode."""
     columns: list[Column] = [
         ("scalar", lambda curve: with_unit(curve.name)),
         ("mode", lambda curve: curve.mode),
@@ -267,23 +271,23 @@ def curves_table(curves: Sequence[Curve]) -> Table:
 
 
 IN_IT = " in it)"
-"""The end of the name of a handler whose time includes phases."""
+"""The end of a handler's displayed name if its time includes that of phases, such as backward."""
 COUNTS = {
     "delivered": "delivered", "dropped": "dropped", "failed": "failed", "left": "queued",
     "backlog": "peak_queued", "spilled": "spilled",
 }  # fmt: skip
-"""The counts of a subscriber's events, by the name that a report gives to each."""
+"""The fields of `SubscriberCost` that count events, by the column that shows them."""
 _WHICH: list[Column] = [
     ("event", lambda h: h.event),
     ("filter", lambda h: h.filter),
     ("priority", lambda h: str(h.priority)),
     ("calls", lambda h: f"{h.calls:,}"),
 ]
-"""The columns that say which handler a row is of, and how often it was called."""
+"""The columns that identify a handler and count its calls."""
 
 
 def _budgets(costs: Iterable[HandlerCost | SubscriberCost]) -> list[Column]:
-    """Return the column of budgets, the limits of p99; none if nothing has a budget."""
+    """Return the column of budgets (limits of p99); [] if nothing has a budget."""
     if all(cost.budget is None for cost in costs):
         return []
     return [("budget", lambda cost: ABSENT if cost.budget is None else duration(cost.budget))]
@@ -302,7 +306,7 @@ def phase_name(phase: str) -> str:
 
 
 def _each(seconds: float, costs: RunCosts, unit: float) -> str:
-    """Format the mean time of an iteration; `seconds` is the sum over all of them."""
+    """Format the mean time per iteration, where `seconds` is the sum over all iterations."""
     return three_digits(seconds / costs.phases.iterations * unit) if costs.phases.iterations else ABSENT
 
 
@@ -315,7 +319,7 @@ def _step(number: int | None) -> str:
 
 
 def _some_events(names: str) -> str:
-    """Return the first of several event names, and how many more there are."""
+    """Return the first of several event names, and the number of the others."""
     first, *others = names.split(", ")
     return f"{first} and {len(others)} more" if others else first
 
@@ -334,15 +338,15 @@ def most_expensive(handlers: Sequence[HandlerCost]) -> list[HandlerCost]:
 
 
 def with_includes(handler: HandlerCost, name: str = "") -> str:
-    """Return a handler's name, or another name for it, followed by the phases that its time includes."""
+    """Return a handler's name followed by the phases that its time includes."""
     name = name or handler.name
     return f"{name} ({', '.join(handler.includes)}{IN_IT}" if handler.includes else name
 
 
 def by_key(handlers: Sequence[HandlerCost]) -> dict[str, HandlerCost]:
-    """Map name, event and filter to each called handler, the most expensive first.
+    """Return the called handlers by a key of name, event and filter, the most expensive first.
 
-    The key identifies a handler in several runs. Handlers with an equal key are distinguished by their order.
+    The key identifies a handler in several runs. Handlers with equal keys are distinguished by their order.
     """
     found: dict[str, HandlerCost] = {}
     for handler in most_expensive(handlers):
@@ -361,7 +365,7 @@ def _key(handler: HandlerCost) -> str:
 
 
 def never_called(costs: RunCosts) -> str:
-    """Return a note that names the handlers that were never called, "" without any."""
+    """Return a note that names the handlers that were never called; "" if all were."""
     names = [_key(handler) for handler in costs.handlers if not handler.calls]
     if not names:
         return ""

@@ -13,15 +13,15 @@ from eventloop.reporting.tables import Table, run_tables
 from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
 
 WIDE = 32
-"""Characters shown of a text in a table, except names; JSON and the page have the whole text."""
+"""The largest number of characters of a cell, except names; JSON and the page have the whole text."""
 
 
 def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | None = None) -> str:
-    """Draw one run, or several runs side by side: at most 25 lines, or everything.
+    """Draw one run, or several runs side by side, in at most 25 lines or in full.
 
     Args:
-        encoding: that of the output; if it lacks block characters, plainer ones are used.
-        width: characters of a line; None draws everything, as wide as it is.
+        encoding: the encoding of the output; if it lacks block characters, plainer ones are used.
+        width: the width of a line in characters; None draws every table in full, as wide as it is.
     """
     blocks = BLOCKS if _has(encoding, BLOCKS) else ASCII_BLOCKS
     names = labels(reports)
@@ -46,7 +46,7 @@ def _everything(reports: Sequence[Report], names: Sequence[str], blocks: str) ->
 
 
 def _plain(text: str, encoding: str) -> str:
-    """Return a text with replacements for the characters that the encoding lacks."""
+    """Return a text in which the characters that the encoding lacks are replaced."""
     for character, plain in {"µ": "u", "×": "x", "≈": "~", "…": "."}.items():
         text = text.replace(character, plain)
     return text.encode(encoding, "replace").decode(encoding)
@@ -61,7 +61,7 @@ def _has(encoding: str, text: str) -> bool:
 
 
 def _head(report: Report, name: str) -> str:
-    """Draw the name of a run, the advice, its facts and its notes."""
+    """Draw the head of a report: the run's name, advice, facts and notes."""
     where = "" if name == report.run else f"  ({report.run})"
     rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
     lines = [f"Run {name}{where}", *(f"  -> {line}" for line in report.advice)]
@@ -97,7 +97,7 @@ def _table(each: Table, blocks: str) -> str:
 
 
 def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
-    """Draw the time of an iteration over each run, a line for each run."""
+    """Draw the mean time of an iteration over the course of each run, a line for each run."""
     rows = [
         [name, sparkline(trend(report.costs, "wall"), from_zero=True, blocks=blocks)]
         for name, report in zip(names, reports, strict=True)

@@ -1,7 +1,8 @@
 """Gather a trainer's state for a checkpoint, and restore it on a resume.
 
-Start with `state`. `settings` compares the settings of the two runs, `setting_changes` describes the
-differences, `fast_forward` steps schedules whose arguments changed, `ranks` gathers the state of all ranks,
-and `resolve_path` finds the checkpoint that a name means. `protocols` declares the parts of a trainer that a
-resume needs. The package may import `checkpoint`, `data`, `optim`, `state` and what these import.
+Start with `state`. `settings` compares the settings of the two runs, and `setting_changes` describes the
+differences for the log. `base_values` finds edited learning rates, and `fast_forward` steps schedules whose
+arguments changed. `hook_states` loads the hooks' states, `ranks` gathers the state of all ranks, and
+`resolve_path` finds a checkpoint by its name. `protocols` declares the parts of a trainer that a resume
+needs. The package may import `checkpoint`, `data`, `optim`, `state` and the packages that these import.
 """

@@ -1,8 +1,8 @@
 """Find learning rates, and other values of param groups, that were edited after their schedules were built.
 
-A warm-up of factor 0.1 writes a tenth of the rate when it is built, and multiplies the current rate by 10
-over its course. A rate that is edited in between would be multiplied, too. `settings` therefore takes an
-edited value as the new base value, from which the schedules begin again.
+A warm-up of factor 0.1 writes a tenth of the rate into the param group when it is built, and multiplies the
+current rate by 10 over its course. It would therefore multiply a rate that is edited in between, too. So
+`settings` takes an edited value as the new base value, from which the schedules begin again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from eventloop.resume.fast_forward import own_schedulers
 from eventloop.resume.protocols import ResumableTrainer
 
 Groups = Mapping[str, Sequence[dict[str, Any]]]
-"""The param groups of each optimizer, by its name."""
+"""The param groups of each optimizer, by the optimizer's name."""
 
 
 class Edited(NamedTuple):
-    """An edited base value and the first factor of its schedules.
+    """An edited base value, and the factor with which its schedules begin.
 
     Args:
-        base: the new base.
-        first_factor: the first scheduled value as a part of the base; 1.0 without a warm-up.
+        base: the base value after the edit.
+        first_factor: the first value that the schedules write, divided by the base; 1.0 without a warm-up.
     """
 
     base: float
@@ -34,15 +34,15 @@ class Edited(NamedTuple):
 
 
 Bases = dict[tuple[str, int], dict[str, Edited]]
-"""The edited values, by the optimizer's name, the number of the param group, and the value's name."""
+"""The edited values, by the optimizer's name and the index of the param group, then by the value's name."""
 
 
 def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Bases:
     """Find the base values that were edited after the schedulers of a trainer were built.
 
     Args:
-        groups: the present param groups of each optimizer; nothing has been trained or loaded yet.
-        seen: the param groups when the trainer was built.
+        groups: the param groups of each optimizer now, before anything is trained or loaded.
+        seen: the param groups of each optimizer when the trainer was built.
     """
     found: Bases = {}
     for optimizer_name, optimizer in named_optimizers(trainer.optimizer).items():
@@ -55,26 +55,27 @@ def find_edited(trainer: ResumableTrainer, groups: Groups, seen: Groups) -> Base
 
 
 def scheduled(group: Mapping[str, Any]) -> list[str]:
-    """Return the names of the values that a schedule moves, whose `initial_<name>` is in the param group."""
+    """Return the names of the scheduled values of a param group: those with a key `initial_<name>`."""
     names = [key.removeprefix("initial_") for key in group if key.startswith("initial_")]
     return [name for name in names if name in group or (name == "momentum" and "betas" in group)]
 
 
 def value_name(key: str) -> str:
-    """Return the name of the scheduled value for a param group's key: "momentum" for Adam's `betas`."""
+    """Return the name of the scheduled value that a param group's key holds: "momentum" for `betas`."""
     return "momentum" if key == "betas" else key
 
 
 def edited_base(group: Group, index: int, name: str, schedulers: Sequence[Any], seen: Group) -> Edited | None:
     """Return the base value that was edited after the schedulers were built, or None.
 
-    The base is `initial_<name>` if that was edited, else the edited value.
+    If `initial_<name>` was edited, the base is its new value, else the new value of `<name>`.
 
     Args:
         group, index: the param group, and its index in the optimizer.
         name: the scheduled value, such as "lr"; the group has its `initial_<name>`.
         schedulers: the schedulers of the optimizer.
-        seen: the group from when the trainer was built, for values that only hooks schedule.
+        seen: the param group when the trainer was built. It is compared if a hook schedules the value and no
+            scheduler does.
     """
     initial, value = float(group[f"initial_{name}"]), float(read_value(group, name))
     written = [pairs[index] for each in schedulers if index < len(pairs := _written(each, name))]
@@ -92,7 +93,12 @@ def rebase_group(
 ) -> None:
     """Write an edited base value into a param group and the states of its schedulers.
 
-    They are then as if they had been built with it.
+    The group and the states are then as if the optimizer had been built with that value.
+
+    Args:
+        name: the scheduled value, such as "lr".
+        index: the index of the group in the optimizer.
+        states: the schedulers' states to change.
     """
     group[f"initial_{name}"] = number_like(group[f"initial_{name}"], edited.base)
     write_value(group, name, edited.base * edited.first_factor)
@@ -113,7 +119,7 @@ def _rebase(state: dict[str, Any], index: int, base: float) -> None:
 def _written(scheduler: Any, name: str) -> list[tuple[float, float]]:
     """Return for each param group the base value of a scheduler, and the value that it wrote last.
 
-    The list is empty if the scheduler does not schedule `name`, or does not store its last values.
+    Return an empty list if the scheduler does not schedule `name`, or does not store its last values.
     """
     if isinstance(scheduler, Window):
         return scheduler.written() if scheduler.param_name == name else []
@@ -132,5 +138,5 @@ def _base_lrs(scheduler: Any) -> Iterator[list[Any]]:
 
 
 def _same(a: float, b: float) -> bool:
-    """Return whether two values are equal in the precision of float32, the type of a rate in a tensor."""
+    """Return whether two values are equal in the precision of float32, as a rate in a tensor has it."""
     return math.isclose(a, b, rel_tol=1e-6)

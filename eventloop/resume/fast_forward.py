@@ -1,8 +1,9 @@
-"""Step the schedules of a trainer to the step of a checkpoint, and check their states.
+"""Step the schedules of a trainer to the step of a checkpoint.
 
-`settings` uses it for schedules whose arguments differ from those of the checkpoint. PyTorch's schedules
-multiply the last rate, so a rate of 0 would stay 0 whatever the new arguments are. Therefore they begin again
-and make as many steps as the checkpoint's: they then have the values that the new arguments give.
+`settings` uses it for schedules whose arguments differ from those in the checkpoint. PyTorch's schedules
+multiply the last rate, so a rate of 0 would stay 0 whatever the new arguments are. Such schedules therefore
+begin again, and make as many steps as the checkpoint's schedules made. The rates are then those of the new
+arguments.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def own_schedulers(trainer: ResumableTrainer, optimizer: Any) -> list[int]:
 
 
 def follows_metric(scheduler: Any) -> bool:
-    """Return whether a scheduler's values depend on scores, which are not in the checkpoint."""
+    """Return whether a scheduler's values depend on scores, which a checkpoint does not hold."""
     return isinstance(scheduler, PlateauWindow | ReduceLROnPlateau)
 
 
@@ -43,12 +44,14 @@ def fast_forward(
     saved: Sequence[Mapping[str, Any]],
     meta: Mapping[str, Any],
 ) -> None:
-    """Begin schedulers again, and step them as often as those of a checkpoint.
+    """Reset schedulers to their first step, and step them as often as those of a checkpoint were stepped.
 
     The param groups of their optimizer must have the values with which the schedulers were built.
 
     Args:
-        built, saved: the schedulers' states as they were built, and those of the checkpoint.
+        schedulers: all schedulers of one optimizer.
+        built: the states of the schedulers when they were built.
+        saved: the states of the schedulers in the checkpoint.
         meta: the `meta` of the checkpoint, whose counters give the order of the schedulers' steps.
     """
     counts = [
@@ -68,12 +71,12 @@ def fast_forward(
 
 
 def _step_all(schedulers: Sequence[Any], counts: Sequence[int], of_epoch: float) -> None:
-    """Step each scheduler as often as `counts` says, in the order of a training.
+    """Step each scheduler the number of times in `counts`, in the order of a training.
 
-    Schedulers with the most steps are stepped in each iteration, the others at the end of each epoch.
+    The schedulers with the most steps are stepped in each iteration, the others at the end of each epoch.
 
     Args:
-        of_epoch: the number of iterations of an epoch.
+        of_epoch: the number of iterations in an epoch.
     """
     made, most = [0] * len(counts), max(counts)
     in_order = sorted(enumerate(schedulers), key=lambda pair: -counts[pair[0]])
@@ -87,14 +90,20 @@ def _step_all(schedulers: Sequence[Any], counts: Sequence[int], of_epoch: float)
 
 
 def _steps_done(state: Mapping[str, Any]) -> int:
-    """Return the number of steps in a scheduler's state; a ChainedScheduler has it only in its parts."""
+    """Return the number of steps that a scheduler has made, which a ChainedScheduler's first part counts."""
     if "last_step" in state:
         return int(state["last_step"])
     return int(state["last_epoch"]) if "last_epoch" in state else _steps_done(state["_schedulers"][0])
 
 
 def _steps_to_make(saved: Mapping[str, Any], built: Mapping[str, Any], meta: Mapping[str, Any]) -> int:
-    """Return the number of steps of a saved scheduler, in the unit of the built one."""
+    """Return how many steps a scheduler has to make to be as far as in the checkpoint.
+
+    Args:
+        saved, built: the scheduler's state in the checkpoint, and when this trainer's was built. One may
+            count epochs and the other iterations.
+        meta: the `meta` of the checkpoint, with its counters.
+    """
     if "by_epoch" in built and built["by_epoch"] != saved["by_epoch"]:
         return int(meta["epoch" if built["by_epoch"] else "iter"])
     return _steps_done(saved)
@@ -121,10 +130,11 @@ def changed_values(
     """Yield a log line for each scheduled value that differs from the checkpoint's.
 
     Args:
-        name: the name of the optimizer; "" for a single one.
-        former, groups: the param groups with the checkpoint's values, and with this trainer's.
-        keys: the keys of the values in the param groups.
-        listed: the settings that are logged elsewhere, by optimizer, number of the group, and key.
+        name: the name of the optimizer; "" if there is a single one.
+        former: the param groups with the checkpoint's values.
+        groups: the param groups with this trainer's values.
+        keys: the keys of the scheduled values in the param groups.
+        listed: the values that another line logs, by optimizer, index of the group, and key.
     """
     of_optimizer = f"{name} " if name else ""
     for number, (left, group) in enumerate(zip(former, groups, strict=True)):
@@ -139,7 +149,7 @@ def changed_values(
 
 
 def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
-    """Write values into param groups; fill a tensor in place, because a compiled step refers to it."""
+    """Write the values of `keys` into param groups; fill a tensor in place, as compiled code refers to it."""
     for group, given in zip(groups, values, strict=True):
         for key in keys & given.keys():
             if isinstance(group.get(key), torch.Tensor):
@@ -149,7 +159,7 @@ def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, A
 
 
 def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scheduler's saved state with its arguments replaced by those of the `built` state."""
+    """Return a scheduler's saved state with its arguments replaced by those in the state `built`."""
     merged = dict(saved)
     for key, value in built.items():
         if key not in saved or (key in PROGRESS and key != "base_lrs"):
@@ -164,7 +174,7 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
 
 
 def optimizers_at_zero(trainer: ResumableTrainer) -> list[str]:
-    """Return the names of the optimizers with a scheduled rate of 0; none if the run is complete."""
+    """Return the names of the optimizers whose scheduled rate is 0; no names if the run is complete."""
     ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
     if any(end is not None and done >= end for done, end in ends):
         return []
@@ -182,9 +192,14 @@ def _has_stopped(group: Mapping[str, Any]) -> bool:
 def too_short(
     trainer: ResumableTrainer, number: int, state: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> str | None:
-    """Return why a scheduler ends before a run that was made longer, or None.
+    """Return the reason why a scheduler ends before a run that was made longer, or None if it does not.
 
-    Only a OneCycleLR does: it raises an error after its last step.
+    Only a OneCycleLR does so: it raises an error after its last step.
+
+    Args:
+        number: the index of the scheduler in `trainer.schedulers`.
+        state: its state in the checkpoint.
+        meta: the `meta` of the checkpoint, with the counters and the length of the former run.
     """
     if type(trainer.schedulers[number]) is not OneCycleLR:
         return None
@@ -206,7 +221,7 @@ def _copied(value: Any) -> Any:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Return whether two values differ only by rounding; pairs, as Adam's `betas`, number by number."""
+    """Return whether two values differ only by rounding; compare pairs, as Adam's `betas`, item by item."""
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_close, a, b))
     return math.isclose(float(a), float(b), rel_tol=1e-9)

@@ -1,4 +1,4 @@
-"""Load the hooks' states from a checkpoint, by hook name; `state` uses it."""
+"""Load the hooks' states from a checkpoint, by hook name; `TrainerState` calls it on a resume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ logger = logging.getLogger("eventloop")
 
 
 def load_hooks(hooks: Iterable[Any], states: Mapping[str, Any], rollback: Rollback) -> None:
-    """Load the states of the hooks; `rollback` restores those that are loaded if a later part fails."""
+    """Load the states of the hooks.
+
+    Args:
+        states: the states in the checkpoint, by hook name.
+        rollback: restores the hooks that are already loaded if a later part of the resume fails.
+    """
     for hook in hooks:
         if hook.stateful and hook.name in states:
             with _named(hook, rollback.source):
@@ -34,7 +39,12 @@ def _named(hook: Any, source: object) -> Iterator[None]:
 
 
 def log_mismatches(hooks: Iterable[Any], states: Mapping[str, Any], source: object) -> None:
-    """Log the hooks without a state in the checkpoint, and the states without a hook."""
+    """Log each hook without a state in the checkpoint, and each state without a hook.
+
+    Args:
+        states: the states in the checkpoint, by hook name.
+        source: the path of the checkpoint, for the log.
+    """
     stateful = {hook.name: hook.stateful for hook in hooks}
     for name, keeps in stateful.items():
         if keeps and name not in states:

@@ -1,4 +1,4 @@
-"""Declare the parts of a trainer that a resume needs, so that it can be read and tested without one."""
+"""Declare the parts of a trainer that a resume needs, so that it can be tested without a Trainer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from eventloop.metrics import EventStorage
 
 
 class EvaluationSchedule(Protocol):
-    """The schedule of the validations of a run."""
+    """The schedule of a run's validations."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that a resume compares, by name."""
+        """Return the settings of the schedule that a resume compares, by name."""
 
 
 class ResumableTrainer(Protocol):
-    """The parts of a trainer that a checkpoint holds, and those that a resume compares."""
+    """A trainer as a resume sees it: the parts that a checkpoint holds, and those that are compared."""
 
     model: torch.nn.Module
     optimizer: Any

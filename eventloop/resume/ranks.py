@@ -3,8 +3,8 @@
 Every rank draws its own random numbers: for dropout, and in the workers of its loader for augmentation. So
 the checkpoint, which rank 0 writes, holds the random state and the loader position of every rank.
 
-The exchanges are collectives: every rank makes them in the same order and waits for the others. If a rank has
-ended, the checkpoint is saved without the states of the ranks other than 0.
+The exchanges are collectives: every rank must make them in the same order, and waits for the others. If a
+rank has ended, the checkpoint is saved with the state of rank 0 alone.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def has_other_ranks() -> bool:
 
 
 def gather_on_rank_0(own: T) -> list[T] | None:
-    """Gather a value of every rank on rank 0, by rank.
+    """Gather a value of every rank on rank 0.
 
-    Returns None on the other ranks, and if a rank cannot be reached, which is logged.
+    Returns:
+        The values in the order of the ranks, on rank 0. None on the other ranks, and on rank 0 if a rank
+        cannot be reached, which is logged.
     """
     own_rank = dist.get_rank()
     found: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
@@ -48,7 +50,7 @@ def gather_on_rank_0(own: T) -> list[T] | None:
 
 
 def of_rank_0(own: T) -> T:
-    """Return the value of rank 0 on every rank; return `own` and log it if rank 0 cannot be reached."""
+    """Return rank 0's value on every rank; if rank 0 cannot be reached, log that and return `own`."""
     box = [own]
     try:
         dist.broadcast_object_list(box, src=0, group=_host_group())
@@ -59,7 +61,7 @@ def of_rank_0(own: T) -> T:
 
 
 def _host_group() -> Any:
-    """Return a gloo group, so that nothing passes through a device; None means the default group.
+    """Return a gloo group, which exchanges values without the GPU, or None to use the default group.
 
     The first call is a collective, because it makes the group.
     """
@@ -73,9 +75,10 @@ def _host_group() -> Any:
 
 
 def own_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Return the saved buffers in which the ranks differ, copied to the host, which waits for the device.
+    """Return copies in host memory of the saved buffers in which the ranks differ.
 
-    The ranks differ if DistributedDataParallel does not broadcast rank 0's buffers in each forward pass.
+    The ranks differ if DistributedDataParallel does not broadcast rank 0's buffers in each forward pass. The
+    copy waits for the GPU.
     """
     model = getattr(model, "_orig_mod", model)  # inside torch.compile
     if not isinstance(model, DistributedDataParallel) or model.broadcast_buffers:
@@ -86,13 +89,13 @@ def own_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class RankState(NamedTuple):
-    """The part of a checkpoint that one rank resumes from.
+    """The part of a checkpoint from which one rank resumes.
 
     Args:
         rng: the rank's random state; None to keep the current one.
         position: the rank's position in the loader.
-        inexact: a text for the log of why the resume is not exact; "" if it is.
-        buffers: the buffers in which the ranks differ.
+        inexact: the reason why the resume is not exact, for the log; "" if it is exact.
+        buffers: the buffers in which the ranks differ, by name.
     """
 
     rng: Mapping[str, Any] | None
@@ -101,7 +104,7 @@ class RankState(NamedTuple):
     buffers: Mapping[str, torch.Tensor] = {}
 
     def load_buffers(self, model: torch.nn.Module) -> None:
-        """Copy the buffers of this rank into the model, if it has them in that shape."""
+        """Copy the buffers of this rank into those of the model with the same name and shape."""
         own = dict(unwrap(model).named_buffers())
         for name, buffer in self.buffers.items():
             if name in own and own[name].shape == buffer.shape:
@@ -111,10 +114,14 @@ class RankState(NamedTuple):
 def state_of_rank(
     checkpoint: Mapping[str, Any], rank: int, world_size: int, loader: Iterable[Any] | None
 ) -> RankState:
-    """Return the part of a checkpoint that a rank resumes from.
+    """Return the part of a checkpoint from which a rank resumes.
 
-    It is the part that was saved for the rank of the same number. A rank that the checkpoint does not have
-    keeps its current random state.
+    It is the part that the rank of the same number saved. A rank that the checkpoint does not have keeps its
+    current random state.
+
+    Args:
+        rank, world_size: the number of this rank, and the number of ranks of this run.
+        loader: the loader of this run, whose random state such a rank keeps.
     """
     meta, others = checkpoint["meta"], checkpoint.get("ranks")
     first = RankState(checkpoint["rng"], meta["position"])

@@ -1,6 +1,6 @@
-"""Find the checkpoint that a name or a path means, or list the existing ones in the error.
+"""Find the checkpoint that a path or a name denotes; the error lists the existing checkpoints.
 
-`state` uses it, for `Trainer.resume` and `Trainer.load_checkpoint`.
+`TrainerState` uses it for `Trainer.resume` and `Trainer.load_checkpoint`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ _FEW = 5  # names of checkpoints in a message
 
 
 def place_of(path: object, places: Sequence[Path]) -> Path:
-    """Return the path of a checkpoint that is given as a path, or by its name in the run's directories.
+    """Return the path of a checkpoint, given its path or its name in one of the run's directories.
 
     Args:
-        places: the directories that the run saves in.
+        path: the path or the name. A suffix such as ".pth" is dropped if only the name without it exists.
+        places: the directories in which the run saves checkpoints.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        TypeError, ValueError: `path` is not a path or a name.
     """
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f'expected "auto", "best", or the path or name of a checkpoint, got {path!r}{_AUTO}')
@@ -44,7 +49,7 @@ def place_of(path: object, places: Sequence[Path]) -> Path:
 
 
 def what_else(place: Path) -> str:
-    """Return advice to append to the error of a checkpoint that exists and cannot be read."""
+    """Return the end of an error message about an unreadable checkpoint: the commands that may help."""
     command = f"eventloop checkpoints {place.parent} --verify"
     return f'; "auto" takes the newest intact checkpoint, and `{command}` checks each'
 
@@ -53,7 +58,7 @@ _AUTO = ': "auto" takes the newest one'
 
 
 def _one(path: Path, places: Sequence[Path]) -> Path:
-    """Return `path`, or raise FileNotFoundError if it is a directory without a manifest and a payload."""
+    """Return `path`, or raise FileNotFoundError if it is a directory that is not a checkpoint."""
     if not path.is_dir() or any(os.path.lexists(path / name) for name in (MANIFEST, PAYLOAD)):
         return path
     known = [each.name for each in reversed(find_checkpoints(path))]

@@ -1,6 +1,6 @@
-"""Describe the settings that a resumed run has changed, for the log and for the error message.
+"""Describe the settings that differ between a run and its resumed continuation.
 
-`settings` finds the changes, and `state` logs or refuses them.
+`Settings` finds the changes, and `TrainerState` logs or refuses them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ class Change:
     Args:
         name: the label of the setting in messages.
         saved, own: the checkpoint's value and this trainer's.
-        kind: "loaded", the run can continue with either value; "given", it continues with this trainer's;
-            "noted", it continues with this trainer's, and the change needs no permission.
-        group: for a setting of an optimizer its name, the number of the param group, and the key.
-        scheduler: for an argument of a scheduler its number.
+        kind: "loaded" if the run can continue with either value. "given" if it must continue with this
+            trainer's, which `changed` has to permit. "noted" if it continues with this trainer's without
+            permission.
+        group: the optimizer's name, the index of the param group, and the key, if a param group holds the
+            setting.
+        scheduler: the scheduler's index in `trainer.schedulers`, if the setting is an argument of a
+            scheduler.
     """
 
     name: str
@@ -44,7 +47,7 @@ class Change:
 
 
 def check_changed(changed: object) -> None:
-    """Refuse an invalid argument `changed` of `Trainer.resume`."""
+    """Raise ValueError if the argument `changed` of `Trainer.resume` is invalid."""
     if changed not in CHOICES:
         raise ValueError(
             f'changed must be "refuse", "keep" or "apply", got {changed!r}{near(str(changed), CHOICES)}'
@@ -52,7 +55,13 @@ def check_changed(changed: object) -> None:
 
 
 def refusal(path: object, changes: list[Change]) -> str | None:
-    """Return an error message with the changes and how to allow them; None if all are only noted."""
+    """Return an error message with the changes, and with the values of `changed` that permit them.
+
+    Return None if all changes are "noted".
+
+    Args:
+        path: the path of the checkpoint.
+    """
     if not (refused := [change for change in changes if change.kind != "noted"]):
         return None
     given = [change.name for change in refused if change.kind == "given"]
@@ -70,7 +79,7 @@ def refusal(path: object, changes: list[Change]) -> str | None:
 
 
 def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrainer) -> Iterator[str]:
-    """Yield a log line for each changed setting, with the value that the run continues with."""
+    """Yield a log line for each changed setting, with the value with which the run continues."""
     for change in changes:
         kept = change.kind == "loaded" and changed == "keep"
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
@@ -79,7 +88,13 @@ def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrai
 
 
 def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:
-    """Return the end of a log line: the scheduled value of a base setting, and the present step."""
+    """Return the end of a log line about a changed base value: its scheduled value at the present step.
+
+    Return "" if the value has no schedule.
+
+    Args:
+        name, number, key: the optimizer's name, the index of the param group, and the key in it.
+    """
     optimizer = named_optimizers(trainer.optimizer)[name]
     group, at = optimizer.param_groups[number], f"at iteration {trainer.iter} (epoch {trainer.epoch})"
     if any(key in keys_of(trainer.schedulers[i]) for i in own_schedulers(trainer, optimizer)):

@@ -1,9 +1,8 @@
 """Record the settings of a run in its checkpoints, and find those that a resumed run has changed.
 
 PyTorch's optimizers and schedulers load their settings with their state, so a learning rate that is edited
-before a resume would be lost silently. `TrainerState` therefore compares the settings that the trainer was
-built with and those that the checkpoint's run was built with. A value that a schedule has moved is not a
-change.
+before a resume would be lost silently. `TrainerState` therefore compares the settings with which this trainer
+was built and those in the checkpoint. A value that a schedule has moved does not count as a change.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _ABSENT = object()
 
 
 class Settings:
-    """The settings that a trainer was built with, which are compared with those of a checkpoint."""
+    """The settings with which a trainer was built, for its checkpoints and for the comparison on a resume."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
@@ -52,13 +51,10 @@ class Settings:
         self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
-        self._loader: tuple[Any, dict[str, Any]] | None = None  # and its settings
+        self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
 
     def note(self) -> None:
-        """Record the settings before a schedule moves them; only the first call has an effect.
-
-        It must come before anything is trained or loaded.
-        """
+        """Record the settings before a schedule moves them; only the first call counts, before any step."""
         if self._groups is None:
             trainer = self._trainer
             self._begun_with = _all_groups(trainer)
@@ -74,7 +70,7 @@ class Settings:
                 self._loader = trainer.loader, _of_loader(trainer.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the settings for a checkpoint; `compare` of a later run reads them from its `meta`."""
+        """Return the settings for a checkpoint's `meta`, from which `compare` of a later run reads them."""
         self.note()
         return {
             "optimizer": self._groups,
@@ -85,12 +81,9 @@ class Settings:
         }
 
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
-        """Return the settings that differ from those of the run of a checkpoint.
+        """Return the settings in which this run differs from that of a checkpoint with this `meta`.
 
-        Names of hooks that only one of the two runs has are also listed.
-
-        Args:
-            meta: the `meta` of the checkpoint.
+        Hooks that only one of the two runs has are included.
         """
         self.note()
         saved = meta["settings"]
@@ -115,8 +108,8 @@ class Settings:
     def _of_run(self) -> dict[str, Any]:
         """Return the settings of the run, its loader and its validations, by name.
 
-        For a loader that `note` has seen the settings of that moment are returned, because the length of a
-        loader may change from pass to pass.
+        The settings of a loader are those from when `note` recorded it, because the length of a loader may
+        change from pass to pass.
         """
         trainer, noted = self._trainer, self._loader
         found: dict[str, Any] = {}
@@ -162,7 +155,7 @@ class Settings:
                 self._apply(change, *change.group)
 
     def record(self, meta: Mapping[str, Any]) -> None:
-        """Replace the recorded settings by the checkpoint's, with which the run continues."""
+        """Replace the recorded settings by those in a checkpoint's `meta`, as the run continues with them."""
         saved = meta["settings"]
         for name, groups in (self._groups or {}).items():
             for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
@@ -177,7 +170,7 @@ class Settings:
         group[key] = _moved(group[key], change.saved, change.own)
 
     def scheduler_states(self, saved: Sequence[Any], changes: Sequence[Change]) -> list[dict[str, Any]]:
-        """Return a checkpoint's states of the schedulers, with the arguments of this trainer's schedulers.
+        """Return the schedulers' states of a checkpoint, with their arguments replaced by this trainer's.
 
         Args:
             saved: the states in the checkpoint.
@@ -188,12 +181,12 @@ class Settings:
     def _begun(
         self, changes: Sequence[Change]
     ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-        """Return param groups and schedulers' states as they were when this trainer was built, as copies.
+        """Return copies of the param groups and the schedulers' states from when this trainer was built.
 
-        Where a base value, such as a learning rate, was edited later, they have the edited one instead.
+        If a base value, such as a learning rate, was edited after that, the copies have the edited value.
 
         Args:
-            changes: the result of `compare`; only edits among them count.
+            changes: the result of `compare`, in which the edited base values are found.
         """
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
@@ -215,6 +208,7 @@ class Settings:
 
         Args:
             states: the result of `scheduler_states`, which the schedulers have loaded.
+            changes: the result of `compare`.
         """
         trainer, lines = self._trainer, list[str]()
         begun_with, built = self._begun(changes)
@@ -260,14 +254,17 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 
 
 def _samplers(loader: Any) -> str | None:
-    """Return the class names of the samplers, which decide the order; `shuffle=True` makes one."""
+    """Return the class names of a loader's samplers, which decide the order; None without any."""
     found = [getattr(loader, name, None) for name in ("sampler", "batch_sampler")]
     names = [type(each).__name__ for each in found if each is not None and type(each) is not BatchSampler]
     return ", ".join(names) or None
 
 
 def _options_of_hooks(trainer: ResumableTrainer) -> dict[str, dict[str, Any]]:
-    """Return the plain settings of each hook with a method `settings`, by the hook's name."""
+    """Return each hook's settings that are plain values, by the hook's name and the setting's.
+
+    Only hooks with a method `settings` have any.
+    """
     found = {}
     for hook in trainer.hooks:
         if callable(settings := getattr(type(hook), "settings", None)):
@@ -282,7 +279,7 @@ def _hooks(trainer: ResumableTrainer) -> list[str]:
 
 
 def _dtypes(trainer: ResumableTrainer) -> str:
-    """Return the types of the model's parameters, to which loading converts silently."""
+    """Return the dtypes of the model's parameters as a text, such as "bfloat16, float32"."""
     return ", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in trainer.model.parameters()}))
 
 
@@ -292,7 +289,7 @@ def _autocast_dtype(trainer: ResumableTrainer) -> str:
 
 
 def _all_groups(trainer: ResumableTrainer) -> dict[str, list[dict[str, Any]]]:
-    """Copy the param groups of each optimizer, without the parameters."""
+    """Return copies of the param groups of each optimizer, without the parameters, by its name."""
     return {
         name: [without_parameters(group) for group in optimizer.param_groups]
         for name, optimizer in named_optimizers(trainer.optimizer).items()
@@ -300,7 +297,7 @@ def _all_groups(trainer: ResumableTrainer) -> dict[str, list[dict[str, Any]]]:
 
 
 def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[str, Any]:
-    """Return the settings of a param group, with the base of each scheduled value in its place."""
+    """Return the settings of a param group, in which base values, `edited` or not, replace scheduled ones."""
     found = {}
     bases = {
         name: edited[name].base if name in edited else group[f"initial_{name}"] for name in scheduled(group)
@@ -319,7 +316,10 @@ def _of_group(group: Mapping[str, Any], edited: Mapping[str, Edited]) -> dict[st
 
 
 def _constants(value: Any) -> Any:
-    """Return the plain values of a nested state, without those that count progress."""
+    """Return the plain values of a scheduler's state, without those that each step changes.
+
+    Return `_ABSENT` for a value of another type, such as a function.
+    """
     if isinstance(value, Counter):  # the milestones of MultiStepLR
         return sorted(value.elements())
     if isinstance(value, Mapping):
@@ -335,7 +335,7 @@ def _constants(value: Any) -> Any:
 
 
 def _kind_of(name: str, saved: Any, own: Any) -> Literal["given", "noted"]:
-    """Return "noted" for a setting of evaluations, or one that a loader does not expose; else "given"."""
+    """Return "noted" for a setting of validations, or a value that one loader does not have; else "given"."""
     return "noted" if name in _OF_EVALUATIONS or saved is None or own is None else "given"
 
 
@@ -363,7 +363,7 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 
 
 def _moved(current: Any, saved: Any, own: Any) -> Any:
-    """Return `own`, scaled by the factor by which a schedule has moved `saved` to `current`."""
+    """Return `own`, multiplied by the factor by which a schedule has moved `saved` to `current`."""
     if isinstance(current, torch.Tensor):
         return number_like(current, _moved(current.item(), saved, own))
     if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
@@ -377,11 +377,11 @@ def _moved(current: Any, saved: Any, own: Any) -> Any:
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:
     """Return whether a change alters the values that some schedulers of one optimizer give.
 
-    It does if it is of an argument of one of them, or of a value in a param group that they write.
+    A changed argument of one of the schedulers does so, and a changed value of a param group that they write.
 
     Args:
         name: the name of the optimizer.
-        numbers: the positions of the schedulers in `trainer.schedulers`.
+        numbers: the indices of the schedulers in `trainer.schedulers`.
         keys: the keys of the param groups that the schedulers write. Arguments that PyTorch stores in the
             groups, such as `max_lr`, count as well.
     """

@@ -1,7 +1,8 @@
 """Gather everything that changes the course of a training into a checkpoint, and restore it.
 
-The trainer and the CheckpointHook use it. A resume first checks what can be compared, then loads
-every part but the weights, which come last and cannot fail: after an error the trainer is as before.
+The trainer and the CheckpointHook use it. A resume first checks everything that can be compared, then loads
+every part except the weights. The weights come last, and their loading cannot fail: so an error leaves the
+trainer as it was before.
 """
 
 from __future__ import annotations
@@ -53,7 +54,14 @@ RATE_STAYS_ZERO = (
 
 
 class Resumed(NamedTuple):
-    """A checkpoint that was resumed from, the argument `changed`, and the loader that was compared."""
+    """The checkpoint that was resumed from last, for the comparison with the loader of the next pass.
+
+    Args:
+        path: the checkpoint.
+        meta: its `meta`.
+        changed: the argument `changed` of `Trainer.resume`.
+        loader: the loader that `resume` compared; None if the trainer had no loader yet.
+    """
 
     path: Path
     meta: Mapping[str, Any]
@@ -69,19 +77,24 @@ class TrainerState:
         self.settings = Settings(trainer)
         self._order = ParameterOrder()
         self.went_back_to: Path | None = None
-        """The checkpoint that was resumed from by name, or as the best, until the CheckpointHook reads it."""
+        """The checkpoint to which the run went back by name or as the best, until the CheckpointHook
+        reads it.
+        """
         self.resumed_from: Path | None = None
-        """The checkpoint that was resumed from last."""
+        """The checkpoint that was resumed from last; None after weights were loaded without a resume."""
         self.loads = 0
-        """The number of times that weights of a checkpoint were loaded into the model."""
+        """The number of times that a checkpoint's weights were loaded into the model."""
         self._resumed: Resumed | None = None  # until the training starts
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
 
     def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
-        """Register a directory in which a hook saves checkpoints, and the metrics whose best it keeps there.
+        """Register a directory in which a hook saves checkpoints.
 
-        All registered directories are searched; the first one is `checkpoint_dir`.
+        A resume searches all registered directories; the first one becomes `checkpoint_dir`.
+
+        Args:
+            watched: the metrics whose best checkpoints the hook keeps in that directory.
         """
         if not self._directories:
             self._trainer.checkpoint_dir = directory
@@ -90,17 +103,17 @@ class TrainerState:
 
     @property
     def directories(self) -> list[Path]:
-        """Return the directories of the run's checkpoints, each once, with `checkpoint_dir` first."""
+        """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
         places: dict[Path, Path] = {}
         for directory in (self._trainer.checkpoint_dir, *(each.path for each in self._directories)):
             places.setdefault(directory.resolve(), directory)
         return list(places.values())
 
     def gather(self, path: str, *, within: Within = "") -> dict[str, Any]:
-        """Return the state as a mapping of live tensors, after the `before_save_checkpoint` handlers.
+        """Return the trainer's state with its live tensors, after the `before_save_checkpoint` handlers.
 
         Args:
-            path: where it will be saved.
+            path: the path at which the checkpoint will be saved.
             within: "iter" or "epoch" when called from a handler of `after_train_iter` or `after_train_epoch`:
                 then the iteration or epoch that just ended is not counted yet, and its validation is still to
                 come.
@@ -126,7 +139,7 @@ class TrainerState:
             trainer.checkpoint = None
 
     def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
-        """Add the random state, the loader position and the buffers of the ranks other than 0."""
+        """Add the random state, the loader position and the buffers of the other ranks, on rank 0."""
         own = {
             "rng": checkpoint["rng"], "position": checkpoint["meta"]["position"],
             "buffers": own_buffers(self._trainer.model),
@@ -152,7 +165,7 @@ class TrainerState:
         }
 
     def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
-        """Load a checkpoint and continue its run; `Trainer.resume` describes the arguments and errors."""
+        """Load a checkpoint and continue its run; `Trainer.resume` documents the arguments and errors."""
         check_changed(changed)
         trainer = self._trainer
         trainer.copying.join()
@@ -176,10 +189,13 @@ class TrainerState:
         self.loads += 1
 
     def check_loader(self, loader: Iterable[Any]) -> None:
-        """Compare the loader of the next pass with that of the checkpoint.
+        """Compare the loader of a pass that begins with that of the checkpoint resumed from.
 
-        A hand-written loop names its loader only when the pass begins. Between two passes the loader
-        may change. Within a pass it must be the same, unless `resume` was given `changed`.
+        A hand-written loop shows its loader only when the pass begins. Between two passes the loader may
+        change. Within a pass it must be the same, unless `resume` was given `changed`.
+
+        Raises:
+            CheckpointError: the checkpoint was saved within a pass over another loader.
         """
         resumed, self._resumed = self._resumed, None
         if resumed is None or resumed.loader is loader:
@@ -199,17 +215,18 @@ class TrainerState:
             logger.warning("%s: %s; the loop continues with its own", resumed.path, change)
 
     def _rescale(self, change: Change) -> None:
-        """Scale the position in the pass if the change is of the loader's length, and both are known."""
+        """Rescale the position in the pass if the change is of the loader's length, and both are known."""
         if change.name == "loader_length" and None not in (change.saved, change.own):
             self._trainer.position.rescale(change.saved, change.own)
 
     def _load(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
     ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
-        """Check everything, and load all parts but the weights.
+        """Check everything, and load all parts except the weights.
 
-        Return the functions that load the weights and note the resume and cannot fail, the changed settings,
-        and lines for the log.
+        Returns:
+            The functions to call if all went well, which load the weights, note the resume and cannot fail;
+            the changed settings; and lines for the log.
         """
         trainer = self._trainer
         weights, changes, rank_state = self._check(found, checkpoint, changed)
@@ -237,7 +254,7 @@ class TrainerState:
     def _check(
         self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
     ) -> tuple[Mapping[str, Any], list[Change], RankState]:
-        """Refuse a checkpoint that this trainer cannot resume from, before anything changes.
+        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes.
 
         Return the weights, the changed settings, and the state of this rank.
         """
@@ -258,7 +275,7 @@ class TrainerState:
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
     ) -> list[str]:
-        """Load the schedulers, after the optimizers, and return the lines to log."""
+        """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
         applies = changed == "apply"
         if applies:
@@ -289,7 +306,7 @@ class TrainerState:
             raise CheckpointError(f"{error}{what_else(place)}") from error
 
     def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
-        """Refuse a checkpoint if the trainer lacks a hook that wrote into it, such as that of averages."""
+        """Refuse a checkpoint if a hook that wrote into it, such as an averaging one, is missing here."""
         own = {hook.name for hook in self._trainer.hooks}
         missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
         if missing:
@@ -300,7 +317,7 @@ class TrainerState:
             )
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
-        """Load the weights of a checkpoint into the model, as `Trainer.load_checkpoint` does."""
+        """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
         self._trainer.copying.join()
         place, checkpoint = self._find(path, None)
         with self._trainer.bus.holding(AfterLoadCheckpoint):
@@ -343,7 +360,7 @@ class TrainerState:
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 
     def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
-        """Refuse a longer run for a schedule that raises an error after its last step."""
+        """Refuse a longer run if a schedule would raise an error after its former last step."""
         states = checkpoint["param_schedulers"]
         if changed == "apply":
             states = self.settings.scheduler_states(states, ())
@@ -355,7 +372,7 @@ class TrainerState:
                 )
 
     def _position(self) -> Callable[[], None]:
-        """Return a function that restores the counters, the position and the generators as they are now."""
+        """Return a function that restores the present counters, position and random generators."""
         trainer, model = self._trainer, unwrap(self._trainer.model)
         counters = trainer.iter, trainer.epoch, trainer.metrics.iter, trainer.metrics.epoch
         position, generators = trainer.position.snapshot(), module_generators(model)

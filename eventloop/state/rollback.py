@@ -1,8 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
 `Trainer.resume` and `load_model_state` use it. Objects that load their state with code of the user's may
-fail, so their former state is kept until the load is complete. All other parts are checked first, and loaded
-by steps that cannot fail.
+fail, so a copy of their former state is kept until the load is complete. All other parts are checked first,
+and loaded at the end by steps that cannot fail.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ class Rollback:
 
         with Rollback(path) as rollback:
             rollback.snapshot("the hook mine", hook)
-            hook.load_state_dict(state)      # an error of the block, from here on, restores the hook
+            hook.load_state_dict(state)      # an error in the block from here on restores the hook
             rollback.commit([load_weights, load_counters])
 
-
     Args:
-        source: the checkpoint, for messages.
+        source: the path of the checkpoint, for messages.
     """
 
     def __init__(self, source: object) -> None:
@@ -39,31 +38,33 @@ class Rollback:
         self._committing = False
 
     def on_rollback(self, name: str, action: Callable[[], object]) -> None:
-        """Record an action that is called if the block raises; actions run in reverse order.
+        """Record an action that is called if the block raises; the last recorded action is called first.
 
         Args:
-            name: what messages call the object that the action restores.
+            name: the name, in messages, of the object that the action restores.
         """
         self._actions.append((name, action))
 
     def snapshot(self, name: str, owner: Any, *, copies: bool = True) -> None:
         """Record an object's attributes and a copy of its `state_dict()`, and restore them on rollback.
 
-        `load_state_dict` is called only if the state still differs when the attributes are restored.
+        On rollback, `load_state_dict` is called only if restoring the attributes did not restore the state.
 
         Args:
-            name: what messages call the object.
-            copies: False for an object whose loading replaces attributes, and changes none in place; then
-                only the attributes are restored.
+            name: the name of the object in messages.
+            owner: the object.
+            copies: False for an object whose `load_state_dict` replaces its attributes and changes none in
+                place; then only the attributes are kept.
         """
         state = copy.deepcopy(owner.state_dict()) if copies else None
         attributes = dict(getattr(owner, "__dict__", {}))
         self.on_rollback(name, partial(_restore, owner, attributes, state))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
-        """Run the steps that complete the load; from the first one on, nothing is rolled back.
+        """Complete the load by calling `steps`; from the first step on, nothing is rolled back.
 
-        Ctrl-C runs all steps again before it is raised, so a step must give the same result twice.
+        After Ctrl-C all steps run once more before KeyboardInterrupt is raised, so it must be harmless to
+        repeat a step.
         """
         try:
             self._complete(steps)

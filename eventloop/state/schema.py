@@ -1,6 +1,6 @@
 """Describe and check the layout of a checkpoint that can be resumed from.
 
-`eventloop.resume` uses it. A value of the wrong type is refused with its key, the expected type and the
+`eventloop.resume` uses it. The error about a value of the wrong type names the key, the expected type and the
 value.
 """
 
@@ -23,15 +23,15 @@ from eventloop.util.text import error_text
 T = TypeVar("T")
 
 SCHEMA = 2
-"""The version of the layout, which a checkpoint has as `meta.schema`."""
+"""The version of this layout, saved in a checkpoint as `meta.schema`."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 GeneratorState = Annotated[list[Any], msgspec.Meta(min_length=1)]
-"""The kind of a generator, then the parts of its state."""
+"""The state of one random generator: its kind, such as "torch.cpu", then the parts of its state."""
 
 
 class RandomState(msgspec.Struct):
-    """The states of the global generators, and of generators that are attributes of modules."""
+    """The states of the global random generators, and of generators that are attributes of modules."""
 
     python: tuple[int, Tensor, float | None]
     numpy: tuple[str, Tensor, int, int, float]
@@ -41,7 +41,7 @@ class RandomState(msgspec.Struct):
 
 
 class LoaderState(msgspec.Struct):
-    """The states of a loader's own generators and samplers, by place, such as `loader.generator`."""
+    """The states of a loader's own random generators and samplers, by place, such as `loader.generator`."""
 
     generators: dict[str, GeneratorState]
     samplers: dict[str, Any]
@@ -60,7 +60,7 @@ class OpenedWith(msgspec.Struct):
 
 
 class ReaderState(msgspec.Struct):
-    """The state of a loader's reader: the fields of `IndexReader`; that of another reader has other keys."""
+    """The state of a loader's reader, with the fields of `IndexReader`; other readers save other keys."""
 
     num_workers: Count = 0
     workers: dict[int, list[Tensor]] = {}
@@ -69,7 +69,7 @@ class ReaderState(msgspec.Struct):
 
 
 class Position(LoaderState, kw_only=True):
-    """The position in the train loader, as `LoaderPosition.state_dict` returns it."""
+    """The position in the train loader, in the layout of `LoaderPosition.state_dict`."""
 
     batch_idx: Count
     passes: Count
@@ -140,11 +140,11 @@ class Checkpoint(msgspec.Struct):
 
 
 def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint that no trainer of this version can resume from.
+    """Raise CheckpointError if a trainer of this version of eventloop cannot resume from a checkpoint.
 
     Args:
         checkpoint: the contents of the checkpoint.
-        source: its name, for the message.
+        source: the path of the checkpoint, for the message.
     """
     check_usable(checkpoint, source)
     if _is_of_another_version(checkpoint):
@@ -156,10 +156,14 @@ def check_layout(checkpoint: Mapping[str, Any], source: object) -> None:
 
 
 def check_usable(checkpoint: Mapping[str, Any], source: object) -> None:
-    """Refuse a checkpoint that no version of eventloop can resume from, so that an older one is tried.
+    """Raise CheckpointError if no version of eventloop can resume from a checkpoint.
 
-    A checkpoint of another version passes. If an older checkpoint were tried instead, a part of the run would
-    be trained again, and the user would not know why.
+    The search for the newest usable checkpoint then tries an older one. A checkpoint of another version
+    passes this check, because a silent fallback to an older checkpoint would train a part of the run again.
+
+    Args:
+        checkpoint: the contents of the checkpoint.
+        source: the path of the checkpoint, for the message.
     """
     if missing := [key for key in NEEDED if key not in checkpoint]:
         raise CheckpointError(
@@ -177,10 +181,11 @@ def _is_of_another_version(checkpoint: Mapping[str, Any]) -> bool:
 
 
 def read_as(kind: type[T], value: object, what: str) -> T:
-    """Convert a value to the type that describes its layout.
+    """Convert a value to a type of this module; an error names the value at the wrong place.
 
     Args:
-        what: the beginning of the error's message.
+        kind: the type that describes the layout.
+        what: the beginning of the error message.
     """
     try:
         return msgspec.convert(value, kind)
@@ -195,7 +200,7 @@ def read_as(kind: type[T], value: object, what: str) -> T:
 
 
 def _at(value: Any, place: str) -> Any:
-    """Return the value at a place such as `meta.position`, or the innermost mapping that exists there."""
+    """Return the value at a place such as `meta.position`, or its innermost ancestor that exists."""
     for name, number in re.findall(r"(\w+)|\[(\d+)\]", place):
         key = name or int(number)
         try:
@@ -208,10 +213,11 @@ def _at(value: Any, place: str) -> Any:
 def check_alike(saved: Any, own: Any, what: str) -> None:
     """Refuse a saved value if it, or a value in it, is of another kind than the current value.
 
-    A string does not match a number, for example. None matches any value. Keys that only one of the two
-    mappings has are not checked.
+    A string does not match a number, for example. None matches any value. A key that only one of two mappings
+    has is not checked.
 
     Args:
+        saved, own: the saved value and the current one.
         what: the name of the value, which begins the message.
     """
     if isinstance(own, Mapping) and isinstance(saved, Mapping):

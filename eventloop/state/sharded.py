@@ -1,6 +1,6 @@
 """Refuse tensors that are sharded over ranks, as FSDP2 and tensor parallelism make them.
 
-Checkpoints, averages and metrics use it, because they would otherwise silently hold the part of one rank.
+Checkpoints, averages and metrics would otherwise silently hold one rank's part of such a tensor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_sharded(value: object) -> bool:
 
 
 def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
-    """Raise an error if `value` is sharded over ranks.
+    """Raise TypeError if `value` is sharded over ranks.
 
     Args:
         where: the name of the value, which begins the message.
@@ -42,7 +42,12 @@ def refuse_sharded(where: str, value: Any, advice: str = GATHER) -> None:
 
 
 def refuse_sharded_model(what: str, model: torch.nn.Module, advice: str = NO_SHARDED_SAVES) -> None:
-    """Raise an error if a parameter or buffer of `model` is sharded over ranks."""
+    """Raise TypeError if a parameter or buffer of `model` is sharded over ranks.
+
+    Args:
+        what: the feature that does not support such models, which begins the message.
+        advice: the last sentence of the message.
+    """
     for name, tensor in chain(model.named_parameters(), model.named_buffers()):
         refuse_sharded(f"{what}: {name!r} of the model", tensor, advice)
     for name, module in model.named_modules():
@@ -54,7 +59,7 @@ def refuse_sharded_model(what: str, model: torch.nn.Module, advice: str = NO_SHA
 
 
 def gathers_weights(model: torch.nn.Module) -> bool:
-    """Return whether a forward pass of `model` needs all ranks, because each holds a part of its weights."""
+    """Return whether a forward pass of `model` needs all ranks, because each holds a part of the weights."""
     kinds = (_fsdp1(), _fsdp2())
     return any(map(is_sharded, model.parameters())) or any(
         isinstance(each, kinds) for each in model.modules()
@@ -62,7 +67,7 @@ def gathers_weights(model: torch.nn.Module) -> bool:
 
 
 def fsdp_modules(model: torch.nn.Module) -> list[Any]:
-    """Return the modules of `model` that FSDP2's `fully_shard` was applied to."""
+    """Return the modules of `model` to which FSDP2's `fully_shard` was applied."""
     fsdp2 = _fsdp2()
     return [module for module in model.modules() if isinstance(module, fsdp2)] if fsdp2 else []
 
@@ -76,5 +81,5 @@ def _fsdp2() -> Any:
 
 
 def _class(module: str, name: str) -> Any:
-    """Return a class of torch.distributed; () if its module is not imported, so no instance exists."""
+    """Return a class of torch.distributed, or () if its module is not imported and so has no instances."""
     return getattr(sys.modules.get(module), name, ())

@@ -21,10 +21,10 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
-    """Return the number of bytes of tensors, which a save copies and writes.
+    """Return the number of bytes of tensors, as a save copies and writes them.
 
-    For COO tensors, which have no `nbytes`, the indices and values count. For other sparse tensors PyTorch
-    counts the bytes that they would take if they were dense.
+    The bytes of a COO tensor, which has no `nbytes`, are those of its indices and values. The bytes of
+    another sparse tensor are PyTorch's: those of the dense tensor.
     """
     return sum(t.nbytes if t.layout is not torch.sparse_coo else _bytes_of_coo(t) for t in tensors)
 

@@ -1,5 +1,7 @@
-"""End a run before its time: requests, signals, and the agreement of several ranks.
+"""End a run before its planned end: requests to stop, signals, and the agreement of several ranks.
 
-Start with `stopping`, which the loops ask at each boundary. `signals` turns SIGTERM and Ctrl-C into requests.
-May import lower packages (`metrics`, `bus`, `events` and `util`), and not `training`.
+Start with `stopping`, which the loops poll at each boundary, that is at the end of an iteration, a pass or an
+evaluation. `signals` turns SIGTERM and Ctrl-C into requests. `rank_stop` makes all ranks stop at the same
+iteration, and `rank_times` compares their times with the same messages. The package may import lower packages
+(`metrics`, `bus`, `events` and `util`), and not `training`.
 """

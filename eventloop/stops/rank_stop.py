@@ -1,15 +1,16 @@
 """Stop all ranks at the same iteration.
 
-A rank that went on alone would wait for the others in its next collective, forever. So the ranks add up the
-number of requests to stop, over a gloo group of their own, on the host. At the end of each iteration a sum
-begins, and it is read at the end of the next iteration, when it has long arrived: training does not wait for
-it. A request of one rank therefore ends the run of all ranks after the next iteration. A rank with a request
-reads the sum at once: if all ranks have one, the run ends after that same iteration.
+If one rank stopped earlier, the others would wait for it in their next collective forever. So the ranks add
+up the number of their requests to stop, by an all-reduce on the CPU in a gloo group of its own. The sum
+begins at the end of each iteration, and is read at the end of the next one, when it has long arrived:
+training does not wait for it. A request of one rank therefore ends the run of all ranks after the next
+iteration. A rank with a request reads the sum at once: if all ranks have a request, the run ends after that
+same iteration.
 
-All ranks must reach the same places in the same order, as the collectives of DistributedDataParallel require:
-they train equally many iterations. A run of one rank alone waits for the others when it begins. In passes
-over loaders of unequal lengths the ranks agree as long as all of them have batches; the log warns of a
-training pass with unequal lengths. Every few sums also carry the times of the ranks (`Carried`).
+All ranks must reach the same places in the same order, as the collectives of DistributedDataParallel require;
+they must train the same number of iterations. A rank that begins a run waits for the others. In passes over
+loaders of unequal lengths the ranks agree as long as all of them have batches; the log warns of a training
+pass with unequal lengths. Every few sums also carry the times of the ranks (`Carried`).
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ class Request(NamedTuple):
 
     reason: str
     signum: int | None = None
-    """The signal that asks, or None."""
+    """The number of the signal that caused the request; None for a call of `trainer.stop`."""
 
 
 class Carried(Protocol):
-    """Numbers that some of the sums carry to all ranks."""
+    """Numbers that are added up over all ranks together with some of the requests to stop."""
 
     every: int
-    """How many sums there are to one that carries them."""
+    """The number of sums from one that carries the numbers to the next that does."""
 
     def numbers(self) -> list[float]:
-        """Return this rank's numbers among zeros, equally many on all ranks."""
+        """Return a list, equally long on all ranks: this rank's numbers, and zeros in the others' places."""
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Take the numbers of all ranks. All ranks do so at the same boundary."""
+        """Receive the numbers of all ranks, at the same boundary on each."""
 
 
 class _Sum:
-    """Count the ranks with a request to stop, and add up other numbers.
+    """An all-reduce in progress, which counts the ranks with a request to stop and adds up other numbers.
 
-    The numbers live in a Python array, and the group is called without the checks of `dist.all_reduce`: about
-    80 us an iteration rather than 300, with cold caches.
+    The numbers are in a Python array, and the group's own method is called instead of `dist.all_reduce` with
+    its checks: about 80 us an iteration rather than 300, with cold caches.
     """
 
     def __init__(self, carried: Carried | None = None) -> None:
@@ -72,49 +73,53 @@ class _Sum:
         return int(self._numbers[0])
 
     def settle(self) -> int:
-        """Wait, and hand over the other numbers."""
+        """Wait for the sum, pass on the carried numbers, and return how many ranks have a request."""
         asking = self.wait()
         if self._carried is not None:
             self._carried.take(self._numbers[1:])
         return asking
 
     def wait_awake(self) -> None:
-        """Wait as `wait` does, but let the interpreter handle signals meanwhile."""
+        """Wait as `wait` does, while Python's signal handlers can run."""
         while not self._work.is_completed():
             sleep(LOOK_SECONDS)
         self._work.wait()  # done: raises the error of the collective, if any
 
 
 class Agreement:
-    """The process group of the ranks and the latest sum. Creating one is a collective."""
+    """The process group of the ranks and their latest sum; creating an Agreement is a collective."""
 
     def __init__(self) -> None:
         self._world = dist.group.WORLD
         self._size = dist.get_world_size()
         self._group = dist.new_group(backend="gloo")
-        self._sums = _Sum(), _Sum()  # in turn
-        self._count = 0  # of the sums of this run
+        self._sums = _Sum(), _Sum()  # used alternately
+        self._count = 0  # the number of sums in this run
         self._pending: _Sum | None = None
         self._carried: Carried | None = None
 
     @staticmethod
     def needed() -> bool:
-        """Return whether there are other ranks and gloo can reach them."""
+        """Return whether there are other ranks, and gloo is available to reach them."""
         if not (dist.is_available() and dist.is_initialized() and dist.is_gloo_available()):
             return False
         return dist.get_world_size() > 1
 
     def begin(self) -> bool:
-        """Drop the sums of an earlier run. Return False if the process group was replaced."""
+        """Forget the sums of an earlier run; return False if the default process group was replaced since."""
         self._sums, self._pending, self._count = (_Sum(), _Sum()), None, 0
         return self._world is dist.group.WORLD
 
     def carry(self, carried: Carried) -> None:
-        """Let the sums of this run carry numbers. All ranks call it, with equally many numbers."""
+        """Let the sums of this run carry numbers; all ranks must call it, with equally long lists."""
         self._carried = carried
 
     def boundary(self, *, asks: bool) -> bool:
-        """End an iteration. Return whether the run stops here, the same on all ranks."""
+        """Agree at the end of an iteration; return whether the run stops here, the same on all ranks.
+
+        Args:
+            asks: whether this rank has a request to stop.
+        """
         if self._arrived():
             return True
         self._pending = pending = self._add_up(asks)
@@ -122,25 +127,29 @@ class Agreement:
         return asks and pending.wait() == self._size
 
     def edge(self, *, asks: bool) -> bool:
-        """End a pass: wait for all ranks, and return whether the run stops here."""
+        """Agree at the end of a pass: wait for all ranks, and return whether the run stops here.
+
+        Args:
+            asks: whether this rank has a request to stop.
+        """
         if self._arrived():
             return True
         return self._add_up(asks).settle() > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
-        """Return the smallest and the largest of the ranks' numbers."""
+        """Return the smallest and the largest of the ranks' numbers, of which `number` is this rank's."""
         tensor = torch.tensor([number, -number])
         dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
 
     def requests(self, own: Request | None) -> list[Request | None]:
-        """Return the request of each rank."""
+        """Return the request of each rank, of which `own` is this rank's."""
         requests = [own] * self._size
         dist.all_gather_object(requests, own, group=self._group)
         return requests
 
     def meet(self) -> None:
-        """Wait for all ranks, or until a rank is gone. Signal handlers run meanwhile, and may raise."""
+        """Wait for all ranks, or until one has ended; signal handlers run meanwhile, and may raise."""
         try:
             self._add_up(False).wait_awake()
         except RuntimeError as error:

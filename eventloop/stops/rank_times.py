@@ -1,4 +1,7 @@
-"""Compare the times of the ranks while they train; the sums that stop all ranks at once carry them."""
+"""Compare the times of the ranks during training, to find a slow rank.
+
+The all-reduce by which the ranks agree on a stop (`rank_stop`) carries the times.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,22 @@ from eventloop.costs.records import Phases
 from eventloop.costs.step_clock import NOTHING, StepClock, phases_between
 
 RANKS = 32
-"""Ranks that are compared every few iterations, for some 0.1 ms an iteration; more ranks less often."""
+"""The number of ranks up to which times are exchanged every WINDOW iterations.
+
+The exchange then takes about 0.1 ms an iteration on average. More ranks exchange times less often.
+"""
 LEAST_ITERATIONS = WINDOW // 2
-"""Iterations that are judged together at least."""
+"""The least number of iterations over which times are averaged for a comparison."""
 _WIDTH = len(NOTHING)
-"""Numbers of a rank: those of the sums of its clock."""
+"""How many numbers a rank sends: one for each sum of its StepClock."""
 
 
 class TimesExchange:
-    """Exchange the phases of all ranks every few iterations, and find the slow rank. See `Carried`.
+    """Exchange the phase times of all ranks every few iterations, and find the slow rank.
 
-    Nothing waits for it: the numbers travel with sums that all ranks add up at the ends of their iterations
-    anyway. All ranks get the same numbers at the same boundary, so they find the same rank.
+    It implements `Carried`, so training does not wait for it: the numbers travel with sums that all ranks add
+    up at the ends of their iterations anyway. All ranks get the same numbers at the same boundary, so they
+    find the same slow rank.
     """
 
     def __init__(self, clock: StepClock, rank: int, world_size: int) -> None:
@@ -31,10 +38,10 @@ class TimesExchange:
         self._watch = SlowRankWatch()
         self._gathered: Window | None = None
         self.found: Straggler | None = None
-        """A slow rank that was found and not announced yet."""
+        """A slow rank that was found and not announced yet, or None."""
 
     def numbers(self) -> list[float]:
-        """Return the clock's sums since the last call, among zeros in the places of the other ranks."""
+        """Return the growth of the clock's sums since the last call, with zeros in the others' places."""
         numbers = [0.0] * (_WIDTH * self._world_size)
         now, begin = self._clock.sums(), _WIDTH * self._rank
         numbers[begin : begin + _WIDTH] = [b - a for a, b in zip(self._before, now, strict=True)]
@@ -42,7 +49,10 @@ class TimesExchange:
         return numbers
 
     def take(self, numbers: Sequence[float]) -> None:
-        """Take the sums of all ranks. Few iterations, as around an evaluation, wait for more."""
+        """Receive the growth of all ranks' sums, and compare the ranks once it covers enough iterations.
+
+        Around an evaluation it may cover few iterations; then it is added to the next one.
+        """
         window: Window = [self._phases(numbers[i : i + _WIDTH]) for i in range(0, len(numbers), _WIDTH)]
         if self._gathered is not None:
             window = summed([self._gathered, window])

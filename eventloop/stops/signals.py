@@ -22,7 +22,7 @@ INTERRUPTED = "interrupted by Ctrl-C"
 
 
 class SignalledTrainer(Protocol):
-    """The parts of a trainer that signals read and set."""
+    """The parts of a trainer that a StopSignals reads and sets."""
 
     stops: Stopping
     failure: BaseException | None
@@ -31,11 +31,11 @@ class SignalledTrainer(Protocol):
     where_to_resume: str
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """Ask the run to end at its next boundary."""
+        """Request that the run ends at its next boundary."""
 
 
 class StopSignals:
-    """Ask the trainer to stop at each of `signals`, within the block.
+    """Request a stop of the trainer at each of `signals` that arrives within the block.
 
     A Python handler that was installed before is called as well. A second SIGINT raises KeyboardInterrupt at
     once, and so does a SIGINT while an error ends the run.
@@ -43,20 +43,20 @@ class StopSignals:
         with StopSignals(trainer, [signal.SIGTERM]):
             trainer.train()
 
-    Outside the main thread, where Python delivers no signals, the block does nothing. Signals whose handler
-    is not Python's, or which the same trainer handles already, keep their handler. At the end handlers are
-    restored unless they were replaced meanwhile; code that still calls our handler then reaches the handler
-    from before.
+    Outside the main thread, where Python delivers no signals, the block does nothing. A signal keeps its
+    handler if that was not installed by Python, or is a StopSignals of the same trainer. At the end the
+    former handlers are restored, except where another one was installed within the block. If that one still
+    calls the handler of this class, the call is passed on to the former handler.
 
     Args:
-        hint: written to standard error at the first Ctrl-C.
-        exits: end the program after the block as the signal would have: by SystemExit(128 + number) or
-            KeyboardInterrupt, after all ranks are there. A Python handler of the program's own decides that
-            itself. Signals that the process ignores, as after nohup, stay ignored.
+        hint: a text for standard error at the first Ctrl-C.
+        exits: end the program after the block as the signal would have ended it: by SystemExit(128 + number)
+            or KeyboardInterrupt, after waiting for all ranks. If the program has a Python handler for the
+            signal, that handler decides. Signals that the process ignores, as after nohup, stay ignored.
     """
 
     _asked_now = 0
-    """Depth of handlers that call each other now; the main thread has one stack."""
+    """The number of StopSignals handlers that are running now, each called by the next; main thread only."""
 
     def __init__(
         self, trainer: SignalledTrainer, signals: Iterable[int], *, hint: str = "", exits: bool = False
@@ -77,7 +77,7 @@ class StopSignals:
             before = signal.getsignal(signum)
             if before is None or (self._exits and before == signal.SIG_IGN) or self._is_ours(before):
                 continue
-            self._before[signum] = before  # first: the handler looks it up
+            self._before[signum] = before  # before the handler is installed, which reads it
             signal.signal(signum, self._handle)
         return self
 
@@ -118,7 +118,7 @@ class StopSignals:
         if signum == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                # set before it is raised: a hand-written loop that is left does not learn why
+                # set here, because a hand-written loop that is left does not see the exception
                 self._trainer.failure = interrupt = KeyboardInterrupt()
                 raise interrupt
             if self._trainer.failure is not None:  # no loop polls any more
@@ -131,7 +131,7 @@ class StopSignals:
         self._trainer.request_stop(_reason(signum), signum=signum)
         if self._hint and signum == signal.SIGINT:
             with suppress(OSError):
-                os.write(2, f"{self._hint}\n".encode())  # a print might be inside one that it interrupts
+                os.write(2, f"{self._hint}\n".encode())  # the signal may interrupt a print
         if self._nobody_else(signum):
             self._trainer.ends_program |= self._exits
         elif callable(self._before[signum]):
@@ -142,27 +142,28 @@ class StopSignals:
                 StopSignals._asked_now -= 1
 
     def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal after the block, from a handler that still calls ours.
+        """Handle a signal that arrives after the block, from another handler that still calls this one.
 
-        Nothing is left to stop, and the program goes on if a later run has just been asked to stop.
+        The call is passed on to the former handler. If a later StopSignals has just requested a stop and the
+        former handler would end the program, the call is ignored.
         """
         if not (self._asked_now and self._nobody_else(signum)):
             self._as_before(signum, frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
-        """Ignore the death of loader workers, which received the signal too.
+        """Ignore the error about ended loader workers, which received the signal as well.
 
-        PyTorch would raise wherever the main thread is. The rest of the run needs no worker, and a loader
-        raises by itself when it is asked for a batch.
+        PyTorch would raise it wherever the main thread is. The rest of the run needs no worker, and the
+        loader itself raises an error if it is asked for another batch.
         """
         with suppress(RuntimeError):
             self._children_before(signum, frame)
 
     def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal in a forked process, which has the handler and not the run.
+        """Handle a signal in a forked process, which inherited the handler and does not run the training.
 
-        Loader workers live as long as the run needs them, although signals of a terminal or a scheduler reach
-        all processes. The loader itself ends them, by SIGTERM.
+        A loader's worker ignores all signals except SIGTERM: signals of a terminal or a scheduler reach all
+        processes, and the run needs its workers up to its end. The loader itself ends them by SIGTERM.
         """
         if signum != signal.SIGTERM and get_worker_info() is not None:
             return
@@ -180,11 +181,10 @@ class StopSignals:
         before = self._before[signum]
         return before in (signal.SIG_DFL, signal.default_int_handler) or _cancels_a_task(before)
 
-    # --- when everything is delivered
-    # ------------------------------------------------------------------------
+    # --- after the events are delivered --------------------------------------------------------------------
 
     def _tell(self, error: BaseException | None) -> None:
-        """Log where to resume after a signal other than Ctrl-C, if no error is raised that says it.
+        """Log where to resume after a signal other than Ctrl-C, unless an error that has this text is raised.
 
         The level is INFO, because a run that a scheduler's signal ended as planned needs no warning.
         """
@@ -195,9 +195,9 @@ class StopSignals:
         logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
 
     def _exit(self, error: BaseException | None) -> None:
-        """End the program, also for a signal that came too late or reached another rank.
+        """End the program as the signal would have, even if it came too late or reached another rank only.
 
-        An error that ends the program is not replaced.
+        An error that already ends the program is not replaced.
         """
         signum = self._taken or self._trainer.stop_signal
         if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
@@ -215,10 +215,10 @@ class StopSignals:
 
 
 def _cancels_a_task(handler: Any) -> bool:
-    """Return whether a handler is the one of `asyncio.run`, or of a Jupyter kernel for a cell with `await`.
+    """Return whether a handler is that of `asyncio.run`, or of a Jupyter kernel for a cell with `await`.
 
-    It cancels a task, which would go on after the run up to its next `await`. A KeyboardInterrupt ends it
-    there.
+    Such a handler cancels a task, which would go on after the run up to its next `await`. A KeyboardInterrupt
+    at the end of the run ends the task there.
     """
     runner = getattr(getattr(handler, "func", None), "__self__", None)
     return isinstance(runner, asyncio.Runner) or getattr(handler, "__module__", None) == "ipykernel.ipkernel"

@@ -1,4 +1,4 @@
-"""Stop a run at the end of an iteration, epoch or evaluation; several ranks first agree on which one."""
+"""Stop a run at the end of an iteration, epoch or evaluation; several ranks agree on which one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ UNEQUAL = (
 
 
 class StoppableTrainer(Protocol):
-    """The parts of a trainer that a request to stop reads and sets."""
+    """The parts of a trainer that a Stopping reads and sets."""
 
     bus: Bus
     metrics: EventStorage
@@ -42,10 +42,10 @@ class StoppableTrainer(Protocol):
 
 
 class Stopping:
-    """Keep the request to stop of one trainer. Signal handlers only set it, and the loops poll it.
+    """The request to stop of one trainer, which signal handlers and hooks make, and the loops poll.
 
     `trainer.stop_reason` and `trainer.stop_signal` are set at the boundary where the run stops, on all ranks.
-    On a rank without a request of its own the reason names the rank that asked.
+    A rank without a request of its own names the requesting rank in the reason.
     """
 
     def __init__(self, trainer: StoppableTrainer) -> None:
@@ -55,10 +55,10 @@ class Stopping:
         self._times: TimesExchange | None = None
         self._told: set[tuple[int, int]] = set()  # lengths of ranks
         self.together = False
-        """True while other ranks take part in the run."""
+        """True during a run in which other ranks take part."""
 
     def begin_run(self) -> None:
-        """Begin a run, with the other ranks if there are any."""
+        """Begin a run; with other ranks this is a collective."""
         together = Agreement.needed()
         if together and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
@@ -72,20 +72,20 @@ class Stopping:
         trainer.bus.overtime = self._request is None or self._request.signum is None
 
     def end_run(self) -> None:
-        """Drop a request that came too late for this run: a signal, or a stop of one rank."""
+        """End a run, and drop a request that came too late: a signal, or any request on several ranks."""
         if self.together or (self._request is not None and self._request.signum is not None):
             self._request = None
         self.together = False
 
     def ask(self, reason: str, signum: int | None = None) -> None:
-        """Request a stop at the next boundary; of several requests the first counts.
+        """Request a stop at the next boundary; of several requests only the first counts.
 
-        On one rank this iteration is the last, and the logger logs its metrics. Several ranks may go on
-        for another one.
+        On one rank the present iteration is then the last, and the logger logs its metrics. Several ranks may
+        train one more.
 
         Args:
-            reason: why the run ends, for reports.
-            signum: the number of the signal that asks for it, if one does.
+            reason: the reason why the run ends, for reports.
+            signum: the number of the signal that caused the request; None without a signal.
         """
         if not reason:
             raise ValueError("trainer.stop needs a reason: it is reported as the reason the run ended")
@@ -99,7 +99,7 @@ class Stopping:
             self._trainer.metrics.crowded = True
 
     def poll(self) -> bool:
-        """Return whether the run ends here. Several ranks must agree first."""
+        """Return whether the run ends here; on several ranks only after they have agreed."""
         if self._request is not None and not self.together:
             request, self._request = self._request, None
             if self._trainer.stop_reason is None:
@@ -107,17 +107,21 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def boundary(self) -> bool:
-        """Poll at the end of an iteration that all ranks have."""
+        """Agree with the other ranks after an iteration that all have, and return whether the run ends."""
         return self._agree(edge=False)
 
     def edge(self) -> bool:
-        """Poll between epochs and evaluations, where the ranks may wait for each other."""
+        """Agree between epochs and evaluations, where ranks may wait, and return whether the run ends."""
         return self._agree(edge=True)
 
     def common(self, length: int | None, *, trains: bool) -> int:
-        """Return the number of batches that all ranks have in a pass that begins; 0 if a rank does not know.
+        """Return the number of batches that all ranks have in a pass that begins; 0 if a rank's is unknown.
 
-        In a training, log a warning where the numbers differ, once for the same numbers.
+        If the numbers differ in a pass that trains, a warning is logged, once for the same numbers.
+
+        Args:
+            length: the number of batches on this rank; None if it is unknown.
+            trains: whether the pass trains the model.
         """
         own = 0 if length is None else length
         if not self.together or self._agreement is None:
@@ -131,7 +135,7 @@ class Stopping:
     def meet(self) -> None:
         """Wait for all ranks at the end of a run that a signal ended.
 
-        torchrun and srun end all ranks, within 30 seconds or at once, when the first has exited, and a rank
+        When the first rank has exited, torchrun and srun end all others, at once or within 30 seconds; one
         may still be saving.
         """
         if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
@@ -150,7 +154,7 @@ class Stopping:
         return self._trainer.stop_reason is not None
 
     def _announce_slow_rank(self, found: Straggler) -> None:
-        """Emit `slow_rank` on all ranks; rank 0, which has the log, and the slow rank log it."""
+        """Emit `slow_rank` on all ranks; log a warning on rank 0, which has the log, and on the slow rank."""
         trainer = self._trainer
         if trainer.rank in (0, found.rank):
             logger.warning("%s", found.text)
@@ -179,17 +183,17 @@ class Stopping:
 
 
 class Pass:
-    """A pass over a loader that a request to stop may end early.
+    """A pass over a loader, which a request to stop may end early.
 
-    Several ranks agree after each batch that all of them have and that is not the last batch of a rank;
-    creating a pass is a collective then. A rank with more batches finishes them: the end of the pass, such
-    as gathering metrics, needs all ranks.
+    Several ranks agree after each batch that all of them have, except after the last batch of a rank;
+    creating a pass is then a collective. A rank with more batches trains the rest of them, because the end of
+    the pass, such as gathering metrics, needs all ranks.
 
     Args:
-        length: batches of the pass on this rank; None if unknown. Then several ranks finish the pass
-            before they stop, unless it is endless.
+        length: the number of batches of the pass on this rank; None if unknown. If it is unknown on a rank,
+            several ranks finish the pass before they stop, unless it is endless.
         endless: whether the loop begins the loader again and again, so that only a stop ends the pass.
-        trains: the model is trained in it, where ranks may wait for each other's gradients.
+        trains: whether the pass trains the model, so that ranks may wait for each other's gradients.
     """
 
     def __init__(
@@ -201,15 +205,15 @@ class Pass:
             self._common = stopping.common(length, trains=trains)
 
     def stops(self, done: int) -> bool:
-        """Return whether a stop ends the pass after `done` batches; a finished pass is not cut short."""
+        """Return whether a stop ends the pass after `done` batches; False after its last batch."""
         if not self._stopping.together:
             return self._stopping.poll() and done != self._length
         return done < self._common and self._stopping.boundary()
 
     def end(self, done: int) -> None:
-        """End a pass after `done` batches, and take part in the boundaries that other ranks still reach.
+        """End a pass after `done` batches, and take part in the agreements that other ranks still wait for.
 
-        Without that they would wait for this rank, whose loader has given fewer batches than it announced.
+        They wait if this rank's loader gave fewer batches than its length.
         """
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1

@@ -1,9 +1,9 @@
 """Convert a recorded window to Chrome's trace event format, which Perfetto and Chrome's tracing open.
 
 The format is that of "Trace Event Format" (Google, 2016, JSON object form): complete events (`ph` X) for
-spans, counters (C) for depths of queues, metadata (M) for names and order of tracks. `ts` and `dur` are
-microseconds from the first record. Both viewers require that any two spans of a track are nested or do not
-overlap.
+spans, counters (C) for the lengths of queues, metadata (M) for the names and order of tracks. `ts` and `dur`
+are microseconds since the earliest record. Both viewers require that any two spans of a track are nested or
+do not overlap.
 """
 
 from __future__ import annotations
@@ -18,31 +18,34 @@ TRAINING = "training thread"
 _PAIRED = frozenset(
     {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
 )
-"""Stages that one event begins and another ends, except the iteration, which has a span of its own."""
-_KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
-"""Kinds of spans, outer ones first.
+"""The stages of a run with a `before_` and an `after_` event, between which `_between` makes a span.
 
-Of two spans with the same begin and end, the one whose kind comes first encloses the other.
+Iterations are not included: they are recorded as spans of their own.
+"""
+_KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
+"""The kinds of spans, ordered from outer to inner.
+
+If two spans begin and end at the same time, the span whose kind comes first encloses the other.
 """
 
 
 class WindowFacts(NamedTuple):
-    """The facts of a window: of which run and process it is, and which iterations it has."""
+    """The description of a window: its run and process, and the iterations that it holds."""
 
     run: str
     """The name of the run's directory."""
     first_iter: int
-    """Its number in the run, counted from 0."""
+    """The number of the window's first iteration in the run, counted from 0."""
     iterations: int
-    """Completed iterations."""
+    """The number of iterations that were completed within the window."""
     complete: bool
-    """False if the training ended within the window."""
+    """False if the training ended before the window's last iteration."""
     began: float
-    """By `perf_counter`, as the times of spans."""
+    """The begin of the window in seconds of `perf_counter`, as the times of the spans."""
     began_unix: float
-    """The same moment in seconds since 1970."""
+    """The begin of the window in seconds since 1970."""
     thread: int
-    """The track of the training thread."""
+    """The number of the training thread, which is its track in the recording."""
     pid: int
     rank: int = 0
     world_size: int = 1
@@ -54,7 +57,7 @@ class WindowFacts(NamedTuple):
 
 
 def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
-    """Convert a window to the JSON object of Chrome's trace event format."""
+    """Return the JSON object of a window in Chrome's trace event format."""
     recorded = list(recorder.spans)  # a delivery that outlasts the recording may still add its span
     spans, depths = [*recorded, *_between(recorded)], list(recorder.depths)
     origin = min([facts.began, *(span.began for span in spans), *(depth.at for depth in depths)])
@@ -94,8 +97,8 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
 def nested_rows(spans: Iterable[Span]) -> list[list[Span]]:
     """Distribute spans over rows, so that any two spans of a row are nested or do not overlap.
 
-    Each span goes to the first row that can take it. One row is enough for a thread; checkpoint saves may
-    overlap, and so may deliveries of a subscriber whose worker was restarted.
+    Each span goes to the first row that can hold it. One row is enough for a thread. Checkpoint saves may
+    overlap, and so may deliveries to a subscriber whose worker was restarted.
     """
     rows: list[list[Span]] = []
     open_ends: list[list[float]] = []  # of each row, the ends of the spans around, the innermost last
@@ -119,7 +122,7 @@ def _outer_first(span: Span) -> tuple[float, float, int]:
 
 
 def _between(spans: Sequence[Span]) -> list[Span]:
-    """Return a span from each `before_` event to its `after_` event: runs, epochs and evaluations."""
+    """Return a span from each `before_` event to its `after_` event: of runs, epochs and evaluations."""
     found: list[Span] = []
     begun: dict[tuple[int | str, str], Span] = {}
     for span in sorted((s for s in spans if s.kind == "event"), key=_outer_first):

@@ -1,8 +1,8 @@
 """Write, list and merge the trace files of a run.
 
-Each window is one file in the folder `traces` of the run's directory, named after its iterations; of several
-ranks each writes its own. It is
-written once, when all of the window is recorded, and a kill leaves the whole file or none.
+Each window is a file in the folder `traces` of the run's directory, named after its iterations; each rank
+writes a file of its own. A file is written in one step after the whole window is recorded, so a kill never
+leaves a part of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = re.compile(r"iterations_(\d+)-(\d+)\.json")
 
 
 class TraceFile(NamedTuple):
-    """A recorded window: its first and last iteration, 0-based, and its file."""
+    """The file of a recorded window, with the numbers of its first and last iteration, counted from 0."""
 
     first: int
     last: int
@@ -31,18 +31,18 @@ class TraceFile(NamedTuple):
 
 
 def trace_path(run: Path, facts: WindowFacts) -> Path:
-    """Return the path of a window's file in the directory of its run."""
+    """Return the path for the file of a window in the directory of its run."""
     last = facts.first_iter + max(0, facts.iterations - 1)
     return of_rank(run / FOLDER / f"iterations_{facts.first_iter}-{last}.json", facts.rank)
 
 
 def of_rank(path: Path, rank: int) -> Path:
-    """Return the path of the same window on another rank than 0, whose file is `path`."""
+    """Return the path of another rank's file of a window, given that of rank 0."""
     return path.with_name(f"{path.stem}.rank{rank}.json") if rank else path
 
 
 def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
-    """Write a window into the directory of its run; a file of the same iterations is replaced.
+    """Write the file of a window into the directory of its run; a file of the same iterations is replaced.
 
     Raises:
         OSError: the file cannot be written.
@@ -54,7 +54,10 @@ def write_trace(run: Path, facts: WindowFacts, recorder: SpanRecorder) -> None:
 
 
 def encoded(trace: dict[str, Any]) -> bytes:
-    """Encode the JSON object of a trace, an event a line; the GIL is held for one line at a time."""
+    """Encode the JSON object of a trace with one event per line, each by a separate call.
+
+    A call holds the GIL, so other threads can run between two lines.
+    """
     encode = msgspec.json.Encoder().encode
     head = {name: value for name, value in trace.items() if name != "traceEvents"}
     events = b",\n".join(encode(event) for event in trace["traceEvents"])
@@ -62,14 +65,19 @@ def encoded(trace: dict[str, Any]) -> bytes:
 
 
 def is_trace(path: Path) -> bool:
-    """Return whether a file was written by `encoded`, judged by its first bytes."""
+    """Return whether a file begins as `encoded` writes it."""
     begin = b'{"otherData":{"made_by":"' + MADE_BY.encode()
     with path.open("rb") as file:
         return file.read(len(begin)) == begin
 
 
 def find_traces(run: Path) -> list[TraceFile]:
-    """Return the trace files of a run's rank 0 in the order of their iterations, at least one."""
+    """Return the trace files of a run's rank 0 in the order of their iterations.
+
+    Raises:
+        FileNotFoundError: the directory of the run does not exist.
+        ValueError: it has no trace file.
+    """
     if not run.is_dir():
         raise FileNotFoundError(f"no run at {run}: expected the directory of a run")
     found = [
@@ -87,9 +95,9 @@ def find_traces(run: Path) -> list[TraceFile]:
 
 
 def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
-    """Return one trace of several windows, in which viewers show each window as a process of its own.
+    """Return one trace of several windows, which viewers show as one process each.
 
-    The windows are as far apart as they were in the run.
+    The windows are as far apart in time as they were in the run.
 
     Raises:
         OSError: a file cannot be read.
@@ -113,11 +121,11 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
 
 
 def read_trace(path: Path) -> dict[str, Any]:
-    """Read the file of a window.
+    """Read the trace file of a window.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or not a trace of eventloop.
+        OSError: the file cannot be read.
+        ValueError: the file is damaged, or not a trace of eventloop.
     """
     try:
         if not is_trace(path):

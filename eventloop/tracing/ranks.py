@@ -1,7 +1,8 @@
-"""Merge the window that all ranks recorded into one trace, on one clock, with the slow rank named.
+"""Merge the files that all ranks wrote of one window into a single trace, and find the slow rank.
 
-The ranks' clocks differ, but in each iteration the ranks leave the all-reduce of the gradients together: the
-ends of their backward passes are the same moment. Where there is no such pass, the iterations' ends are.
+The clocks of the ranks differ. But the ranks leave each iteration's all-reduce of the gradients together, so
+the ends of their backward passes are the same moment, by which the clocks are aligned. Iterations without a
+backward pass are aligned by their ends.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ _WITHIN_STEP = frozenset({"after_backward", "before_optimizer_step", "after_opti
 
 
 class MergedRanks(NamedTuple):
-    """A trace of all ranks, each a process."""
+    """A trace of one window in which each rank is a process."""
 
     trace: Json
     world_size: int
     slow: Straggler | None
-    """The rank that the others wait for."""
+    """The rank for which the others wait, or None."""
 
 
 def merge_ranks(file: TraceFile) -> MergedRanks:
-    """Merge the window of rank 0 with those of the other ranks.
+    """Merge rank 0's file of a window with those of the other ranks.
 
     Raises:
         OSError: a file cannot be read.
-        ValueError: the run has one rank, the file of a rank is missing or damaged, or two ranks have no
+        ValueError: the run has one rank, the file of a rank is missing or damaged, or the ranks have no
             iteration in common.
     """
     traces = _read_all(file)
@@ -64,26 +65,26 @@ def _read_all(file: TraceFile) -> list[Json]:
 
 
 def clock_shifts(together: Sequence[dict[int, float]]) -> list[float]:
-    """Return what to add to the times of each rank so that they are on rank 0's clock.
+    """Return the difference of rank 0's clock and each rank's, to be added to the times of that rank.
 
     Args:
-        together: for each rank the times at which it left the iterations together with the others, by
-            iteration.
+        together: for each rank the times, by iteration, at which it left the all-reduce that ends together on
+            all ranks.
     """
     first = together[0]
     return [median(first[i] - own[i] for i in first.keys() & own.keys()) for own in together]
 
 
 class Iteration(NamedTuple):
-    """An iteration of one rank."""
+    """The times of one iteration on one rank."""
 
     phases: Phases
     together: float
-    """When it left the all-reduce, in microseconds of the rank's clock."""
+    """The time at which the rank left the all-reduce, in microseconds of the rank's clock."""
 
 
 def _iterations(trace: Json) -> dict[int, Iteration]:
-    """Return the completed iterations of a rank's trace."""
+    """Return the completed iterations of a rank's trace, by number."""
     spans: dict[int, list[Json]] = {}
     for event in trace["traceEvents"]:
         if event["ph"] == "X" and event["cat"] in ("iteration", "phase", "event") and "iter" in event["args"]:
@@ -96,7 +97,7 @@ def _iterations(trace: Json) -> dict[int, Iteration]:
 
 
 def _iteration(spans: Sequence[Json]) -> Iteration:
-    """Return the phases of an iteration as the trainer's clock divides it."""
+    """Compute the phase times of an iteration from its spans, divided in the same way as by StepClock."""
     seconds: dict[str, float] = {}
     ends: dict[str, float] = {}
     for event in spans:
@@ -116,7 +117,11 @@ def _iteration(spans: Sequence[Json]) -> Iteration:
 
 
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
-    """Return the slow rank of the window, which is too short for windows as long as those of a run."""
+    """Return the slow rank of the window, or None.
+
+    A window of a trace is shorter than those in which a run looks for a slow rank, so it is divided into
+    shorter ones.
+    """
     windows = [list(each) for each in zip(*ranks, strict=True)]
     size = max(1, len(windows) // LATEST)
     return lasting_slow_rank([summed(windows[at : at + size]) for at in range(0, len(windows), size)])

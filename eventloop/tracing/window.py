@@ -1,6 +1,6 @@
-"""Record one window of iterations: what happens on the bus, and the phases of each iteration.
+"""Record one window of iterations: everything that happens on the bus, and the phases of each iteration.
 
-`TraceHook` opens a window and writes the result with `eventloop.tracing.files`.
+`TraceHook` opens a window, and writes the result with `eventloop.tracing.files`.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _ENDS = {
     BACKWARD_ENDS: (BACKWARD_BEGINS, "backward"),
     OPTIMIZER_ENDS: (BACKWARD_ENDS, "optimizer"),
 }
-"""For each mark that ends a phase: the mark that begins the phase, and its name."""
+"""For each mark that ends a phase: the mark at which the phase begins, and the name of the phase."""
 _NOTED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
 
 
 class TracedTrainer(Protocol):
-    """The parts of a trainer that a window records."""
+    """The parts of a trainer that a window reads."""
 
     bus: Bus
     clock: StepClock
@@ -60,11 +60,11 @@ class TracedTrainer(Protocol):
 class TracedPhases:
     """Record the phases of each iteration, in place of the trainer's device clock.
 
-    The loop and the optimizer hook report the begin and end of each phase to it; it forwards them to the
-    device clock it replaced.
+    The loop and the optimizer hook report the begin and end of each phase to the device clock. This object
+    takes its place, records the times, and passes the calls on to the device clock.
 
     Args:
-        ended: called at the end of each iteration with its index.
+        ended: called at the end of each iteration with the iteration's number.
     """
 
     def __init__(self, trainer: TracedTrainer, recorder: SpanRecorder, ended: Callable[[int], None]) -> None:
@@ -76,7 +76,7 @@ class TracedPhases:
         self._times: dict[int, float] = {}
 
     def begin(self, iterations: int) -> None:
-        """Record the data phase and begin the forward pass; called after `before_train_iter`."""
+        """Record the data phase, and begin the forward phase; called after `before_train_iter`."""
         if self.inner is not None:
             self.inner.begin(iterations)
         clock, now = self._trainer.clock, perf_counter()
@@ -86,7 +86,7 @@ class TracedPhases:
         self._phase("data", clock.began, now if skipped else clock.began + clock.data)
 
     def mark(self, what: int) -> None:
-        """Note the time of a mark of the training thread, and record the phase that it ends."""
+        """Note the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
         if self.inner is not None:
             self.inner.mark(what)
         now = self._times[what] = perf_counter()
@@ -97,7 +97,7 @@ class TracedPhases:
     def end(self) -> None:
         """Record the iteration, and call `ended`.
 
-        Does nothing in the iteration in which the window was prepared.
+        Nothing is recorded for the iteration in which this object was made.
         """
         if self.inner is not None:
             self.inner.end()
@@ -122,12 +122,12 @@ class TracedPhases:
 
 
 class TraceWindow:
-    """Record from now on, up to the end of iteration `end - 1`.
+    """A recording from the creation of this object to the end of iteration `end - 1`.
 
     Args:
-        first: the first iteration that the window holds, which is the next one to begin.
-        end: the iteration after the last one.
-        limit: the largest number of spans, and of queue depths, to record.
+        first: the number of the first iteration in the window, which is the next one to begin.
+        end: the number of the iteration after the last one in the window.
+        limit: the largest number of spans, and of queue lengths, to record.
         over: called when the last iteration of the window has ended.
 
     Raises:
@@ -150,9 +150,10 @@ class TraceWindow:
         self._began, self._began_unix = perf_counter(), time.time()
 
     def leave(self) -> WindowFacts:
-        """Restore the trainer's clock and cancel the subscription; return the facts of the window.
+        """Restore the trainer's clock, cancel the subscription, and return the facts of the window.
 
-        The recorder stays on the bus, so that the background can finish: `recording` takes it off.
+        The recorder stays on the bus, so that background subscribers can finish; `recording` removes it
+        later.
         """
         trainer, (first, end) = self._trainer, self.extent
         trainer.clock.device = self._marks.inner
@@ -171,9 +172,10 @@ class TraceWindow:
             self._over()
 
     def _note(self, event: Event) -> None:
-        """Note the begin of a checkpoint save, and record the save when it ends.
+        """Note the begin of a checkpoint save, and record a span of the save when it ends.
 
-        The subscription alone makes the trainer emit the events of `_NOTED`, each of which leaves a span.
+        The subscription itself makes the trainer emit the other events of `_NOTED`, so that they leave spans,
+        too.
         """
         if isinstance(event, BeforeSaveCheckpoint):
             self._saves[event.path] = perf_counter()

@@ -1,5 +1,6 @@
 """Run trainings: the trainer, its loops and its evaluations.
 
-Start with `trainer`, then `loops`, and `loop_steps`, which has the iteration.
-May import every package except `hooks`, `writers`, `bridges` and `cli`.
+Start with `trainer`, then read `loops`, and `loop_steps`, which has the steps of an iteration.
+`evaluation_loop` runs a validation or a test, and `scopes` emits the events that begin and end a run and its
+parts. The package may import every package except `hooks`, `writers`, `bridges` and `cli`.
 """

@@ -1,4 +1,4 @@
-"""Run one pass over a validation or test loader, with its events."""
+"""Run one pass over a validation or test loader, and emit its events."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from eventloop.util.checks import length_of
 
 
 def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
-    """Return the loader of a mode."""
+    """Return the trainer's loader for a mode, or raise ValueError if it has no such loader."""
     loaders = {"train": trainer.train_loader, "val": trainer.val_loader, "test": trainer.test_loader}
     if (loader := loaders[mode]) is None:
         does = "train" if mode == "train" else "evaluate"
@@ -28,21 +28,22 @@ def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
 
 
 def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -> dict[str, float]:
-    """Validate or test once, with all events, and return the metrics: {} if a stop cut the pass short.
+    """Validate or test once, with all events, and return the metrics; {} if a stop cut the pass short.
 
     Args:
-        scheduled: whether the training loop calls this, and not the user. Such an evaluation is recorded
-            in the checkpoints once it is complete, and a resumed run does not repeat it.
+        mode: "val" or "test".
+        scheduled: True if the training loop calls this function, False if the user does. A complete scheduled
+            evaluation is noted in the checkpoints, so that a resumed run does not repeat it.
 
     Raises:
-        ValueError: the trainer has no loader for `mode`, or it is empty.
+        ValueError: the trainer has no loader for `mode`, or the loader is empty.
     """
     loader = check_loader(trainer, mode)
     with trainer.clock.excluding():
         put_back = before_drawing(trainer.model, trainer.loader, loader) if scheduled else None
         with EvalScope(trainer, mode) as scope:
             _evaluate(trainer, mode, loader, scope, counts=scheduled)
-        if put_back is not None and not scope.complete:  # it runs again, and must draw the same numbers
+        if put_back is not None and not scope.complete:  # a resumed run repeats it with the same numbers
             put_back()
     return scope.metrics
 
@@ -90,10 +91,10 @@ def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evalu
 
 
 def _opened(trainer: LoopTrainer, loader: Iterable[Any]) -> Iterator[Any]:
-    """Begin a pass over a loader, and restore the random state of the training.
+    """Begin a pass over a loader of an evaluation, without an effect on the random state of the training.
 
-    Persistent workers draw their seed in the first pass of a process. In a resumed run that is another pass
-    than in an uninterrupted one, and the training must get the same random numbers.
+    Persistent workers draw their seed when a process begins its first pass. A resumed run makes its first
+    pass at another time than an uninterrupted run, and the training must get the same random numbers in both.
     """
     if not persists(loader):
         return iter(loader)

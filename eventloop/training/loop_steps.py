@@ -1,4 +1,4 @@
-"""Drive a run step by step, from any loop: `Trainer` inherits these methods, and its own loops call them."""
+"""Drive a run step by step from any loop: `Trainer` inherits these methods, and its own loops call them."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ EVAL_ITERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "val": (BeforeValIter, AfterValIter),
     "test": (BeforeTestIter, AfterTestIter),
 }
-"""The events around an iteration of an evaluation, by mode."""
+"""The events at the begin and the end of an iteration of an evaluation, by mode."""
 
 
 class SkipIteration(Exception):
-    """Raise this in a handler of `before_train_iter` to skip the batch. No iteration is counted."""
+    """Raise this in a handler of `before_train_iter` to skip the batch; the iteration is not counted."""
 
 
 class LoopSteps(LoopTrainer):
@@ -60,18 +60,18 @@ class LoopSteps(LoopTrainer):
     passing: Pass | None
     within: Within
     _open: list[tuple[str, ExitStack]]
-    """The parts of the run that steps have begun, each with its scopes."""
+    """The parts of the run that have begun and not ended, outermost first: the name and the open scopes."""
     _evaluated: tuple[EvalScope, EpochScope]
-    """The scopes of the evaluation that `begin_val` has begun."""
+    """The scopes of the evaluation that `begin_val` began last."""
 
     def begin_run(self, *, training: bool = True) -> None:
         """Begin a run and its training: emit `before_run` and `before_train`.
 
         Args:
-            training: False for a run that only evaluates, which has no `before_train`.
+            training: False for a run that only evaluates, without `before_train`.
 
         Raises:
-            RuntimeError: the trainer is in a run already.
+            RuntimeError: a run of the trainer is already open.
         """
         self.refuse_within("begin_run")
         self._enter("run", RunScope(self), *([TrainScope(self)] if training else []))
@@ -93,8 +93,8 @@ class LoopSteps(LoopTrainer):
         """Begin an iteration with its batch: emit `before_train_iter`.
 
         Returns:
-            False if a handler skips the batch by `SkipIteration`. Then fetch the next batch, without
-            `end_iter`.
+            False if a handler skips the batch by `SkipIteration`. In that case fetch the next batch without a
+            call of `end_iter`.
         """
         if self.passing is None:
             raise RuntimeError(_order("begin_iter", "after begin_epoch() or end_iter()"))
@@ -117,13 +117,13 @@ class LoopSteps(LoopTrainer):
             self.passing.stops(self.batch_idx)
 
     def end_iter(self, outputs: Any) -> bool:
-        """End an iteration: emit `after_train_iter`, in which an optimizer hook makes its step, and count it.
+        """End an iteration: emit `after_train_iter`, at which an optimizer hook makes its step, and count it.
 
         Args:
-            outputs: of the forward pass, a mapping with `loss`; None where the loop has none.
+            outputs: the outputs of the forward pass, a mapping with `loss`; None if the loop has none.
 
         Returns:
-            True if the loop must end here, because a handler, a signal or another rank asked for a stop.
+            True if the loop must end here, because a handler, a signal or another rank requested a stop.
         """
         if self.passing is None or not self.metrics.in_iteration:
             raise RuntimeError(_order("end_iter", "after begin_iter()"))
@@ -145,10 +145,10 @@ class LoopSteps(LoopTrainer):
         return self.stopping
 
     def end_epoch(self) -> None:
-        """End the epoch: emit `after_train_epoch`, and count it unless a stop has cut it short.
+        """End the epoch: emit `after_train_epoch`, and count the epoch unless a stop has cut it short.
 
         Raises:
-            RuntimeError: no epoch was begun, or an evaluation within it was not ended.
+            RuntimeError: no epoch has begun, or an evaluation within it has not ended.
         """
         scopes = self._begun("epoch")
         if self.passing is not None:
@@ -158,7 +158,7 @@ class LoopSteps(LoopTrainer):
     def begin_val(self, mode: Evaluate = "val") -> None:
         """Begin an evaluation, between two iterations or epochs: emit `before_val` and `before_val_epoch`.
 
-        Its time belongs to no iteration.
+        Its time does not count as part of an iteration.
 
         Args:
             mode: "val", or "test" for the events of a test.
@@ -183,7 +183,7 @@ class LoopSteps(LoopTrainer):
         """End the evaluation: emit `after_val_epoch` and `after_val` with its metrics.
 
         Raises:
-            RuntimeError: no evaluation was begun.
+            RuntimeError: no evaluation has begun.
         """
         scopes = self._begun("evaluation")
         for scope in self._evaluated:
@@ -191,10 +191,10 @@ class LoopSteps(LoopTrainer):
         scopes.close()
 
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the run, and whatever is open in it: emit the closing events, and deliver all of them.
+        """End the run and every part of it that is open: emit the closing events, and deliver all events.
 
         Args:
-            error: the error that ended the loop. It is not raised here.
+            error: the error that ended the loop, if any. This method does not raise it.
         """
         whole = ExitStack()
         for _, scopes in self._open:
@@ -206,7 +206,7 @@ class LoopSteps(LoopTrainer):
             whole.__exit__(type(error), error, error.__traceback__)
 
     def completed_iteration(self) -> None:
-        """Count an iteration."""
+        """Count the iteration that ends."""
         metrics = self.metrics
         self.within = ""
         self.iter = metrics.iter = self.iter + 1
@@ -215,24 +215,32 @@ class LoopSteps(LoopTrainer):
         self.position.evaluated = 0
 
     def completed_epoch(self) -> None:
-        """Count an epoch, and begin the next one at batch 0.
+        """Count the epoch that ends, and begin the next one at batch 0.
 
         A run measured in iterations is one epoch. When it is complete, the position in the loader is kept,
-        because a longer run continues the pass.
+        because a longer run continues the same pass.
         """
         self.epoch = self.metrics.epoch = self.epoch + 1
         if self.by_epoch or not self.position.at_end:
             self.batch_idx = self.position.evaluated = 0
 
     def _enter(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
-        """Enter the scopes of a part of the run. If one cannot be entered, leave those before it."""
+        """Enter the scopes of a part of the run; if one raises an error, exit those before it.
+
+        Args:
+            part: the name of the part, such as "epoch".
+        """
         with ExitStack() as entered:
             for scope in scopes:
                 entered.enter_context(scope)
             self._open.append((part, entered.pop_all()))
 
     def _begun(self, part: str) -> ExitStack:
-        """Take the scopes of the part of the run that was begun last."""
+        """Remove the part that began last from the open ones, and return its scopes.
+
+        Raises:
+            RuntimeError: the part that began last is not `part`.
+        """
         if not self._open or self._open[-1][0] != part:
             last = f"the {self._open[-1][0]} was begun last" if self._open else "no run was begun"
             raise RuntimeError(f"expected the end of a part that was begun, got that of the {part}: {last}")

@@ -1,4 +1,4 @@
-"""Run the epochs and iterations of a training: fetch a batch, announce, count. Hooks do everything else."""
+"""Run the epochs and iterations of a training: fetch batches, emit events, count. Hooks do the rest."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("eventloop")
 class TrainLoop:
     """The epochs and iterations of one training, as generators.
 
-    Closing a generator emits nothing: `scopes` emits the events that begin and end a run, a phase and an
-    epoch.
+    Closing a generator emits no event: the classes of `scopes` emit the events that begin and end a run, its
+    parts and its epochs.
     """
 
     def __init__(self, trainer: LoopTrainer, schedule: Schedule) -> None:
@@ -29,13 +29,16 @@ class TrainLoop:
         self._schedule = schedule
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each epoch that is left; an iteration-based run is one epoch."""
+        """Yield the index of each remaining epoch, and run the evaluations in between.
+
+        A run measured in iterations is one epoch.
+        """
         trainer = self._trainer
         trainer.stops.edge()
         trainer.monitored.sanity_check()
         if not (trainer.by_epoch and trainer.batch_idx):
             self._warn_if_done()
-            self._evaluate()  # what is due at the start, or was when a checkpoint was taken
+            self._evaluate()  # those due at the start, or when the checkpoint was taken
         while not self._finished():
             began_at, began_in = trainer.iter, trainer.epoch
             yield trainer.epoch
@@ -52,7 +55,7 @@ class TrainLoop:
     def iterations(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch, and emit the events of an iteration around each.
 
-        The caller's body is the forward pass.
+        The caller runs the forward pass between two batches.
 
         Raises:
             ValueError: the loader is empty, or every batch of a pass was skipped.
@@ -77,9 +80,10 @@ class TrainLoop:
         passing.end(trainer.batch_idx)
 
     def _body(self, batch: Any) -> Iterator[Any]:
-        """Yield the batch to the caller's body. Warn if the body is left: its outputs are not trained on.
+        """Yield the batch to the caller's loop body, and log a warning if the loop ends within the body.
 
-        A generator that is closed does not learn why, so the outputs may be those of a body that raised.
+        A closed generator cannot see why it was closed, so `trainer.outputs` may come from a body that raised
+        an error. The iteration is therefore not trained on.
         """
         try:
             yield batch
@@ -97,7 +101,10 @@ class TrainLoop:
             raise
 
     def _iteration_boundary(self) -> bool:
-        """Evaluate, in a run measured in iterations. Return whether the epoch ends here."""
+        """Run the evaluations that are due after an iteration, and return whether the epoch ends here.
+
+        Only a run measured in iterations evaluates at this place.
+        """
         trainer = self._trainer
         if trainer.by_epoch or trainer.stopping:
             return self._cut_short()
@@ -106,9 +113,10 @@ class TrainLoop:
         return trainer.stopping or self._finished()
 
     def _cut_short(self) -> bool:
-        """Return whether a stop ends the epoch before its end.
+        """Return whether a stop ends the epoch early.
 
-        An epoch without batches left goes on to the loader's end, where samplers may draw once more.
+        An epoch without further batches is not ended here: its pass goes on to the end of the loader, at
+        which samplers may draw random numbers once more.
         """
         trainer = self._trainer
         return trainer.stopping and not (trainer.by_epoch and trainer.position.at_end)
@@ -122,9 +130,9 @@ class TrainLoop:
         return trainer.iter >= (trainer.max_iters or 0)
 
     def _batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a pass, or, in a run of iterations, of one pass after another.
+        """Yield the batches of a pass; in a run measured in iterations, of one pass after another.
 
-        A resumed run begins at the position that the checkpoint has.
+        A resumed run begins at the position in the checkpoint.
         """
         trainer = self._trainer
         while True:
@@ -147,8 +155,8 @@ class TrainLoop:
     def _ends_without(self, error: RuntimeError) -> bool:
         """Return whether an error of the loader is ignored, because the run is stopping.
 
-        The signal may have ended the loader's workers, too. With several ranks the error is raised, because
-        the other ranks may need another batch.
+        The signal that stops the run may have ended the loader's workers, too. With several ranks the error
+        is raised, because the other ranks may need another batch.
         """
         trainer = self._trainer
         if trainer.stops.together or not trainer.stopping:
@@ -157,7 +165,7 @@ class TrainLoop:
         return True
 
     def _evaluate(self) -> None:
-        """Run the evaluations that are due now, except those completed before the checkpoint was taken."""
+        """Run the evaluations that are due now, except those that a resumed checkpoint already includes."""
         trainer = self._trainer
         for mode in self._due():
             if not trainer.stopping:
@@ -172,7 +180,7 @@ class TrainLoop:
         return self._schedule.after(done, total or 0)[trainer.position.evaluated :]
 
     def _warn_if_done(self) -> None:
-        """Warn if no iteration is left: a run resumed from its end looks like one that has trained."""
+        """Warn if no iteration is left, as a run resumed from its end looks like one that has trained."""
         trainer = self._trainer
         if trainer.stopping or not self._finished() or self._due():
             return

@@ -1,4 +1,4 @@
-"""State what the loops and scopes need of a trainer."""
+"""Declare the parts of a trainer that the loops and scopes need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventloop.stops.stopping import Pass, Stopping
 
 
 class LoopTrainer(Protocol):
-    """A trainer as its loops see it: `Trainer` documents the attributes."""
+    """A trainer as its loops see it; `Trainer` documents the attributes."""
 
     model: torch.nn.Module
     evaluator: dict[str, Evaluator]

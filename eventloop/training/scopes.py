@@ -1,8 +1,8 @@
-"""Begin and end a run, a phase and an epoch. The closing event is emitted however the body ends.
+"""Begin and end a run, a training or evaluation, and an epoch, as context managers that emit events.
 
-An error of the body propagates. An error of a closing handler is added to it as a note. A hand-written loop
-that is left by `break`, `return` or an exception of its own closes with the reason "left", and with "error"
-if a handler raised.
+The closing event is emitted even if the body raises an error. The error propagates, and an error of a handler
+of the closing event is added to it as a note. A hand-written loop that is left by `break`, `return` or an
+exception of its own closes with the reason "left", and with "error" if a handler raised an error.
 
 Closing takes time: checkpoints become durable, and writers receive their events. After a KeyboardInterrupt
 during the end of a run everything is closed without waiting.
@@ -45,13 +45,13 @@ logger = logging.getLogger("eventloop")
 LEFT = "left"
 ERROR = "error"
 AT_ONCE_SECONDS = 0.2
-"""Seconds for background subscribers after a second Ctrl-C. Only hanging subscribers use them up."""
+"""Seconds for background subscribers after a second Ctrl-C; only subscribers that hang need all of them."""
 
 
 def ends_at_once(trainer: LoopTrainer) -> bool:
-    """Return whether the run is ended by a Ctrl-C that came after a request to stop, or by a second one.
+    """Return whether a Ctrl-C ends the run at once: a second one, or one after a request to stop.
 
-    Nothing may be waited for then.
+    The end of the run then waits for nothing.
     """
     error = trainer.failure
     if not isinstance(error, KeyboardInterrupt):
@@ -71,7 +71,7 @@ class Scope:
         self.trainer = trainer
         self.metrics: dict[str, float] = {}
         self.complete = False
-        """True once the body was done to its end, also after a request to stop."""
+        """True once the body has reached its end, even if a stop was requested in it."""
 
     def begin(self) -> None:
         """Emit the opening event."""
@@ -84,7 +84,7 @@ class Scope:
     def __enter__(self) -> Self:
         try:
             self.begin()
-        except BaseException as error:  # handlers before the one that failed have seen the opening
+        except BaseException as error:  # earlier handlers have received the opening event
             self.__exit__(type(error), error, error.__traceback__)
             raise
         return self
@@ -107,14 +107,17 @@ class Scope:
             if error is None:
                 trainer.failure = closing
                 raise
-            if left:  # raised from a generator's close, it would be swallowed by the interpreter
+            if left:  # the interpreter would ignore an error raised by a generator's close
                 logger.exception("a handler failed while a hand-written loop was being left")
             else:
                 error.add_note("while closing, also:\n" + "".join(traceback.format_exception(closing)))
 
 
 class RunScope(Scope):
-    """A run: `before_run` to `after_run`, then delivery of all events. Inside another run it does nothing."""
+    """A run, from `before_run` to `after_run` and the delivery of all events.
+
+    Within another run of the same trainer it does nothing.
+    """
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
@@ -166,20 +169,21 @@ class RunScope(Scope):
 
 
 def _log_rest(trainer: LoopTrainer) -> None:
-    """Log the metrics that handlers of `after_run` put after the logger ran."""
+    """Log the metrics that handlers of `after_run` put after the logger's handler had run."""
     metrics = trainer.metrics
-    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
+    relieve, metrics.relieve = metrics.relieve, None  # breaks a reference cycle with the trainer
     if relieve is not None and (metrics.pending or metrics.pending_media):
         relieve()
 
 
 def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
-    """Deliver all events at the end of a run, and log what was lost.
+    """Deliver all events at the end of a run, and log which were lost.
 
     Args:
-        closes: whether to close the bus too, as after an error or a signal, when the program may end here.
-        at_once: whether to give writers only a moment, as after a second Ctrl-C; events left then are
-            lost. A Ctrl-C during the delivery has the same effect.
+        closes: whether to close the bus as well, as after an error or a signal, when the program may end
+            here.
+        at_once: whether to give writers only a moment, as after a second Ctrl-C; later events are lost. A
+            Ctrl-C during the delivery has the same effect.
     """
     trainer.running = False
     bus = trainer.bus
@@ -198,13 +202,13 @@ def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
 
 def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
     if at_once and not report.complete:
-        return  # `close` has logged what it leaves
+        return  # `close` has logged the lost events
     for line in shortfalls(report.stats):
         logger.warning("not everything was delivered: %s", line)
 
 
 class TrainScope(Scope):
-    """A training: `before_train` to `after_train`."""
+    """A training, from `before_train` to `after_train`."""
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
@@ -217,7 +221,7 @@ class TrainScope(Scope):
 
 
 class EvalScope(Scope):
-    """A validation or test: `before_val` to `after_val`, or `before_test` to `after_test`. Sets the mode."""
+    """A validation or test, from its `before_` to its `after_` event; sets `trainer.mode` meanwhile."""
 
     def __init__(self, trainer: LoopTrainer, mode: str) -> None:
         super().__init__(trainer)
@@ -239,7 +243,7 @@ class EvalScope(Scope):
 
 
 class EpochScope(Scope):
-    """An epoch of a training, validation or test. A training epoch is counted once it is complete."""
+    """An epoch of a training, validation or test; a complete epoch of a training is counted."""
 
     _EVENTS: dict[str, tuple[type[Any], type[Any]]] = {  # noqa: RUF012
         "train": (BeforeTrainEpoch, AfterTrainEpoch),
@@ -274,9 +278,9 @@ class EpochScope(Scope):
 
 
 def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
-    """Keep an unfinished pass over a loader alive until the run ends.
+    """Keep the iterator of an unfinished pass over a loader until the run ends.
 
-    A DataLoader that is let go waits up to five seconds for each of its workers, and after a signal the state
-    must be saved first.
+    When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
+    the state must be saved first.
     """
     trainer.during_run.callback(lambda: reading)

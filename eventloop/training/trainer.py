@@ -1,4 +1,4 @@
-"""Define the trainer, which counts, moves data, runs the step and emits events. Hooks do the rest."""
+"""Define the trainer, which counts, moves batches, runs the step and emits events; hooks do the rest."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class Trainer(LoopSteps):
             trainer.outputs = {"loss": F.cross_entropy(model(inputs), target)}
 
     Args:
-        model: the module that is trained.
-        optimizer: stepped by the optimizer hook; or several by name, `dict(generator=..., critic=...)`.
+        model: the module to train.
+        optimizer: one, or several by name as `dict(gen=..., critic=...)`; the optimizer hook steps them.
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
@@ -84,8 +84,8 @@ class Trainer(LoopSteps):
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
         max_epochs, max_iters: exactly one; it is the unit in which the run is measured. A trainer that only
             tests takes `max_epochs=1`.
-        val_interval, val_begin, dynamic_intervals: when to validate, in that unit, as in MMEngine; by default
-            every epoch, or every 1000 iterations.
+        val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
+            default every epoch, or every 1000 iterations.
         sanity_val: batches to validate before the first iteration, without events and without an effect on
             the run, so that errors are found early. By default 1 if a hook monitors a metric whose presence
             only a batch can show, such as a metric of `val_step`; 0 skips the sanity validation.
@@ -103,16 +103,16 @@ class Trainer(LoopSteps):
         bus: an existing bus to emit events on.
 
     Raises:
-        TypeError, ValueError: arguments that contradict each other: see the message.
-        OSError: `work_dir` cannot be written.
+        TypeError, ValueError: an argument is invalid, or contradicts another one.
+        OSError: `work_dir` cannot be created or written.
     """
 
     work_dir = AnchoredPath()
-    """Directory of the run's files. A later change of the current directory does not affect it."""
+    """Directory of the run's files; it stays the same if the program changes its current directory."""
     checkpoint_dir = AnchoredPath()
-    """Directory in which the checkpoint hook saves; of several hooks the first."""
+    """Directory in which the checkpoint hook saves; with several such hooks, that of the first one."""
     host = ""
-    """Name of the engine that drives this trainer; "" if it has its own loop."""
+    """Name of the other engine whose loop drives this trainer; "" if this trainer's own loop does."""
 
     @knowing_others
     def __init__(
@@ -176,14 +176,14 @@ class Trainer(LoopSteps):
         self.stop_signal: int | None = None
         self.failure: BaseException | None = None
         self.where_to_resume = ""
-        """Sentence for people, after a run has ended: the checkpoint to resume from."""
+        """Sentence for the user, after a run has ended: from which checkpoint to resume."""
         self.asked_to_stop = self.running = self.ends_program = False
         self.within: Within = ""
-        """Work that is done but not yet counted: "iter" from the optimizer's step to the end of the
-        iteration, "epoch" during the events of an epoch's end, else "".
+        """The part of the run that is done but not counted yet: "iter" from the optimizer's step to the end
+        of the iteration, "epoch" during the events at the end of an epoch, else "".
         """
         self.ignored_outputs: set[str] = set()
-        """Names of values of `val_step` that are not numbers, each logged once."""
+        """Names of the values of `val_step` that are not numbers and were already logged as ignored."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._loops: list[ref[Generator[Any]]] = []  # of a hand-written loop, outermost first
         self._thread = threading.current_thread()  # of the run
@@ -251,7 +251,7 @@ class Trainer(LoopSteps):
             return evaluate(self, "test")
 
     def epochs(self) -> Iterator[int]:
-        """Yield the index of each epoch that is left, for a hand-written loop. Validate in between.
+        """Yield the index of each remaining epoch to a hand-written loop, and validate between epochs.
 
         Raises:
             RuntimeError: the trainer is already in a run.
@@ -270,14 +270,14 @@ class Trainer(LoopSteps):
                 _close(self._loops[1:])
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of an epoch, for a hand-written loop that sets `trainer.outputs` for each.
+        """Yield the batches of an epoch to a hand-written loop, which sets `trainer.outputs` for each.
 
-        Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks for the next batch. A
-        body that is left by `break`, `return` or an exception makes no step, and its iteration does not
-        count: call `stop` to end the loop after an iteration.
+        Set `trainer.outputs = {"loss": ...}`. The optimizer steps when the loop asks for the next batch. If
+        `break`, `return` or an exception leaves the body, the optimizer makes no step, and the iteration is
+        not counted: call `stop` to end the loop after an iteration.
 
         Raises:
-            RuntimeError: outside `for epoch in trainer.epochs()`.
+            RuntimeError: the call is not inside `for epoch in trainer.epochs()`.
         """
         loop = self._batches(loader)
         self._loops.append(ref(loop))
@@ -294,24 +294,25 @@ class Trainer(LoopSteps):
             yield from TrainLoop(self, self._schedule).iterations(loader)
 
     def stop(self, reason: str) -> None:
-        """End the run at the next iteration boundary, with every closing event.
+        """End the run at the next iteration boundary, and emit all closing events.
 
-        Several ranks end at the same boundary: the next one if all of them ask, else the one after it.
+        Several ranks end at the same boundary: the next one if all of them call `stop`, else the one after
+        it.
 
         Raises:
-            ValueError: no reason is given.
+            ValueError: `reason` is empty.
         """
         self.stops.ask(reason)
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
-        """Request a stop from a signal handler: the events are emitted at the iteration boundary.
+        """Request a stop from a signal handler; the events are emitted at the iteration boundary.
 
         Args:
-            signum: the signal. Any signal but SIGINT also emits `preemption_requested`.
+            signum: the number of the signal. Any signal except SIGINT also emits `preemption_requested`.
 
         Raises:
-            ValueError: no reason is given.
+            ValueError: `reason` is empty.
         """
         self.stops.ask(reason, signum)
 
@@ -328,7 +329,7 @@ class Trainer(LoopSteps):
                         self.outputs = self.train_step(batch)
 
     def train_step(self, batch: Any) -> dict[str, Any]:
-        """Run the forward pass of one batch and return its outputs, `loss` among them.
+        """Run the forward pass of one batch, and return its outputs, including `loss`.
 
         Raises:
             TypeError: the step returned neither a tensor nor a mapping with `loss`.
@@ -339,7 +340,7 @@ class Trainer(LoopSteps):
         return train_outputs(forward(self.model, self.loss_fn, batch))
 
     def val_step(self, batch: Any) -> Mapping[str, Any]:
-        """Evaluate one batch and return the values that metrics are computed from.
+        """Evaluate one batch, and return the values from which metrics are computed.
 
         Raises:
             TypeError: the step did not return a mapping.
@@ -350,7 +351,7 @@ class Trainer(LoopSteps):
             return predict(self.model, self.loss_fn, batch)
 
     def summary(self) -> str:
-        """Return a text: where the time went, what each handler cost, and what each subscriber received."""
+        """Return a text with the phases' times, the cost of each handler, and each subscriber's events."""
         return summarize(self)
 
     def costs(self) -> RunCosts:
@@ -360,44 +361,43 @@ class Trainer(LoopSteps):
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
-        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader
-        position.
+        """Load the whole state of a run from a checkpoint, so that `train` continues the run.
 
         trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular checkpoint
-                rather than the best one), "best" for its best checkpoint (of several metrics by the first of
+            path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
+                regular one rather than the best one), "best" for its best checkpoint (by the first metric of
                 `save_best`), or a path. A name alone, such as "iter_50", is also looked for among the run's
                 checkpoints, in the directories of all checkpoint hooks. A training that continues from
                 another checkpoint than "auto" durably leaves newer checkpoints behind: later calls of "auto"
                 follow the new lineage.
-            changed: what to do if this trainer has other settings than the checkpoint's run: hyper-parameters
+            changed: which settings to use where this trainer's differ from the checkpoint's: hyper-parameters
                 of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch size,
                 lengths of loader and data set, number of processes, autocast.
 
                 - "refuse" raises an error that lists them.
                 - "keep" uses the checkpoint's hyper-parameters and scheduler arguments.
-                - "apply" uses this trainer's: a schedule continues where it would be now if it had had these
-                  arguments from the first step, with a learning rate of 0 too. Where that cannot be computed
-                  (after a schedule that follows a metric, or is of a class of yours), the current value is
-                  scaled and the schedule continues from there.
+                - "apply" uses this trainer's: a schedule continues as if it had had these arguments from the
+                  first step, also after a learning rate of 0. If that cannot be computed (for a schedule
+                  that follows a metric, or whose class is yours), the current value is scaled, and the
+                  schedule continues from it.
 
                 All other settings, such as options of hooks, are this trainer's with "keep" and "apply".
                 `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals` and the choice of
                 hooks may always differ. Differences that are not refused are logged, and so is a learning
-                rate of 0 that stays 0. With several ranks each continues with its own random state and its
-                own loader position; with another number of ranks random numbers differ.
+                rate that stays 0. Each of several ranks continues with its own random state and loader
+                position; with another number of ranks the random numbers differ.
 
         Returns:
-            The file that was read.
+            The path of the checkpoint that was read.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
             CheckpointError: the checkpoint cannot be read, has a value of a wrong type, belongs to another
                 model or to a run with other settings, or one of its schedules ends before the run does.
                 Nothing of it is loaded.
-            Exception: a hook refuses its state. Nothing is loaded then either, and a note says so.
+            Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
             TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
         return self.state.resume(path, changed)
@@ -407,9 +407,9 @@ class Trainer(LoopSteps):
 
         Args:
             path: as in `resume`, or a file of another program: a `.safetensors` file, or a file that
-                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top,
-                or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all
-                names is removed.
+                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top
+                level, or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.`
+                of all names is removed.
             strict: raise an error for names that only one side has. Without it they are logged, and only
                 shapes must agree.
 
@@ -436,12 +436,12 @@ class Trainer(LoopSteps):
 
     @property
     def stopping(self) -> bool:
-        """True at an iteration boundary after a request to stop. Loops poll it."""
+        """True at an iteration boundary after a request to stop; loops read it to end."""
         return self.stops.poll()
 
     @property
     def mode(self) -> str:
-        """The current phase: "train", "val" or "test". Metrics are put under it."""
+        """The current phase of the run, "train", "val" or "test"; metrics are stored under it."""
         return self.metrics.mode
 
     @mode.setter
@@ -451,16 +451,16 @@ class Trainer(LoopSteps):
 
     @property
     def place(self) -> Place:
-        """Limits of the run, for events that are created later."""
+        """The limits of the run, for events that are created later."""
         return Place(self.max_iters, self.max_epochs)
 
     @property
     def by_epoch(self) -> bool:
-        """True when the run is measured in epochs."""
+        """True if the run is measured in epochs."""
         return self.max_epochs is not None
 
     def refuse_within(self, what: str) -> None:
-        """Raise a RuntimeError within a run; `what` is the method that would begin another one."""
+        """Raise RuntimeError during a run; `what` is the called method, which would begin another run."""
         if self.running:
             raise RuntimeError(
                 f"trainer.{what}() was called in the middle of a run of this trainer; a handler may call "
@@ -469,7 +469,7 @@ class Trainer(LoopSteps):
             )
 
     def open_run(self) -> None:
-        """Prepare a run. Steps that may raise come first, so that a failure does not begin one."""
+        """Prepare a run; the steps that may raise an error come first, so that the run then has not begun."""
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)
@@ -494,9 +494,9 @@ class Trainer(LoopSteps):
         self.model.train()
 
     def close(self) -> None:
-        """End a hand-written loop whose generator is still held, then drain and close the bus.
+        """End a hand-written loop whose generator still exists, then deliver all events and close the bus.
 
-        The bus is also closed at interpreter exit. Another run reopens it.
+        The bus is also closed when the interpreter exits. Another run opens it again.
 
         Raises:
             RuntimeError: it is called during a run, by a handler or on another thread.
@@ -514,8 +514,7 @@ class Trainer(LoopSteps):
     def _may_close_loops(self) -> bool:
         """Return whether the run is a hand-written training loop that this thread may close.
 
-        It may if the loop's generator is suspended, and the loop runs on this thread or its thread has
-        ended.
+        The loop's generator must be suspended, and the loop's thread must be this one or have ended.
         """
         states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
         waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
@@ -524,7 +523,7 @@ class Trainer(LoopSteps):
 
 
 def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
-    """Close generators, the innermost first. Skip a generator that is executing."""
+    """Close generators, the innermost first, except those that are executing."""
     for held in reversed(loops):
         loop = held()
         if loop is not None and not loop.gi_running:

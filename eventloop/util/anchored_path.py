@@ -1,4 +1,4 @@
-"""Keep a relative path valid after the program changes its directory."""
+"""Keep a relative path valid after the program has changed its working directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Anchored:
 
     @property
     def path(self) -> Path:
-        """The path, relative as given if that still leads to the same place."""
+        """The path as it was given if that still leads to the same place, else absolute."""
         try:
             return self._given if self._given.absolute() == self._absolute else self._absolute
         except FileNotFoundError:  # the directory was removed
@@ -27,7 +27,7 @@ class Anchored:
 
 
 class AnchoredPath:
-    """An attribute for a path: it reads as it was set, or absolute once the directory has changed."""
+    """An attribute (descriptor) for a path that stays valid if the program changes its directory."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = f"_{name}"

@@ -19,11 +19,11 @@ _BLOCK = 1 << 16
 def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
     """Open a file of lines to append to, and create its folder.
 
-    A partial last line that a kill or a full disk left is removed first, with a warning. A whole last line
-    without its line feed gets one.
+    If the last line is partial, because of a kill or a full disk, it is removed with a warning. If only its
+    line feed is missing, that is added.
 
     Args:
-        is_torn: returns whether a line without a line feed is a partial line.
+        is_torn: a function that returns whether a line without a line feed is a partial line.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")
@@ -42,10 +42,10 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write all of `data`, with one system call unless it writes only a part.
+    """Write all of `data`; one system call is enough unless the system writes only a part.
 
     Raises:
-        OSError: the data cannot be written, for example to a full disk. The error names the file.
+        OSError: the data cannot be written, for example to a full disk; the error names the file.
     """
     left = memoryview(data)
     try:
@@ -60,11 +60,14 @@ def write_all(file: FileIO, data: bytes) -> None:
 def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Write a new file that replaces `path` when the block ends.
 
-    A reader of `path` finds the old file or the whole new file, also after a kill, and with `durable` after a
-    crash of the machine. An error leaves only the old file.
+    A reader of `path` finds either the old file or the complete new one, even after a kill. If the block
+    raises an error, the old file stays.
 
         with replacing(path) as file:
             file.write(data)
+
+    Args:
+        durable: whether this also holds after a crash of the machine, for which the file is flushed to disk.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -81,15 +84,15 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 
 def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
-    """Remove a last line without a line feed if `is_torn` returns True for it. Return the removed bytes.
+    """Remove the last line if it has no line feed and `is_torn` returns True; return the removed bytes.
 
-    A file that is not a regular file, or may only grow, is not changed.
+    A file that is not a regular file, or that may only grow, is not changed.
     """
     while True:
         begin, line = _unended_line(descriptor)
         if not line or not is_torn(line):
             return b""
-        # another size now: another program writes this line, so look again
+        # if the size has changed, another program is writing this line: look again
         if os.fstat(descriptor).st_size == begin + len(line):
             try:
                 os.ftruncate(descriptor, begin)
@@ -99,7 +102,7 @@ def cut_torn_line(descriptor: int, is_torn: Callable[[bytes], bool]) -> bytes:
 
 
 def _unended_line(descriptor: int) -> tuple[int, bytes]:
-    """Return the offset and the bytes of a last line without a line feed; no bytes if there is none."""
+    """Return the offset and the bytes of the last line if it has no line feed, else no bytes."""
     status = os.fstat(descriptor)
     begin = status.st_size if stat.S_ISREG(status.st_mode) else 0
     blocks: list[bytes] = []
@@ -109,6 +112,6 @@ def _unended_line(descriptor: int) -> tuple[int, bytes]:
         _, newline, tail = block.rpartition(b"\n")
         blocks.append(tail)
         begin -= len(tail)
-        if newline or len(block) < size:  # or another program shortens it meanwhile
+        if newline or len(block) < size:  # a short block: another program has shortened the file
             break
     return begin, b"".join(reversed(blocks))

@@ -14,7 +14,7 @@ def check_bools(**options: object) -> None:
     """Refuse values other than True and False: "no" or "false" in a config would count as True.
 
     Raises:
-        TypeError: naming the option and its value.
+        TypeError: the message names the option and its value.
     """
     for name, value in options.items():
         if not isinstance(value, bool):
@@ -36,7 +36,12 @@ def check_choice(name: str, value: object, words: Collection[object]) -> None:
 
 
 def check_keys(what: str, given: Iterable[object], known: Iterable[str]) -> None:
-    """Refuse keys of a mapping that are not among the known ones; the message suggests the nearest one."""
+    """Refuse keys that are not known; the message suggests the nearest known key.
+
+    Args:
+        what: the name of the object that takes the keys, which begins the message.
+        given, known: the keys that were given, and those that are allowed.
+    """
     for key in given:
         if key not in (names := [*known]):
             raise ValueError(f"{what} has no argument {key!r}{suggest(str(key), names)}")
@@ -49,7 +54,7 @@ def check_metric(name: str, value: object) -> None:
 
 
 def strings(name: str, value: object, *, repeated: bool = False) -> list[str]:
-    """Return an option that is a string, or a list of strings, as a list; None gives an empty list.
+    """Return an option that is a string or a list of strings as a list; None gives an empty list.
 
     Args:
         repeated: whether a string may be in the list twice.
@@ -74,13 +79,13 @@ def positive(what: str, value: object) -> None:
     """Refuse a value that is not a positive int.
 
     Raises:
-        TypeError, ValueError: naming `what` and the value.
+        TypeError, ValueError: the message names the argument, `what`, and the value.
     """
     at_least(what, value, 1)
 
 
 def at_least(what: str, value: object, least: int) -> None:
-    """Check that a value is an int of at least `least`."""
+    """Refuse a value that is not an int of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int, got {value!r}")
     if value < least:
@@ -91,14 +96,14 @@ def positive_or(other: object, name: str, value: object, meaning: str = "") -> N
     """Refuse a value that is neither `other` nor a positive int.
 
     Args:
-        meaning: what `other` means, for the message.
+        meaning: the meaning of `other`, for the message.
     """
     if value != other and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ValueError(f"{name} must be {other!r}{meaning} or a positive int, got {value!r}")
 
 
 def check_seconds(name: str, value: object, *, zero: bool) -> None:
-    """Refuse a value that is not a number of seconds; infinity is one, 0 only if `zero` is True."""
+    """Refuse a value that is not a number of seconds; infinity is allowed, and 0 only if `zero` is True."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name} must be a number of seconds, got {value!r}")
     if not (value > 0 or (zero and value == 0)):
@@ -114,7 +119,7 @@ def number(
     below: float | None = None,
     most: float | None = None,
 ) -> float:
-    """Check that `value` is a finite number in a range, and return it as float."""
+    """Return `value` as a float, or refuse it if it is not a finite number in the given range."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{what} must be a number, got {value!r}")
     if not abs(value) <= sys.float_info.max:  # of ints too: float() raises OverflowError for large ones

@@ -1,4 +1,4 @@
-"""Turn texts into safe names of files, and check names that come from a file.
+"""Turn texts into safe names of files, and check names that were read from a file.
 
 This module imports no torch.
 """
@@ -12,15 +12,18 @@ from pathlib import Path
 from eventloop.util.printable import CONTROLS
 
 LONGEST = 128
-"""Bytes of a name at most. File systems allow 255, which leaves room for a prefix, a suffix and a number."""
+"""The largest number of bytes in a name.
+
+File systems allow 255; the rest is left for a prefix, a suffix and a number.
+"""
 _UNSAFE = re.compile(rf'[{CONTROLS}\t\n%<>:"/\\|?*]|^\.|[. ]\Z')
 
 
 def safe_name(text: str) -> str:
-    """Turn any text into the name of a file or folder. Different texts become different names.
+    """Turn any text into a valid name of a file or folder; different texts give different names.
 
     Separators, control characters, a leading dot and characters that some file systems refuse are escaped as
-    in a URL: `%2F`. A hash of the text replaces the end of a long name.
+    in a URL: `%2F`. In a long name a hash of the text replaces the end.
     """
     name = _UNSAFE.sub(lambda found: f"%{ord(found[0]):02X}", text) or "%"
     if len(encoded := name.encode()) <= LONGEST:
@@ -30,7 +33,7 @@ def safe_name(text: str) -> str:
 
 
 def is_plain_name(name: object) -> bool:
-    """Return whether this is a name within a folder: not a path, not empty, and without a leading dot."""
+    """Return whether a value is the name of a file within a folder, not empty and without a leading dot."""
     return (
         isinstance(name, str) and name[:1] not in ("", ".") and "\0" not in name and Path(name).name == name
     )

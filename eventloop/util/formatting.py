@@ -1,4 +1,4 @@
-"""Format numbers for people: durations, counts, shares, and lines of blocks."""
+"""Format numbers for people: durations, counts, shares, and rows of block characters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from eventloop.util.printable import printable
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII_BLOCKS = "_.-:=+*#"
 ABSENT = "-"
-"""Stands in a table for a missing number."""
+"""The text for a missing number in a table."""
 _SPACE = re.compile(r"\s")
 
 
@@ -34,7 +34,7 @@ def duration(seconds: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Format a number with three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`."""
+    """Format a number with at least three digits: `0.123`, `1.23`, `12.3`, `123`, `1,234`."""
     size = abs(number)
     digits = 3 if size < 0.9995 else 2 if size < 9.995 else 1 if size < 99.95 else 0
     return f"{number:,.{digits}f}"
@@ -47,7 +47,7 @@ def memory_size(size: int) -> str:
 
 
 def count_or_time(number: float) -> str:
-    """Format an int with all digits, and another number with three."""
+    """Format a count, an int, with all its digits, and a float with three digits."""
     return f"{number:,}" if isinstance(number, int) else three_digits(number)
 
 
@@ -60,12 +60,12 @@ def on_a_line(text: str, width: int | None = None) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Format a share as `12.3 %`; "-" if `whole` is 0."""
+    """Format `part / whole` in percent: `12.3 %`; return "-" if `whole` is 0."""
     return f"{part / whole * 100:.1f} %" if whole else ABSENT
 
 
 def ratio(number: float, first: float) -> str:
-    """Format a ratio as `1.23×`; "-" if `first` is 0."""
+    """Format `number / first` as `1.23×`; return "-" if `first` is 0."""
     return f"{number / first:.2f}×" if first else ABSENT
 
 
@@ -77,14 +77,16 @@ def value_text(value: float) -> str:
 def sparkline(
     values: Sequence[float], *, width: int = 32, from_zero: bool = False, blocks: str = BLOCKS
 ) -> str:
-    """Draw values as one line of blocks; "×" where no value is finite.
+    """Draw values as a row of block characters, with "×" for values that are not finite.
 
         sparkline([1, 2, 3, 8])  # "▁▂▃█"
 
     Args:
-        width: characters at most; more values are averaged.
-        from_zero: the lowest block is 0 and the highest at most four times the median, so that slow first
-            iterations do not flatten the rest. Without it the lowest block is the least value.
+        width: the largest number of characters; if there are more values, neighbours are averaged.
+        from_zero: let the lowest block stand for 0, and the highest for at most four times the median, so
+            that slow first iterations do not flatten the rest. Otherwise the lowest block stands for the
+            least value.
+        blocks: the characters, from the lowest to the highest.
     """
     means = [_mean(values[begin:end]) for begin, end in _pieces(len(values), width)]
     finite = [mean for mean in means if not math.isnan(mean)]
@@ -107,7 +109,7 @@ def _level(value: float, low: float, high: float, levels: int) -> int:
 
 
 def _pieces(number: int, width: int) -> list[tuple[int, int]]:
-    """Return begin and end of pieces of equal length, at most `width` pieces."""
+    """Divide `number` items into at most `width` equal pieces; return the begin and end of each."""
     count = min(number, width)
     return [(number * i // count, number * (i + 1) // count) for i in range(count)]
 
@@ -118,7 +120,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
     try:
         mean = fmean(finite)
-    except OverflowError:  # of the sum
+    except OverflowError:  # the sum is too large
         mean = math.fsum(value / len(finite) for value in finite)
     return min(max(mean, min(finite)), max(finite))  # rounding may leave the range of the values
 
@@ -126,9 +128,10 @@ def _mean(values: Sequence[float]) -> float:
 def table(
     header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), rule: bool = True
 ) -> str:
-    """Return a table with columns as wide as their widest cell; those in `right` are right-aligned.
+    """Return a table as text, with columns as wide as their widest cell.
 
     Args:
+        right: the indices of the columns that are aligned to the right.
         rule: whether a line is drawn below the header.
     """
     rows = [[*map(on_a_line, row)] for row in rows]

@@ -1,4 +1,4 @@
-"""Inspect functions that users give: their names for people, their kinds and their signatures."""
+"""Inspect functions that users pass in: their names for messages, their kinds and their signatures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def handler_name(fn: Callable[..., object]) -> str:
-    """Return the name of a handler in plans and reports.
+    """Return the name of a handler for plans and reports.
 
     Examples: `EMAHook.after_train_iter`, `step_lr`, `<lambda> (a.py:3)`.
     """
@@ -27,7 +27,7 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
-    """Return whether `fn` is an `async def` function, a partial of one, or has such a `__call__`."""
+    """Return whether `fn` is an `async def` function, a partial of one, or has such a method `__call__`."""
     if inspect.isroutine(fn):
         return inspect.iscoroutinefunction(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
@@ -37,7 +37,9 @@ def check_call(what: str, fn: object, *parameters: str) -> None:
     """Refuse a value that cannot be called with these positional arguments.
 
     Args:
-        what: what messages call the function.
+        what: the name of the function in messages.
+        fn: the value.
+        parameters: the names of the arguments.
     """
     expected = f"({', '.join(parameters)})"
     if not callable(fn):

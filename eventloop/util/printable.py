@@ -1,4 +1,4 @@
-"""Make texts from outside safe to show in a terminal. This module imports no torch.
+"""Make texts from outside the program safe to show in a terminal. This module imports no torch.
 
 A terminal obeys control characters: a metric's name could move the cursor, clear the screen or set its title,
 and a bidirectional override could show a text in another order. Commands, `ConsoleWriter` and the log escape
@@ -11,8 +11,9 @@ import logging
 import re
 
 CONTROLS = r"\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff"
-"""Control characters, as the inside of brackets in a regular expression: C0 without tab and line feed, DEL,
-C1, line separators, direction marks and lone surrogates.
+"""The control characters, to be put into the brackets of a regular expression.
+
+They are C0 except tab and line feed, DEL, C1, line separators, direction marks and lone surrogates.
 """
 _CONTROL = re.compile(f"[{CONTROLS}]")
 
@@ -32,7 +33,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def escape_log_record(record: logging.LogRecord) -> bool:
-    """Make the message of a log record printable. This is a filter that passes every record."""
+    """Make the message of a log record printable; as a logging filter, let every record pass."""
     try:
         message = record.getMessage()
     except Exception:  # logging itself reports a message that cannot be formatted

@@ -15,7 +15,7 @@ def escaped(text: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """Return `value` with all its texts escaped, also in mappings and their keys, lists, tuples and sets."""
+    """Return `value` with all texts in it escaped, also those in lists, tuples, sets and mappings."""
     match value:
         case str():
             return escaped(value)

@@ -12,10 +12,10 @@ from eventloop.util.printable import printable
 
 
 def at_least_one(text: str) -> int:
-    """Parse an argument that is a positive int.
+    """Convert a command-line argument to a positive int.
 
     Raises:
-        argparse.ArgumentTypeError: it is not.
+        argparse.ArgumentTypeError: the argument is not a positive int.
     """
     try:
         number = int(text)
@@ -27,7 +27,7 @@ def at_least_one(text: str) -> int:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal. A closed stream, or None, is not."""
+    """Return whether a stream is a terminal; False for None or a closed stream."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):  # a stand-in that has no such method; a closed file
@@ -35,28 +35,32 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def in_notebook() -> bool:
-    """Return whether this is a Jupyter kernel, which shows standard output below the cell."""
+    """Return whether this process is a Jupyter kernel, which shows standard output below the cell."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     return getattr(get_ipython(), "kernel", None) is not None
 
 
 class OutputError(OSError):
-    """Raised when standard output cannot be written: the disk is full, or it was closed."""
+    """An error that standard output cannot be written: the disk is full, or the stream was closed."""
 
 
 def say(text: str) -> bool:
-    """Write a line at once. Return False if the reader has closed the pipe, as in `eventloop demo | head`.
+    """Write a line to standard output at once; return False if its reader has closed the pipe.
 
-    Control characters, and characters outside the encoding of standard output, are written as escapes.
+    The reader does so in `eventloop demo | head`, for example. Control characters, and characters outside the
+    encoding of standard output, are written as escapes.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: standard output cannot be written.
     """
     return _put(lambda: sys.stdout.write(_encodable(printable(f"{text}\n"))))
 
 
 def say_lines(lines: Iterable[tuple[str, bool]]) -> bool:
-    """Write lines as `say` does, and dim those with True on a terminal, unless `NO_COLOR` is set."""
+    """Write lines as `say` does; each is given as a text and whether to dim it.
+
+    Lines are dimmed only on a terminal, and not if `NO_COLOR` is set.
+    """
     colour = is_terminal(sys.stdout) and not os.environ.get("NO_COLOR")
     shown = [(_encodable(printable(line)), dim and colour) for line, dim in lines]
     text = "".join(f"\x1b[2m{line}\x1b[0m\n" if dim else f"{line}\n" for line, dim in shown)
@@ -64,10 +68,10 @@ def say_lines(lines: Iterable[tuple[str, bool]]) -> bool:
 
 
 def put_file(data: bytes) -> bool:
-    """Write the bytes of a file to standard output. Return False if the reader has closed the pipe.
+    """Write the bytes of a file to standard output; return False if its reader has closed the pipe.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: standard output cannot be written.
     """
     return _put(lambda: sys.stdout.buffer.write(data))
 
@@ -88,7 +92,7 @@ def _put(write: Callable[[], object]) -> bool:
 
 
 def output_encoding() -> str:
-    """Return the encoding of standard output; UTF-8 if it has none or is closed."""
+    """Return the encoding of standard output; "utf-8" if it has no encoding or is closed."""
     return getattr(sys.stdout, "encoding", None) or "utf-8"
 
 
@@ -98,7 +102,7 @@ def _encodable(text: str) -> str:
 
 
 def drop_output() -> None:
-    """Discard further output. The interpreter would fail at exit to write the rest of it."""
+    """Discard further output, because the interpreter would otherwise fail at exit to write the rest."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -1,15 +1,15 @@
-"""Format an error as one line, for accounts and events."""
+"""Format an error as one line, for reports and events."""
 
 from __future__ import annotations
 
 
 class UnavailableError(ConnectionError):
-    """Raised when something outside the program is missing that a subscriber needs, such as a server.
+    """Raised when a subscriber needs something outside the program, such as a server, that is missing.
 
-    The text is logged as a warning of one line, without a traceback: no line of the program is wrong.
+    The error is logged as a warning of one line without a traceback, because no line of the program is wrong.
     """
 
 
 def error_text(error: BaseException) -> str:
-    """Return "ValueError: no such name", or only the type if the error has no text."""
+    """Return an error as a text such as "ValueError: no such name", or only its type if it has no text."""
     return f"{type(error).__name__}: {error}".removesuffix(": ")

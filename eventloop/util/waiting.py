@@ -1,10 +1,10 @@
-"""Wait in ways that a signal may interrupt at any instruction.
+"""Wait for conditions in ways that a signal handler may interrupt at any instruction.
 
-`threading.Condition` is written in Python. An error that a signal handler raises between two of its lines,
-such as the KeyboardInterrupt of a second Ctrl-C, becomes "RuntimeError: cannot release un-acquired lock" or
-leaves its lock held. The same holds for `threading.Event` and `concurrent.futures.Future`, which use it. The
-training thread therefore waits on bare locks, one for each waiter, so that an abandoned lock disturbs no
-other waiter. `ring` and `set` are safe in a signal handler, where `Event.set` may deadlock.
+`threading.Condition` is written in Python. If a signal handler raises an error between two of its lines, such
+as the KeyboardInterrupt of a second Ctrl-C, the error turns into "RuntimeError: cannot release un-acquired
+lock", or a lock stays held. `threading.Event` and `concurrent.futures.Future` use it and have the same fault.
+The training thread therefore waits on bare locks, one for each waiter, so that an abandoned lock disturbs no
+other waiter. `ring` and `set` may be called in a signal handler, where `Event.set` may deadlock.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SIGNAL_SECONDS = 0.2
-"""Seconds that the main thread blocks at a time. A signal that arrives between the interpreter's check and
-the lock is handled only when the lock returns.
+"""The time in seconds for which the main thread blocks at once.
+
+If a signal arrives just before the thread blocks, its handler runs only when the lock returns.
 """
 
 
@@ -28,16 +29,16 @@ class Bell:
     """Wake all threads that wait for a condition, as `threading.Condition` does."""
 
     def __init__(self) -> None:
-        self._gates: list[threading.Lock] = []  # one for each waiter: open after a ring
+        self._gates: list[threading.Lock] = []  # one for each waiter, released by a ring
 
     def ring(self) -> None:
         """Let all waiters check their condition again."""
         for gate in tuple(self._gates):
-            with suppress(RuntimeError):  # it is open already
+            with suppress(RuntimeError):  # it is released already
                 gate.release()
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until `ready()` is true, called after each ring. Return False after `timeout` seconds."""
+        """Wait until `ready()` is true, asking after each ring; return False after `timeout` seconds."""
         if ready():
             return True
         deadline = inf if timeout is None else monotonic() + timeout
@@ -47,7 +48,7 @@ class Bell:
         gate.acquire()
         self._gates.append(gate)
         try:
-            while not ready():  # again, now that a ring can open the gate
+            while not ready():  # checked again, now that a ring releases the gate
                 left = deadline - monotonic()
                 if left <= 0.0:
                     return False
@@ -58,7 +59,7 @@ class Bell:
 
 
 class Latch:
-    """A flag to wait for, as `threading.Event`."""
+    """A flag on which threads can wait, as `threading.Event`."""
 
     def __init__(self) -> None:
         self._turns = 0  # odd while set; one number, so that reading it is atomic
@@ -79,7 +80,7 @@ class Latch:
         self._turns = turns + turns % 2
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the flag is set, if only for a moment. Return False after `timeout` seconds."""
+        """Wait until the flag is set, even if only for a moment; return False after `timeout` seconds."""
         began = self._turns
         return began % 2 == 1 or self._bell.wait_for(lambda: self._turns != began, timeout)
 
@@ -107,11 +108,15 @@ class Promise(Generic[T]):
         return self._settled.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until a result or an error is set. Return False after `timeout` seconds."""
+        """Wait until a result or an error is set; return False after `timeout` seconds."""
         return self._settled.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, and return the error, or None."""
+        """Wait, and return the error that was set, or None if a result was set.
+
+        Raises:
+            TimeoutError: neither is set after `timeout` seconds.
+        """
         if not self.wait(timeout):
             raise TimeoutError(f"expected a result within {timeout:g} s, got none")
         return self._error
@@ -120,7 +125,7 @@ class Promise(Generic[T]):
         """Wait, and return the result.
 
         Raises:
-            TimeoutError: nothing is set after `timeout` seconds.
+            TimeoutError: neither a result nor an error is set after `timeout` seconds.
             BaseException: the error that was set.
         """
         error = self.exception(timeout)

@@ -1,6 +1,6 @@
-"""Account for the events of one background subscriber.
+"""Count the events of one background subscriber.
 
-One lock guards the counters, and is never held during foreign code or a disk operation.
+One lock guards the counters. It is never held while a handler, a filter or a disk operation runs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ Incoming = Event | Stamped | Pending
 
 @dataclass(slots=True)
 class Route:
-    """The interest of a subscriber in one type of event.
+    """The filters of a subscriber for one type of event.
 
     Args:
-        early: the test of `every=` and `start=`, applied at the emit.
-        late: the test of `when=` and `once=`, applied on the subscriber's own thread.
+        early: the filter of `every=` and `start=`, applied at the emit; None without one.
+        late: the filter of `when=` and `once=`, applied on the subscriber's own thread; None without one.
     """
 
     early: Passes | None
@@ -38,7 +38,7 @@ class Route:
 
 
 class Account(NamedTuple):
-    """The counters at one moment: numbers of events, except `calls` and their `seconds`."""
+    """A copy of the counters at one moment: numbers of events, except `calls` and their `seconds`."""
 
     calls: int
     seconds: float
@@ -53,7 +53,8 @@ class Account(NamedTuple):
 class SubscriberAccount(ABC):
     """The counters of a subscriber, and the list to which emits append its events.
 
-    At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is the difference.
+    At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is computed from the
+    others.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
@@ -66,14 +67,14 @@ class SubscriberAccount(ABC):
         self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
         self._lock = threading.RLock()  # reentrant, as a filter may look at the account
-        self._turned_away = 0  # dropped although older events stay in the queue
+        self._turned_away = 0  # events dropped while older events stayed in the queue
         self._has_posts = False  # whether deferred events were ever posted to it
         self._losses_told = 0, 0  # dropped and failed
         self._drops_told = 0
         self._drops_told_at = float("-inf")
         self._spill = Spill(name, options.capacity)
-        self._in_flight = 0  # events that were taken out, and are not accounted for
-        self._progress = [0]  # how many of them are delivered; a list of its own for each run of deliveries
+        self._in_flight = 0  # events taken out of the queue whose delivery is not counted yet
+        self._progress = [0]  # how many of them are delivered; a new list for each run of deliveries
 
     @property
     def account(self) -> Account:
@@ -90,12 +91,12 @@ class SubscriberAccount(ABC):
 
     @property
     def queued(self) -> int:
-        """Return how many emitted events are not yet delivered, failed or dropped."""
+        """Return the number of emitted events that are not yet delivered, failed or dropped."""
         return self.account.queued
 
     @property
     def emitted(self) -> int:
-        """Return how many events were emitted for this subscriber."""
+        """Return the number of events emitted for this subscriber."""
         with self._lock:
             return self.received + self._waiting_outside()
 
@@ -109,11 +110,11 @@ class SubscriberAccount(ABC):
         return self.received + self._waiting_outside() - settled
 
     def _waiting_outside(self) -> int:
-        """Return the number of events in `incoming`, without deferred ones: they are not emitted yet."""
+        """Return the number of events in `incoming`, except deferred events that are not created yet."""
         if not self._has_posts:
             return len(self.incoming)
         while True:
-            with suppress(RuntimeError):  # a thread has emitted meanwhile
+            with suppress(RuntimeError):  # another thread has emitted during the iteration
                 return sum(
                     len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
                 )
@@ -149,11 +150,11 @@ class SubscriberAccount(ABC):
     def _turn_away(self, event_type: type[Event], count: int) -> None:
         self.dropped += count
         self._turned_away += count
-        if event_type is EventsDropped:  # a report of these drops would be dropped here again, for ever
+        if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
             self._drops_told += count
 
     def go_on_from(self, former: SubscriberAccount) -> None:
-        """Continue the account of a subscriber that has ended; its undelivered events count as dropped."""
+        """Continue the account of a former, ended subscriber; its undelivered events count as dropped."""
         now = former.account
         self.received = now.delivered + now.failed + now.dropped + now.queued
         self.calls, self.seconds, self.delivered, self.failed = (
@@ -167,7 +168,7 @@ class SubscriberAccount(ABC):
         self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
 
     def new_losses(self) -> str:
-        """Describe the dropped and failed events if there are more than at the last call, else return ""."""
+        """Describe the dropped and failed events; "" if there are no more than at the last call."""
         now = self.account
         lost, told = (now.dropped, now.failed), self._losses_told
         self._losses_told = lost
@@ -175,7 +176,7 @@ class SubscriberAccount(ABC):
         return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
 
     def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report, 0 within `every` seconds after it."""
+        """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
         with self._lock:
             self._drop_late()
             count = self.dropped - self._drops_told
@@ -186,7 +187,7 @@ class SubscriberAccount(ABC):
             return count
 
     def lose_each(self, event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each wanted type as dropped."""
+        """Count one event of each type that the subscriber wants as dropped."""
         for event_type in event_types:
             if event_type in self.routes:
                 self.lose(event_type)
@@ -208,7 +209,7 @@ class SubscriberAccount(ABC):
 
     @abstractmethod
     def _bring_up_to_date(self) -> None:
-        """Apply filters and the overflow policy to what was emitted, as far as this does not take long."""
+        """Apply filters and the overflow policy to the emitted events, as far as this does not take long."""
 
 
 def unstamped(item: Event | Stamped) -> Event:

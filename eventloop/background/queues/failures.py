@@ -17,7 +17,7 @@ logger = logging.getLogger("eventloop")
 
 
 class FailingQueue(SubscriberQueue):
-    """The queue of a subscriber whose errors are logged, reported and counted, as `on_error` says."""
+    """The queue of a subscriber whose errors are logged, reported and counted according to `on_error`."""
 
     runs_on: ClassVar[RunsOn]
 
@@ -30,7 +30,7 @@ class FailingQueue(SubscriberQueue):
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:
         self.last_error = error_text(error)
         if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
-            # no fault of the subscriber: it goes on, whatever `on_error` says
+            # not the subscriber's fault, so it continues, even with on_error="disable"
             if new := self._name(bad):
                 self._report(self, Unencodable(new, len(new)), item, took)
             return
@@ -50,7 +50,7 @@ class FailingQueue(SubscriberQueue):
         logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
     def _name(self, events: list[BadEvent]) -> list[BadEvent]:
-        """Log the events whose type and unencodable field were not logged before, and return these events."""
+        """Log encoding errors of events and fields that were not logged before, and return those events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._named]
         for bad in new:
             if (bad.event, bad.field) not in self._named:
@@ -63,7 +63,7 @@ class FailingQueue(SubscriberQueue):
         return new
 
     def complain(self, error: BaseException, what: str) -> None:
-        """Report an error of a callback, which no event caused."""
+        """Report an error of a callback such as `on_flush`, for which no event counts as failed."""
         self.last_error = f"{error_text(error)} (in {what})"
         if self.options.on_error == "raise":
             error.add_note(f"raised by background subscriber {self.name} ({self.runs_on}) in {what}")
@@ -79,4 +79,4 @@ class FailingQueue(SubscriberQueue):
 
 
 Report = Callable[[FailingQueue, BaseException, Delivery | None, float], None]
-"""Called for each failure with the subscriber's queue, the error, the delivery and its seconds."""
+"""The type of a function that is called for each failure: queue, error, delivery and its seconds."""

@@ -1,4 +1,4 @@
-"""Ask the `when=` of one subscriber on a thread of its own, because foreign code may hang."""
+"""Call the `when=` filter of one subscriber on a thread of its own, because the user's code may hang."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from eventloop.util.waiting import Bell, Latch
 
 HANGS_SECONDS = 0.05
-"""A call of so many seconds is not waited for by a thread that reads an account."""
+"""The seconds after which a running `when=` call counts as hanging, and is no longer waited for."""
 
 
 class FilterThread:
@@ -16,21 +16,21 @@ class FilterThread:
 
     def __init__(self, name: str, ask_all: Callable[[], None], over: Callable[[], bool]) -> None:
         self.asked = Bell()
-        """Rings when all that waited was asked about."""
+        """A bell that rings when the filter has been called for all waiting events."""
         self._ask_all, self._over = ask_all, over
         self._woken = Latch()
         self._starting = threading.Lock()
         self._thread = threading.Thread(target=self._run, name=f"eventloop when= of {name}", daemon=True)
 
     def wake(self) -> None:
-        """Make the thread look for events, starting it at the first call; safe from any thread."""
+        """Make the thread look for events, and start it at the first call; safe from any thread."""
         with self._starting:
             if self._thread.ident is None and not self._over():
                 self._thread.start()
         self._woken.set()
 
     def is_here(self) -> bool:
-        """Return whether this is the thread itself."""
+        """Return whether the calling thread is this thread."""
         return threading.current_thread() is self._thread
 
     def _run(self) -> None:

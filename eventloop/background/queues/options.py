@@ -1,4 +1,4 @@
-"""Define how a background subscriber is fed, in the words of `bus.on`."""
+"""Define the options of a background subscriber: its queue, its overflow policy, batches and errors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Offload = Literal["thread", "process"]
 
 @dataclass(frozen=True, slots=True)
 class LaneOptions:
-    """Options of a background subscriber, explained and checked by `bus.subscribe`.
+    """The options of a background subscriber, explained and checked by `bus.subscribe`.
 
-    `on_flush` and `on_close` are called on the subscriber's own thread, after the events emitted before.
+    `on_flush` and `on_close` are called on the subscriber's own thread, after all events emitted before.
     """
 
     queue: int = 1024
@@ -29,7 +29,7 @@ class LaneOptions:
 
     @property
     def capacity(self) -> int:
-        """Return how many events the queue may hold."""
+        """Return the largest number of events that the queue may hold."""
         return 1 if self.overflow == "latest" else self.queue
 
     @property

@@ -1,8 +1,8 @@
-"""Hold the events of one background subscriber, and account for each of them.
+"""Hold the events of one background subscriber, and count each of them.
 
 `emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
-into `buffer`, which has the capacity that the user asked for; while a delivery keeps it busy, the keeper
-(`eventloop.background.background`) does so.
+into `buffer`, whose capacity the user chose. While a delivery keeps it busy, the keeper
+(`eventloop.background.background`) moves them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell
 
 INCOMING_LIMIT = 1_048_576
-"""The largest number of events in `incoming`; beyond it the oldest are dropped, and counted.
+"""The largest number of events in `incoming`; the oldest events beyond it are dropped and counted.
 
-Only a program that emits faster than it delivers for seconds reaches it.
+Only a program that for seconds emits faster than the subscriber delivers reaches it.
 """
 HELD_SECONDS = 0.1
-"""From so long a delivery on, the events beyond the capacity of a queue go to the spill file."""
+"""The seconds of a delivery after which events beyond the queue's capacity go to the spill file."""
 MOVED_AT_ONCE = 8192
-"""Events that a thread moves before it lets another thread have the queue: some 15 ms of work.
+"""The number of events that a thread puts into the queue before other threads may use the queue.
 
-With 256 the two threads wait for each other most of the time, and half of a burst stays in memory
-(`tests/background/test_overflow_load.py`).
+They take some 15 ms. With 256 the two threads wait for each other most of the time, and half of a burst stays
+in memory (`tests/background/test_overflow_load.py`).
 """
 FILTER_SECONDS = 0.2
-"""The longest time that a look at an account waits for `when=` to be asked about the last events."""
+"""The longest wait in seconds for `when=` to check the last events, when an account is read."""
 _LOOK_SECONDS = 0.05
-"""How often a thread that waits for room checks whether there will ever be any."""
+"""The interval in seconds at which a thread that waits for room checks whether the queue has ended."""
 
 Delivery = Event | list[Event]
 
@@ -47,8 +47,8 @@ Delivery = Event | list[Event]
 class SubscriberQueue(SubscriberAccount):
     """The bounded queue of a subscriber, with its spill file.
 
-    For a subscriber with `when=` a thread of its own calls that function for each event. An event that it
-    rejects is taken out of the account.
+    If the subscriber has `when=`, a separate thread calls that filter for each event. A rejected event is
+    removed from the account.
     """
 
     def __init__(self, name: str, options: LaneOptions) -> None:
@@ -59,10 +59,10 @@ class SubscriberQueue(SubscriberAccount):
         self._spills = options.overflow == "spill"
         self._caught_up = True  # whether `incoming` was empty since the keeper looked
         self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
-        self._asking: tuple[float, Event] | None = None  # the call of `when=` under way, and its begin
+        self._asking: tuple[float, Event] | None = None  # begin and event of the running call of `when=`
         self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
         self._last_taken: list[Event] = []
-        self._taken = self._asked = 0  # events that it has taken, and asked about
+        self._taken = self._asked = 0  # events taken by the filter thread, and those it has checked
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
 
@@ -74,11 +74,11 @@ class SubscriberQueue(SubscriberAccount):
 
     @property
     def held(self) -> bool:
-        """Return whether the delivery under way has taken longer than `HELD_SECONDS`."""
+        """Return whether the current delivery has taken longer than `HELD_SECONDS`."""
         return bool(self._began) and perf_counter() - self._began > HELD_SECONDS
 
     def set_routes(self, routes: dict[type[Event], Route]) -> None:
-        """Set the types of events that the subscriber wants, with their filters."""
+        """Set the event types that the subscriber wants, with their filters."""
         self.routes = routes
         if self._filter is None and any(route.late is not None for route in routes.values()):
             self._filter = FilterThread(self.name, self._ask_all, lambda: self.done)
@@ -86,9 +86,9 @@ class SubscriberQueue(SubscriberAccount):
     # --- putting in (the emitting thread) ------------------------------------------------------------------
 
     def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
-        """Return two functions that append an event of a type to `incoming` if it passes the early filter.
+        """Return two functions that append an event of a type to `incoming` if it passes `every` and `start`.
 
-        The second also notes the time of the emit, to measure how long the event waits.
+        The second one also notes the time of the emit, from which the wait in the queue is measured.
         """
         append, early = self.incoming.append, self.routes[event_type].early
 
@@ -103,30 +103,30 @@ class SubscriberQueue(SubscriberAccount):
         return (append if early is None else feed), stamp
 
     def feed(self, event: Event) -> None:
-        """Append a health event, which no emit hands over, to `incoming` if the subscriber wants it."""
+        """Append an event of the background, such as a health event, to `incoming` if it is wanted."""
         if self._wants(event):
             self.incoming.append(event)
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
-        """Keep a place in the queue for events that are created later."""
+        """Append a placeholder to the queue for events that are created later."""
         self._has_posts = True
         pending = Pending(types)
         self.incoming.append(pending)
         return pending
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
-        """Put the created events that the subscriber wants into the place that `post` kept for them."""
+        """Put those created events that the subscriber wants into the placeholder that `post` appended."""
         wanted = [event for event in events if self._wants(event)]
         with self._lock:
             if pending.events is None:
                 pending.events = wanted
 
     def wants_now(self, passes: Passes, event: Event) -> bool:
-        """Return whether the subscriber wants an event, asking `when=` at the emit, for overflow="block".
+        """Return whether an event passes the filters at the emit, for a subscriber with overflow="block".
 
         If `when=` raises, the error is reported, and the event counts as failed and is not wanted. A
-        KeyboardInterrupt or SystemExit on the main thread is raised again, because a signal handler may
-        have raised it.
+        KeyboardInterrupt or SystemExit on the main thread is raised again, because a signal handler may have
+        raised it.
         """
         try:
             return bool(passes(event))
@@ -141,9 +141,9 @@ class SubscriberQueue(SubscriberAccount):
             return False
 
     def would_want(self, event: Event) -> bool:
-        """Return whether the filters pass an event that is emitted after the bus was closed.
+        """Return whether an event emitted after the bus was closed passes the filters.
 
-        An event counts as wanted if its filter raises, or cannot be asked because an earlier call hangs.
+        It counts as passing if a filter raises, or cannot be called because an earlier call hangs.
         """
         route = self.routes[type(event)]
         tests = [route.early] if self._asking is not None else [route.early, route.late]
@@ -153,7 +153,7 @@ class SubscriberQueue(SubscriberAccount):
             return True
 
     def wait_for_room(self) -> None:
-        """Wait while the queue is full and open, for overflow="block"."""
+        """Wait while the queue is full and has not ended, for overflow="block"."""
         if self._has_room():
             return
         self.wake()
@@ -164,7 +164,7 @@ class SubscriberQueue(SubscriberAccount):
         return self.done or self.queued < self._capacity
 
     def keep_bounded(self) -> None:
-        """Drop the oldest events beyond `INCOMING_LIMIT`; an emitting thread calls it now and then."""
+        """Drop the oldest events beyond `INCOMING_LIMIT`; emitting threads call it from time to time."""
         if len(self.incoming) <= INCOMING_LIMIT:
             return
         with self._lock:
@@ -174,11 +174,11 @@ class SubscriberQueue(SubscriberAccount):
     # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
 
     def take_in(self, *, own: bool) -> None:
-        """Move events from `incoming` into the queue, up to the first place of a deferred not created yet.
+        """Move events from `incoming` into the queue, up to the first deferred event that is not created yet.
 
         Args:
-            own: whether this is the subscriber's own thread, which delivers next: it leaves in `incoming`
-                what would be spilled.
+            own: whether the caller is the subscriber's own thread, which delivers next; it leaves events in
+                `incoming` that would have to be spilled.
         """
         if self._filter is not None:
             self._filter.wake()
@@ -193,7 +193,7 @@ class SubscriberQueue(SubscriberAccount):
                     self._store(event)
 
     def _move(self, *, own: bool) -> Event | None:
-        """Move events into the queue; return the first that is to be spilled, None if there is none."""
+        """Move events into the queue; return the first one that must be spilled, or None without one."""
         if self.done:
             self._drop_late()
         while (item := self._next_incoming()) is not None:
@@ -208,7 +208,7 @@ class SubscriberQueue(SubscriberAccount):
         return None
 
     def _store(self, event: Event) -> None:
-        """Put an event into the queue, or the spill file."""
+        """Put an event into the queue, or into the spill file if the queue is full."""
         if not (self._spills and self._full()):
             with self._lock:
                 self._enter(event)
@@ -217,9 +217,9 @@ class SubscriberQueue(SubscriberAccount):
                 self._turn_away(type(event), 1)
 
     def _next_incoming(self) -> Event | Stamped | None:
-        """Remove and return the next item of `incoming`.
+        """Remove and return the next event of `incoming`.
 
-        None if there is none, or its values have not left the device.
+        None if `incoming` is empty, or if the next event is a deferred one that is not created yet.
         """
         while self.incoming:
             item = self.incoming.popleft()
@@ -239,7 +239,7 @@ class SubscriberQueue(SubscriberAccount):
         return len(self.buffer) >= self._capacity or self._spill.count > 0
 
     def _enter(self, item: Event | Stamped) -> None:
-        """Put an event into the queue, or apply the policy of a queue that does not spill."""
+        """Put an event into the queue, or apply the overflow policy other than "spill"."""
         overflow = self.options.overflow
         if self.done or (overflow == "drop_newest" and self._full()):
             self._turn_away(type_of(item), 1)
@@ -250,9 +250,11 @@ class SubscriberQueue(SubscriberAccount):
             self.dropped += 1
 
     def catch_up(self, timeout: float, *, patient: bool = False) -> bool:
-        """Wait until `when=` was asked about each event emitted so far; return False on a timeout.
+        """Wait until `when=` was called for each event emitted so far; return False on a timeout.
 
-        A call that hangs is waited for only if `patient`.
+        Args:
+            timeout: seconds to wait at most.
+            patient: whether to wait even for a call that hangs.
         """
         thread = self._filter
         if thread is None or thread.is_here():
@@ -268,7 +270,7 @@ class SubscriberQueue(SubscriberAccount):
         return thread.asked.wait_for(lambda: self._asked >= target or self.done, timeout)
 
     def _ask_all(self) -> None:
-        """Ask `when=` about the events of `incoming`, and move the wanted ones into the queue."""
+        """Call `when=` for the events in `incoming`, and move those that pass into the queue."""
         with self._feeding:
             while True:
                 with self._lock:
@@ -284,11 +286,11 @@ class SubscriberQueue(SubscriberAccount):
                 self._asked += 1
 
     def _passes(self, asking: tuple[float, Event]) -> bool:
-        """Return whether `when=` passes an event, and account for an event that it does not pass.
+        """Return whether an event passes `when=`, and count an event that does not.
 
-        A rejected event leaves the account; if `when=` raises, the event has failed. Nothing is counted if
-        the call took so long that it was given up, or if the subscriber has ended meanwhile: the event was
-        counted then.
+        A rejected event is removed from the account; if `when=` raises, the event has failed. Nothing is
+        counted if the call was given up as too long, or if the subscriber has ended during it: then the event
+        was counted at that time.
         """
         event = asking[1]
         route = self.routes.get(type(event))
@@ -310,7 +312,7 @@ class SubscriberQueue(SubscriberAccount):
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
     def _take(self, most: int = 1) -> list[Event]:
-        """Remove and return the next events, at most `most`; an empty list if no event waits."""
+        """Remove and return the next events, at most `most`; an empty list without events."""
         most = min(most, self._capacity)
         with self._lock:
             if self._has_caught_up():
@@ -322,14 +324,14 @@ class SubscriberQueue(SubscriberAccount):
     def _has_caught_up(self) -> bool:
         """Return whether the subscriber may take its next event directly from `incoming`.
 
-        It may if no older event is in the queue, in the spill file, or in the hands of another thread that
-        moves events. The caller holds the lock.
+        It may if no older event is in the queue, in the spill file, or being moved by another thread. The
+        caller holds the lock.
         """
         others_move = self._filter is not None or self._feeding.locked()
         return self._spills and not (others_move or self.buffer or self._spill.count or self.ended_by)
 
     def _note(self, events: list[Event]) -> list[Event]:
-        """Count events as under way, and return them."""
+        """Count events as being delivered, and return them."""
         self._in_flight += len(events)
         self._last_taken = events
         return events
@@ -344,7 +346,7 @@ class SubscriberQueue(SubscriberAccount):
     def _take_directly(self, most: int) -> list[Event]:
         """Take at most `most` events from `incoming`, without putting them into the queue first.
 
-        Only called if `_has_caught_up` is true: then the queue is empty, and the order is kept.
+        Only called if `_has_caught_up` is true: the queue is empty then, so that the order is kept.
         """
         if self._has_posts:
             found = list(islice(iter(self._next_incoming, None), most))
@@ -363,9 +365,9 @@ class SubscriberQueue(SubscriberAccount):
         return item.event
 
     def _refill(self) -> None:
-        """Fill the queue from the spill file, or else from `incoming`."""
+        """Fill the queue from the spill file, or from `incoming` if the file is empty."""
         if self._spill.count and not self.buffer:
-            with self._feeding:  # a close that keeps what is left finds them in the file or in the queue
+            with self._feeding:  # so that a close finds the events either in the file or in the queue
                 if self.ended_by:
                     return
                 events, lost = self._spill.read(self._capacity)
@@ -378,7 +380,7 @@ class SubscriberQueue(SubscriberAccount):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the thread or task that delivers look at the queue; safe from any thread."""
+        """Make the delivering thread or task look at the queue; safe from any thread."""
 
     @abstractmethod
     def _failure(self, error: BaseException, item: Delivery | None, took: float) -> None:

@@ -1,14 +1,14 @@
-"""Keep the events that exceed a subscriber's queue in temporary files (overflow="spill").
+"""Store the events that exceed a subscriber's queue in temporary files (overflow="spill").
 
-They come back in order:
+They are delivered later in their order:
 
     bus.subscribe(slow, "after_train_iter", offload="thread")      # the default
-    subscription.stats.spilled                                     # how many events took this way
+    subscription.stats.spilled                                     # the number of events stored in files
 
-Events are encoded one by one and written in chunks, never by the emitting thread. There are two files: one is
-written while the other is read, and when it is read to its end they change places. So neither grows for ever
-for a subscriber that stays behind for hours. The files are in `tempfile.gettempdir()`, which the environment
-variable TMPDIR changes, and have no name: a killed process leaves nothing behind.
+Events are encoded one by one and written in chunks, never by the emitting thread. There are two files. One is
+written while the other is read, and they swap when the second one is read to its end. So neither file grows
+forever if a subscriber stays behind for hours. The files are in `tempfile.gettempdir()`, which the
+environment variable TMPDIR changes, and have no name: a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from eventloop.events.codec import Frames
 logger = logging.getLogger("eventloop")
 
 SPILL_BYTES = 2**30
-"""The largest size of one subscriber's waiting events; beyond it the newest are dropped and counted."""
+"""The largest size of one subscriber's stored events; further events are dropped and counted."""
 CHUNK_BYTES = 64 * 2**10
-"""Bytes that are written together, about 800 events of an iteration: writing them costs 30 us."""
+"""The number of bytes that are written together, about 800 events of an iteration: writing takes 30 us."""
 RETRY_SECONDS = 1.0
-"""How long after a failed write the next one is tried."""
+"""The seconds after a failed write until the next attempt."""
 
 
 class SpillFile:
-    """Chunks of encoded events: written to its end, then read from its begin."""
+    """A temporary file of encoded events in chunks: written completely, then read from the start."""
 
     def __init__(self) -> None:
         self.tail = bytearray()  # not in the file yet
-        self.sizes: list[int] = []  # of the chunks in the file
-        self.kept: list[Event] = []  # those that cannot be encoded
+        self.sizes: list[int] = []  # sizes of the chunks in the file
+        self.kept: list[Event] = []  # events that cannot be encoded
         self.bytes = 0
         self._file: IO[bytes] | None = None
 
@@ -62,12 +62,12 @@ class SpillFile:
         self.tail.clear()
 
     def close(self) -> None:
-        """Give the file back to the disk."""
+        """Close the temporary file, which frees its disk space."""
         if self._file is not None:
             self._file.close()
 
     def chunks(self) -> Iterator[bytes]:
-        """Read the chunks in order, and close the file."""
+        """Yield the chunks in order, and close the file."""
         if self._file is not None:
             with self._file:
                 self._file.seek(0)
@@ -80,31 +80,31 @@ class SpillFile:
 
 
 class Spill:
-    """The events beyond a queue's capacity, first in, first out.
+    """Store the events beyond a queue's capacity in files, and return them in order.
 
-    One thread at a time adds and one reads; the reader waits for neither a write nor another reader.
+    One thread at a time adds and one reads. The reader waits neither for a write nor for another reader.
 
     Args:
         name: the subscriber's name.
-        kept: how many events that cannot be encoded wait in memory; more are dropped.
+        kept: the largest number of events that are kept in memory because they cannot be encoded.
     """
 
     def __init__(self, name: str, kept: int) -> None:
-        self.count = 0  # events that wait
-        self.total = 0  # events that ever did
+        self.count = 0  # stored events
+        self.total = 0  # events stored so far, including those read again
         self._name = name
         self._most_kept = kept
         self._frames = Frames()
         self._lock = threading.Lock()
         self._written = SpillFile()
         self._read: Generator[Event | Exception] | None = None
-        self._read_count = 0  # events left in the file that is read
+        self._read_count = 0  # events left in the file being read
         self._read_bytes = 0
         self._told: set[object] = set()
         self._retry_at = float("-inf")
 
     def add(self, event: Event) -> bool:
-        """Append an event; return False if there is no room, and the event is to be dropped."""
+        """Append an event; return False without appending it if there is no room."""
         try:
             frame = self._encode(event)
         except Exception as error:
@@ -169,7 +169,7 @@ class Spill:
             logger.warning(message, *values)
 
     def read(self, most: int) -> tuple[list[Event], int]:
-        """Remove the next events, at most `most`; return them, and how many could not be read back."""
+        """Remove the next events, at most `most`; return them, and the number that could not be read back."""
         if self._read is None:
             with self._lock:
                 file, self._written = self._written, SpillFile()
@@ -195,16 +195,16 @@ class Spill:
         try:
             for chunk in file.chunks():
                 yield from self._frames.decode(chunk, kept)
-        except Exception:  # the disk, or what it gave back
+        except Exception:  # an error of the disk, or damaged data
             logger.exception("%s cannot read its spill file", self._name)
 
     def discard(self) -> None:
-        """Drop the waiting events, and close the files."""
+        """Drop the stored events, and close the files."""
         with self._lock:
             read, written = self._read, self._written
             self._written, self._read = SpillFile(), None
             self.count = self._read_count = self._read_bytes = 0
         written.close()
         if read is not None:
-            with suppress(ValueError):  # the subscriber is reading from it, and closes it at the end
+            with suppress(ValueError):  # the subscriber is reading from it, and closes it when done
                 read.close()

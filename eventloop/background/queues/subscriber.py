@@ -1,6 +1,6 @@
-"""Deliver to one background subscriber: handle its errors, flush it and end it.
+"""Deliver events to one background subscriber, handle its errors, flush it and end it.
 
-`eventloop.background.runners` and `workers` add the task, thread or process that delivers.
+`eventloop.background.runners` and `workers` add the task, thread or process that calls the handler.
 """
 
 from __future__ import annotations
@@ -28,21 +28,18 @@ from eventloop.util.waiting import Latch
 logger = logging.getLogger("eventloop")
 
 BEHIND_SECONDS = 1.0
-"""A subscriber that has not caught up for so long puts the events beyond its capacity into a file."""
+"""The seconds of lagging after which a subscriber's events beyond its capacity go to the spill file."""
 BURST = 262_144
-"""Events that may wait in memory at a subscriber that is about to deliver them, about 90 MB."""
+"""The largest number of events that wait in memory for a subscriber that is about to deliver: some 90 MB."""
 STUCK_SECONDS = 1.0
-"""A delivery of so many seconds that a thread has waited for in vain is logged as stuck."""
+"""The seconds after which a delivery that a flush or close waited for in vain is logged as stuck."""
 
 KeepLeft = Callable[[str, Iterable[Event]], None]
-"""Called with the name of a subscriber and the events that the end of a close leaves for it, at least one."""
+"""The type of a function that receives a subscriber's name and its undelivered events (at least one)."""
 
 
 class Flush:
-    """A request to flush a subscriber once it has handled the first `after` events.
-
-    With `calls` it then calls `on_flush`.
-    """
+    """A request to flush after the first `after` events are handled, and to call `on_flush` if `calls`."""
 
     def __init__(self, after: int, *, calls: bool) -> None:
         self.after = after
@@ -58,28 +55,28 @@ class Lane(FailingQueue):
         self.busy = Timing()  # of its deliveries
         self.recorder: SpanRecorder | None = None
         self._fn = fn
-        self._calling = ""  # the callback under way, unless it was told that it stalled
-        self._closing = False  # somebody waits for its end
-        self._no_more = False  # nothing comes any more: with an empty queue it ends
+        self._calling = ""  # the running callback; "" again once it is reported as stalled
+        self._closing = False  # whether a close waits for the end
+        self._no_more = False  # whether no more events come, so that an empty queue is the end
         self._flushes: deque[Flush] = deque()
-        self._left: Iterator[Event] = iter(())  # by a close; those in the spill file are read on the way
-        self._in_vain = 0.0, 0.0  # the begin of a delivery, and how long callers waited for it
+        self._left: Iterator[Event] = iter(())  # undelivered at a close; reads the spill file lazily
+        self._in_vain = 0.0, 0.0  # begin of a delivery, and the seconds that callers waited for it
         self._behind_since = perf_counter()  # when the keeper last saw that it had caught up
 
     def succeed(self, former: Lane) -> None:
-        """Continue the account and the timings of a subscriber that has ended, before the first delivery."""
+        """Continue the account and the timings of a former, ended lane, before the first delivery."""
         self.go_on_from(former)
         self.busy, self.waits = former.busy, former.waits
         self.last_error = former.last_error
         self.set_routes(former.routes)
 
     def leave_out(self, why: str) -> None:
-        """Mark the subscriber as stalled, because it takes no part in the bus that is reopened."""
+        """Mark the subscriber as stalled, because it does not take part in the reopened bus."""
         self.ended_by, self.last_error = "stalled", why
 
     @property
     def blocked_by_caller(self) -> bool:
-        """Return whether the queue cannot get empty while the calling thread waits for it."""
+        """Return whether the queue cannot become empty while the calling thread waits for it."""
         return False
 
     @property
@@ -90,10 +87,10 @@ class Lane(FailingQueue):
     # --- flushing (any thread) -----------------------------------------------------------------------------
 
     def flush_soon(self, *, calls: bool = True) -> Flush:
-        """Ask for a flush once everything emitted so far is handled.
+        """Request a flush for the time when everything emitted so far is handled.
 
         Args:
-            calls: whether to call `on_flush`; else the flush only marks that point.
+            calls: whether to call `on_flush` then; without it the flush only marks that point.
         """
         with self._lock:
             after = self.received + self._waiting_outside() - self._turned_away
@@ -105,7 +102,7 @@ class Lane(FailingQueue):
         return flush
 
     def _flush_if_due(self) -> None:
-        """Call `on_flush` if a flush is due, on the subscriber's own thread or task."""
+        """Call `on_flush` if a requested flush is due, on the subscriber's own thread or task."""
         while self._flushes:
             with self._lock:
                 handled = self.delivered + self._progress[0] + self.failed + self.dropped - self._turned_away
@@ -122,46 +119,46 @@ class Lane(FailingQueue):
     # --- ending (any thread) -------------------------------------------------------------------------------
 
     def hurry(self) -> None:
-        """Deliver without pauses: a close waits."""
+        """Deliver without pauses, because a close is waiting."""
         self._closing = True
         self.wake()
 
     def close_soon(self) -> None:
-        """End once the queue is empty."""
+        """Ask the subscriber to end once its queue is empty."""
         self._closing = self._no_more = True
         self.wake()
 
     def wait_closed(self, timeout: float) -> bool:
-        """Wait until the subscriber has ended, also by an error; return False after `timeout` seconds."""
+        """Wait until the subscriber has ended, with or without an error; return False on a timeout."""
         return self.ended or self.closed.wait(timeout)
 
     def waited_in_vain(self, seconds: float) -> None:
-        """Note that a thread waited so many seconds for the delivery under way, and no longer waits."""
+        """Note that a thread waited this many seconds for the current delivery, and has stopped waiting."""
         began, took = self._under_way()
         if began:
             self._in_vain = began, self.waited + min(took, seconds)
 
     @property
     def waited(self) -> float:
-        """Return how many seconds callers waited in vain for the delivery still under way."""
+        """Return the seconds that callers have waited in vain for the current delivery."""
         began, _ = self._under_way()
         return self._in_vain[1] if began and began == self._in_vain[0] else 0.0
 
     @property
     def stuck(self) -> str:
-        """Describe the delivery or callback that a caller waited for in vain, "" if it is not stuck."""
+        """Describe the delivery or callback in which the subscriber is stuck; "" if it is not stuck."""
         if not self.waited or self.ended_by == "stalled":  # then it is reported already
             return ""
         _, took = self._under_way()
         return f"stuck for {took:.1f} s in {self._calling or 'one delivery'}" if took >= STUCK_SECONDS else ""
 
     def _under_way(self) -> tuple[float, float]:
-        """Return the begin and the seconds of the delivery or callback under way, zeros without one."""
+        """Return the begin and the seconds of the current delivery or callback; zeros without one."""
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
 
     def abandon(self) -> None:
-        """Stop at the deadline of a close; the events that are left stay in the account."""
+        """Stop at the deadline of a close; undelivered events remain in the account as queued."""
         moving = self._feeding.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
         try:
             with self._lock:
@@ -177,7 +174,7 @@ class Lane(FailingQueue):
         self._notify()
 
     def pass_left_events(self, keep: KeepLeft | None) -> None:
-        """Pass the events that a close has left to `keep`, with those of the delivery under way.
+        """Call `keep` with the events that a close left undelivered, including those of the current delivery.
 
         An error of `keep` is logged, because the close must go on.
         """
@@ -195,7 +192,10 @@ class Lane(FailingQueue):
             yield self._pop_incoming()
 
     def _leave(self, item: Incoming) -> list[Event]:
-        """Return the events of an item that a close has left: those of a deferred may never be created."""
+        """Return the events of a queue entry that a close leaves undelivered.
+
+        A deferred that was never created gives no events, and counts as dropped.
+        """
         if not isinstance(item, Pending):
             return [unstamped(item)]
         if item.events is None:
@@ -208,12 +208,12 @@ class Lane(FailingQueue):
             yield from self._spill.read(self._capacity)[0]
 
     def _under_way_events(self) -> list[Event]:
-        """Return the events that were taken out of the queue, and have neither been delivered nor failed."""
+        """Return the events that were taken out of the queue, and are neither delivered nor failed yet."""
         count = self._in_flight - self._progress[0]
         return self._last_taken[-count:] if count > 0 else []
 
     def _item(self) -> Delivery | None:
-        """Return what is being delivered: an event, or a list of them with `batch`."""
+        """Return the current delivery: an event, or a list of events with `batch`."""
         events = self._under_way_events()
         return (events if self.options.most else events[0]) if events else None
 
@@ -236,11 +236,11 @@ class Lane(FailingQueue):
         self.wake()
 
     def keep(self) -> None:
-        """Apply the overflow policy in place of a subscriber that is behind, and wake it if events wait.
+        """Apply the overflow policy if the subscriber is behind, and wake it. Called by the keeper.
 
-        The keeper calls this at each look. Events of a subscriber that spills go to its file once it is in
-        one delivery for long, has not caught up for a second, or has very many waiting: a file costs more
-        than the memory of a short burst.
+        Events beyond the capacity go to the spill file only if the subscriber has been in one delivery for
+        long, has not caught up for a second, or has very many events waiting. A file costs more than the
+        memory of a short burst.
         """
         if self.done:
             with self._lock:
@@ -259,7 +259,7 @@ class Lane(FailingQueue):
     def check(self, now: float) -> None:
         """Give up the subscriber if its code has run longer than its `stall_timeout`.
 
-        That may be a delivery, `on_flush`, `on_close` or `when=`.
+        The code may be a delivery, `on_flush`, `on_close` or `when=`.
         """
         limit = self.options.stall_timeout
         if self._end_asking(now - limit, f"spent more than stall_timeout={limit:g} s in its when="):
@@ -267,7 +267,7 @@ class Lane(FailingQueue):
         self.check_stall(now)
 
     def end_asking(self) -> None:
-        """Report a `when=` that has not returned by the end of a close."""
+        """Report a call of the `when=` filter that has not returned by the end of a close."""
         what = f"was still in its when= when the bus closed, after more than {HANGS_SECONDS:g} s"
         self._end_asking(perf_counter() - HANGS_SECONDS, what)
 
@@ -302,7 +302,7 @@ class Lane(FailingQueue):
         self._stalled_in(f"spent more than stall_timeout={limit:g} s {what}", item, now - began)
         self.give_up("stalled")
         if calling:
-            self.ended_by = "stalled"  # also of one that had failed, or was cancelled, and comes to no end
+            self.ended_by = "stalled"  # even if it had failed or was cancelled before
 
     def _stalled_in(self, what: str, item: Delivery | None, took: float) -> None:
         text = f"subscriber {self.name} {what}; it is no longer waited for"
@@ -311,7 +311,7 @@ class Lane(FailingQueue):
         self._report(self, TimeoutError(text), item, took)
 
     def break_off(self, error: BaseException) -> None:
-        """End the subscriber because delivering itself failed, e.g. over an error that cannot be printed."""
+        """End the subscriber because the delivery code itself failed, for example on an unprintable error."""
         logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
         with self._lock:
             self.failed += self._in_flight
@@ -323,16 +323,16 @@ class Lane(FailingQueue):
         self._finish()
 
     def forget(self) -> None:
-        """Note, in a forked child, that the thread or task is the parent's."""
+        """Note in a forked child process that the delivering thread or task exists only in the parent."""
 
     @abstractmethod
     def start(self) -> None:
-        """Start the thread or task that delivers."""
+        """Start the delivering thread or task."""
 
     # --- the subscriber's own thread or task ---------------------------------------------------------------
 
     def _next_delivery(self) -> Delivery | None:
-        """Take the next delivery out of the queue, and note its begin; None if there is none."""
+        """Take the next delivery out of the queue, and note its begin; None if the queue is empty."""
         events = self._take(self.options.most or 1)
         if not events:
             return None
@@ -340,7 +340,7 @@ class Lane(FailingQueue):
         return events if self.options.most else events[0]
 
     def _delivered(self, error: BaseException | None) -> float:
-        """Account for the delivery that just ended, and return its seconds."""
+        """Count the delivery that just ended, and return its seconds."""
         with self._lock:
             began, took = self._began, perf_counter() - self._began
             item = self._item()
@@ -354,7 +354,7 @@ class Lane(FailingQueue):
         self.busy.add(took)
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
-        if error is not None and count:  # 0: it was counted and told when it stalled
+        if error is not None and count:  # 0: counted and reported when it stalled
             self._failure(error, item, took)
         if self.options.overflow == "block":
             self._room.ring()
@@ -367,7 +367,7 @@ class Lane(FailingQueue):
             recorder.depth(self.name, self.queued)
 
     def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
-        """Record a delivery that has not ended."""
+        """Record the current delivery, which has not ended."""
         with self._lock:
             began, item = self._began, self._item()
         if began and item is not None:
@@ -387,10 +387,10 @@ class Lane(FailingQueue):
             self._began, self._calling = perf_counter(), what
         try:
             callback()
-        except BaseException as error:  # a SystemExit in a subscriber is its own affair
+        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
             failure = error
         with self._lock:
             stalled = not self._calling
             self._began, self._calling = 0.0, ""
-        if failure is not None and not stalled:  # else it was told when it stalled
+        if failure is not None and not stalled:  # else it was reported when it stalled
             self.complain(failure, what)

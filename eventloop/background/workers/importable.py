@@ -1,4 +1,4 @@
-"""Pack a handler and its callbacks as bytes that name what a worker process imports.
+"""Pack a handler and its callbacks as bytes that name the objects a worker process has to import.
 
     data = pack(fn, on_flush, on_close)      # in this process: TypeError unless a worker can import it
     fn, on_flush, on_close = unpack(data)    # in the worker
@@ -23,28 +23,29 @@ Callback = Callable[[], object] | None
 
 @runtime_checkable
 class Remade(Protocol):
-    """An object whose methods may be handlers in a worker although it does not pickle.
+    """An object whose methods can be handlers in a worker although the object does not pickle.
 
-    The worker makes an object like it instead; writers are such objects.
+    The worker creates an equivalent object. Writers are such objects.
     """
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """Return what the worker calls, and with which arguments, to make the object; both must pickle."""
+        """Return a function and arguments with which the worker creates the object; both must pickle."""
 
     def worker_facts(self) -> object:
-        """Return facts for the new object, to be pickled; called when the first event is sent."""
+        """Return facts, which pickle, for the worker's object; called when the first event is sent."""
 
     def begin_in_worker(self, facts: Any, *, restarts: int, first: Any) -> None:
-        """Take the facts; called in the worker on the new object before its first event.
+        """Receive the result of `worker_facts`; called in the worker before the first event.
 
         Args:
-            restarts: how many workers died before.
-            first: the event about to be delivered.
+            facts: the result of `worker_facts` in the program's process.
+            restarts: the number of workers that died before.
+            first: the event that is about to be delivered.
         """
 
 
 class Target(NamedTuple):
-    """The functions that the worker calls."""
+    """The functions that a worker calls."""
 
     fn: Callable[..., object]
     on_flush: Callback
@@ -58,7 +59,9 @@ def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callbac
         _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump((fn, on_flush, on_close))
     except Exception as error:  # a `__reduce__` may raise anything
         owner = owner_of(fn)
-        name = handler_name(fn) if owner is None else type(owner).__name__  # of a writer: its method is ours
+        name = (
+            handler_name(fn) if owner is None else type(owner).__name__
+        )  # a writer's method is not the user's
         raise TypeError(
             f"{name} cannot be sent to a worker process: {error}. A worker imports what it calls and "
             "shares nothing else with this process: pass a function of a module, or a writer whose class is "
@@ -68,12 +71,12 @@ def pack(fn: Callable[..., object], on_flush: Callback = None, on_close: Callbac
 
 
 def unpack(data: bytes) -> Target:
-    """Return the packed functions, in the worker; raises whatever importing them raises."""
+    """Return the packed functions, in the worker; errors of importing them are raised."""
     return Target(*pickle.loads(data))
 
 
 def owner_of(fn: Callable[..., object]) -> Remade | None:
-    """Return the object that `fn` is a method of if it is `Remade`, else None."""
+    """Return the object of which `fn` is a method if that object is `Remade`, else None."""
     owner = getattr(fn, "__self__", None)
     return owner if isinstance(owner, Remade) else None
 
@@ -90,7 +93,7 @@ class _Pickler(pickle.Pickler):
 
 
 def why_not_importable(thing: Any) -> str:
-    """Return why another process cannot import a function or a class by its name, "" if it can."""
+    """Return the reason why another process cannot import a function or class; "" if it can."""
     module, name = thing.__module__, thing.__qualname__
     if module == "builtins":
         return ""
@@ -118,7 +121,7 @@ def find(module: str, name: str) -> Any:
 
 
 def _can_be_found(module: str) -> bool:
-    """Return whether another process can import the module, which a program may have made without a file."""
+    """Return whether another process can import the module; modules created at run time have no file."""
     package, _, _ = module.rpartition(".")
     if package and (package not in sys.modules or not _can_be_found(package)):
         return False

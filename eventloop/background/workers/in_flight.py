@@ -1,4 +1,4 @@
-"""Keep the deliveries for a worker process until it has acknowledged them."""
+"""Keep the deliveries sent to a worker process until it has acknowledged them."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from eventloop.events import Event
 
 
 class Flights:
-    """Unacknowledged deliveries, the oldest first; a delivery is one event, or a batch.
+    """The deliveries that the worker has not acknowledged, oldest first; each is an event or a batch.
 
-    After the death of a worker all of them are sent again. Those that the dead worker had are sent one at
-    a time, each after the acknowledgement of the one before, so that it is known over which one the next
-    worker dies.
+    After the death of a worker all of them are sent again. Deliveries that the dead worker had are sent one
+    at a time, each after the acknowledgement of the one before, to find the delivery that kills the worker.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[list[Event]] = deque()
         self.sent = 0
-        """Number of deliveries that this worker was sent."""
+        """The number of deliveries that were sent to the current worker."""
         self.suspects = 0
-        """Number of events that a worker had when it died."""
+        """The number of events unacknowledged when a worker died, of which one may be the cause."""
 
     @property
     def events(self) -> int:
@@ -29,7 +28,7 @@ class Flights:
 
     @property
     def unsent(self) -> bool:
-        """Return whether there is a delivery that this worker was not sent."""
+        """Return whether there is a delivery that was not sent to the current worker."""
         return self.sent < len(self.waiting)
 
     @property
@@ -39,21 +38,21 @@ class Flights:
 
     @property
     def next(self) -> list[Event]:
-        """Return the first delivery that this worker was not sent."""
+        """Return the first delivery that was not sent to the current worker."""
         return self.waiting[self.sent]
 
     def forget_next(self) -> None:
-        """Remove the next delivery, of which no event can be sent."""
+        """Remove the next delivery, because none of its events can be encoded."""
         del self.waiting[self.sent]
 
     def land(self, count: int) -> None:
-        """Remove acknowledged deliveries, which have `count` events together."""
+        """Remove the deliveries that were acknowledged; they have `count` events in total."""
         self.suspects = max(0, self.suspects - count)
         while count > 0:
             count -= len(self.waiting.popleft())
             self.sent -= 1
 
     def clear(self) -> None:
-        """Remove all deliveries, which will not be made."""
+        """Remove all deliveries, because no worker will make them."""
         self.waiting.clear()
         self.sent = self.suspects = 0

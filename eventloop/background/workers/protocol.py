@@ -31,10 +31,10 @@ from eventloop.util.text import error_text
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message to a worker: module path, handler, and whether an error stops it."""
+    """The first message to a worker: module path, packed handler, and whether an error stops it."""
 
     path: list[bytes]
-    """As the file system has it: the name of a folder need not be UTF-8."""
+    """The entries of `sys.path` as bytes, because a folder's name need not be UTF-8."""
     target: bytes
     stop_on_error: bool
 
@@ -43,16 +43,16 @@ class Progress(msgspec.Struct, frozen=True):
     """The deliveries of a worker since its last acknowledgement."""
 
     took: list[float]
-    """Seconds of each delivery."""
+    """The seconds of each delivery."""
     spans: list[tuple[float, float]] = []
-    """Begin and seconds of each delivery, while spans are recorded.
+    """The begin and the seconds of each delivery, while spans are recorded.
 
-    `perf_counter` is one clock for all processes of a POSIX system.
+    `perf_counter` is the same clock for all processes of a POSIX system.
     """
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An exception of a worker, encoded."""
+    """An encoded exception of a worker."""
 
     text: str
     traceback: str
@@ -61,7 +61,7 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class WorkerTraceback(Exception):
-    """The cause of an exception raised in a worker; its text is the traceback there."""
+    """The cause of an exception that was raised in a worker; its text is the traceback in the worker."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -71,14 +71,14 @@ class WorkerTraceback(Exception):
 
 
 class _Type(msgspec.Struct, frozen=True):
-    """How a worker gets the class of an event: it imports it, or makes one that looks like it."""
+    """The description of an event's class, from which a worker imports it or defines a similar class."""
 
     module: str
     name: str
     like: str = ""
-    """The name of a class that the program itself defines, "" for others.
+    """The name of a class that the program itself defines; "" for classes that a worker can import.
 
-    The worker adds its fields to the nearest base class it can import.
+    The worker then defines a class with these fields, derived from the nearest base class it can import.
     """
     fields: tuple[str, ...] = ()
 
@@ -129,14 +129,14 @@ class EventEncoder:
 
 
 class EventDecoder:
-    """Decode events in a worker."""
+    """Decode events in a worker, with the classes that `TYPE` messages describe."""
 
     def __init__(self) -> None:
         self._frames = Frames()
         self._likenesses: list[type[Event]] = []
 
     def learn(self, message: Frame) -> None:
-        """Import or make the class that a `TYPE` message describes; raises what importing it raises."""
+        """Import or define the class that a `TYPE` message describes; errors of the import are raised."""
         described = msgspec.msgpack.decode(message.body, type=_Type)
         if described.like:
             self._likenesses.append(_likeness(described))
@@ -164,7 +164,7 @@ class _Pickler(pickle.Pickler):
 
 
 def _pickled(value: object) -> bytes:
-    """Pickle a value for a worker, which cannot import anything that the program itself defines."""
+    """Pickle a value for a worker; refuse objects defined by the main program, which it cannot import."""
     buffer = io.BytesIO()
     _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -204,7 +204,7 @@ def unpack_error(body: bytes) -> tuple[BaseException, float]:
     """Return the exception, caused by a `WorkerTraceback`, and the seconds of its delivery."""
     failure = msgspec.msgpack.decode(body, type=Failure)
     error: object = None
-    with suppress(Exception):  # it may be of a module that this process cannot import
+    with suppress(Exception):  # this process may be unable to import the exception's module
         error = pickle.loads(failure.pickled)
     if not isinstance(error, BaseException):
         error = RuntimeError(failure.text)

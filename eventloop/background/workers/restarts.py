@@ -1,6 +1,6 @@
 """Restart a worker process that dies, kill a worker that hangs, and stop after too many deaths.
 
-`eventloop.background.workers.subscriber` feeds the worker, and describes what follows for the subscriber.
+`eventloop.background.workers.subscriber` derives from it, and describes the effects for the subscriber.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ logger = logging.getLogger("eventloop")
 DEATHS_IN_A_ROW = 3
 DEATHS = 20
 RESTART_SECONDS = 0.1
-"""Pause before the second restart in a row, doubled for each further one; the first has none."""
+"""The pause before the second restart in a row, doubled for each further one; the first has no pause."""
 START_SECONDS = 120.0
-"""How long a worker may take to import its handler."""
+"""The longest time in seconds that a worker may take to import its handler."""
 _ACK_SLACK = 0.1
-"""How much later than the end of a delivery its acknowledgement may come."""
+"""The longest time in seconds from the end of a delivery to its acknowledgement."""
 _LOOK_SECONDS = 1.0
 
 
 class SupervisedLane(Lane):
-    """The queue of a subscriber with a worker process.
+    """The queue of a subscriber with a worker process: supervise the worker.
 
-    All methods here are for the subscriber's own thread.
+    All methods of this class are called on the subscriber's own thread.
     """
 
     runs_on = "process"
@@ -59,7 +59,7 @@ class SupervisedLane(Lane):
         self.worker: WorkerProcess | None = None
         self.deaths = 0
         self._together = most  # the largest batch; 0 if events are sent one by one
-        self._calls_back = calls  # which of "on_flush" and "on_close" the worker has to call
+        self._calls_back = calls  # those of "on_flush" and "on_close" that the worker has to call
         self._flights = Flights()
         self._close_sent = self._finished = False
         self._since = 0.0  # when the worker's delivery or callback under way began
@@ -81,7 +81,7 @@ class SupervisedLane(Lane):
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
     def _overdue(self) -> float:
-        """Return the seconds until the worker's delivery, callback or start has lasted too long."""
+        """Return the seconds until the worker's current delivery, callback or start exceeds its limit."""
         if self._ready and not self._busy:
             return float("inf")
         limit = self.options.stall_timeout + _ACK_SLACK if self._ready else START_SECONDS
@@ -115,7 +115,7 @@ class SupervisedLane(Lane):
             self._report(self, error, self._item_of(flight), took)
             self._drop_flights()
             self.give_up("stalled")
-            self._finished = True  # also where it was given up before, as one that is cancelled is
+            self._finished = True  # set here too, because a cancelled subscriber was given up before
         else:
             self._failure(error, self._item_of(flight), took)
             self._moved()
@@ -151,9 +151,9 @@ class SupervisedLane(Lane):
         return self._in_a_row >= DEATHS_IN_A_ROW or self.deaths >= DEATHS
 
     def _bury(self, how: str) -> None:
-        """Count the first unacknowledged delivery, over which the workers died, as failed.
+        """Count the first unacknowledged delivery, which the workers were handling when they died, as failed.
 
-        The subscriber goes on only if `on_error` does not disable it and fewer than `DEATHS` workers have
+        The subscriber continues only if `on_error` does not disable it and fewer than `DEATHS` workers have
         died. Otherwise all unacknowledged deliveries have failed, and the subscriber ends.
 
         Args:
@@ -163,7 +163,7 @@ class SupervisedLane(Lane):
         last = self.options.on_error == "disable" or self.deaths >= DEATHS or flight is None
         under_way = self._flights.waiting if last else [flight or []]
         lost = [event for flight in under_way for event in flight]
-        waited = self.account.queued - len(lost) if last else 0  # in the queue, which `_end_by` drops
+        waited = self.account.queued - len(lost) if last else 0  # still queued; `_end_by` drops them
         times = f"{self._in_a_row} times in a row" if self._in_a_row > 1 else f"{self.deaths} times"
         over = f" over {_describe(flight[0])}" if flight else "" if self._ready else " before it was ready"
         error = ChildProcessError(
@@ -183,7 +183,7 @@ class SupervisedLane(Lane):
             self._moved()
 
     def _end_by(self, error: Exception, item: Delivery | None) -> None:
-        """End the subscriber for an error, whatever `on_error` says."""
+        """End the subscriber because of an error, for any value of `on_error`."""
         self.last_error = error_text(error)
         logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
         self._drop_flights()  # first: a thread that waits for the end finds them counted
@@ -192,7 +192,7 @@ class SupervisedLane(Lane):
         self._finished = True
 
     def _drop_flights(self) -> None:
-        """Count the unacknowledged events as dropped."""
+        """Count the events that the worker has not acknowledged as dropped."""
         with self._lock:
             self.dropped += self._flights.events
             self._in_flight -= self._flights.events
@@ -211,7 +211,8 @@ class SupervisedLane(Lane):
         """Record the spans of deliveries that a worker has acknowledged.
 
         Args:
-            count: the number of acknowledged events, which are those of the oldest deliveries.
+            recorder: collects the spans.
+            count: the number of acknowledged events, which belong to the oldest deliveries.
             spans: the begin and the seconds of the last of these deliveries; fewer than all if recording
                 began in between.
         """
@@ -226,8 +227,8 @@ class SupervisedLane(Lane):
             self._record(recorder, self._item_of(flight), began, seconds)
 
     def tell_under_way(self, recorder: SpanRecorder, now: float) -> None:
-        """Record the delivery that the worker has not ended."""
-        with suppress(IndexError):  # it lands meanwhile
+        """Record the delivery that the worker has not finished."""
+        with suppress(IndexError):  # acknowledged in the meantime
             flight = self._flights.waiting[0]
             if self._flights.sent and (item := self._item_of(flight)) is not None:
                 began = now - (monotonic() - self._since)
@@ -238,7 +239,12 @@ class SupervisedLane(Lane):
             self._room.ring()
 
     def _complain_of_death(self, how: str, what: str) -> None:
-        """Report a death during a callback, unless the worker had no callback to call."""
+        """Report that the worker died during a callback, if the worker was given this callback.
+
+        Args:
+            how: how the worker ended, for the message.
+            what: the name of the callback.
+        """
         if what in self._calls_back:
             self.complain(ChildProcessError(f"its worker process died: {how}"), what)
 

@@ -1,16 +1,17 @@
-"""Deliver to a subscriber in a process of its own, for which the training never waits.
+"""Deliver to a subscriber in its own worker process; the training never waits for it.
 
     bus.subscribe(my_module.draw, "image_logged", offload="process")
 
-A thread takes events out of the queue, encodes and sends them. At most `IN_FLIGHT` are unacknowledged; the
-others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery has
-returned, and is then never sent again. If the worker dies, unacknowledged events are sent to the next one:
-*at least once*, so that a handler may see an event a second time after the death of the first worker.
+A thread takes events out of the queue, encodes and sends them. At most `IN_FLIGHT` events are unacknowledged;
+the others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery
+has returned, and is then never sent again. If the worker dies, unacknowledged events are sent to the next
+worker. Delivery is *at least once*: a handler may see an event a second time after the death of the first
+worker.
 
-They are sent again one delivery at a time, so that it is known which one a worker dies of. When
+After a death, events are sent again one delivery at a time, to find the delivery that kills the worker. When
 `DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery has failed, and `on_error`
-decides what follows. After `DEATHS` deaths the subscriber is disabled: its unacknowledged events count as
-failed, its queued ones as dropped.
+decides whether the subscriber continues. After `DEATHS` deaths the subscriber is disabled: its unacknowledged
+events count as failed, its queued ones as dropped.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ from eventloop.processes.launch import Home
 from eventloop.util.text import error_text
 
 IN_FLIGHT = 64
-"""The largest number of unacknowledged events."""
+"""The largest number of events sent to a worker that it has not acknowledged yet."""
 BACKLOG_BYTES = 1 << 20
-"""No event is encoded while so many bytes wait for room in the pipe: large images are sent one by one."""
+"""The number of bytes waiting for room in the pipe from which no further event is encoded.
+
+So large images are sent one by one.
+"""
 
 
 class ProcessLane(SupervisedLane):
@@ -56,14 +60,14 @@ class ProcessLane(SupervisedLane):
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
         self._target = pack(fn, options.on_flush, options.on_close)
         self._owner = owner_of(fn)
-        self._home = Home.here()  # of every worker, wherever the program is by then
+        self._home = Home.here()  # every worker starts here, even if the program has changed directory
         self._limit = 1 if options.overflow == "latest" else IN_FLIGHT
         own = replace(options, batch=False, on_flush=None, on_close=None)
         calls = {"on_flush": options.on_flush, "on_close": options.on_close}
         super().__init__(name, fn, own, report, most=options.most, calls=frozenset(filter(calls.get, calls)))
         self._begun = self._abandoned = self._recording = False
         self._encoder = EventEncoder()
-        self._acknowledged = 0  # events, by this worker
+        self._acknowledged = 0  # events acknowledged by the current worker
         self._wake_lock = threading.Lock()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._ringer, False)
@@ -77,7 +81,7 @@ class ProcessLane(SupervisedLane):
 
     def wake(self) -> None:
         """Make the thread look at its queue; safe from any thread."""
-        with self._wake_lock, suppress(BlockingIOError):  # a full pipe wakes it too
+        with self._wake_lock, suppress(BlockingIOError):  # a full pipe wakes the thread, too
             if self._ringer >= 0:
                 os.write(self._ringer, b"\0")
 
@@ -89,7 +93,7 @@ class ProcessLane(SupervisedLane):
         return self._worker_ready.wait(timeout)
 
     def abandon(self) -> None:
-        """Kill the worker at the deadline of a close; unacknowledged events stay in the account as left."""
+        """Kill the worker at the deadline of a close; unacknowledged events stay in the account as queued."""
         super().abandon()
         self._abandoned = True
         worker = self.worker
@@ -98,7 +102,7 @@ class ProcessLane(SupervisedLane):
         self.wake()
 
     def check_stall(self, now: float) -> None:
-        """Do nothing: the subscriber's own thread checks, as it never waits for the worker."""
+        """Do nothing: the subscriber's own thread checks for stalls, as it never waits for the worker."""
 
     # --- the lane's thread ---------------------------------------------------------------------------------
 
@@ -123,7 +127,7 @@ class ProcessLane(SupervisedLane):
         self._feed(self.worker)
         for message in self.worker.exchange(self._patience(), self._bell):
             self._hear(message)
-        if self._finished or self._abandoned:  # what `abandon` has killed leaves is not dropped
+        if self._finished or self._abandoned:  # events of a worker killed by `abandon` stay queued
             return
         if self.worker.gone:
             self._lost(self.worker.end(END_SECONDS))
@@ -132,7 +136,7 @@ class ProcessLane(SupervisedLane):
 
     def _start_worker(self) -> None:
         if (self.ended_by or (self._no_more and self.deaths)) and not self.queued:
-            self._finished = True  # a new worker would have nothing to close
+            self._finished = True  # no new worker, which would have nothing to close
             return
         if (left := self._start_at - monotonic()) > 0:
             self._sleep(left)
@@ -160,7 +164,7 @@ class ProcessLane(SupervisedLane):
     # --- sending -------------------------------------------------------------------------------------------
 
     def _feed(self, worker: WorkerProcess) -> None:
-        ending = self._no_more or bool(self.ended_by)  # before the queue is found empty
+        ending = self._no_more or bool(self.ended_by)  # read before the queue is checked for events
         if self._ready and self._recording != (self.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
@@ -175,7 +179,7 @@ class ProcessLane(SupervisedLane):
             self._close_sent = True
 
     def _next_flight(self) -> bool:
-        """Return whether there is a delivery to send, taking one out of the queue if needed."""
+        """Return whether there is a delivery to send; take one out of the queue if needed."""
         if self._flights.unsent:
             return True
         room = self._limit - self._flights.events
@@ -212,7 +216,7 @@ class ProcessLane(SupervisedLane):
             self._flights.forget_next()
 
     def _flush(self, flush: Flush) -> None:
-        if self.worker is None or not (flush.calls or self._unflushed):  # what it waited for is acknowledged
+        if self.worker is None or not (flush.calls or self._unflushed):  # all its events are acknowledged
             flush.made.set()
         else:
             self._ask(frame(Kind.FLUSH))
@@ -279,7 +283,7 @@ class ProcessLane(SupervisedLane):
         if self.options.on_error == "disable" and not bad_events(
             error, len(flight)
         ):  # the worker has stopped, too
-            self._drop_flights()  # first: a thread that waits for the end finds them counted
+            self._drop_flights()  # first, so that a thread that waits for the end finds them counted
         self._failure(error, self._item_of(flight), seconds)
         self._moved()
 

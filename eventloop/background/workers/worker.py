@@ -1,9 +1,9 @@
-"""Run the process of a subscriber with `offload="process"`.
+"""Run as the worker process of a subscriber with `offload="process"`.
 
 `eventloop.processes.child` starts it. It imports the handler and nothing else of the program, and torch only
-if the handler does. Commands come on standard input, which the handler then finds empty; what it prints goes
-where the program's prints go. It ends at a `CLOSE`, when the pipe of commands ends, or when the program is
-gone, even if another process holds the pipe.
+if the handler does. Commands come on standard input, which is empty for the handler; the handler's prints go
+to the program's standard output. The process ends at a `CLOSE` command, when the pipe of commands ends, or
+when the program is gone, even if another process holds the pipe.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
 
 ACK_SECONDS = 0.05
-"""How long a finished delivery may stay unacknowledged while the next one is under way."""
+"""The seconds for which a finished delivery may stay unacknowledged while the next one runs."""
 LOOK_SECONDS = 1.0
-"""How often the worker checks whether the program still runs."""
+"""The interval in seconds at which the worker checks whether the program still runs."""
 ORPHAN_SECONDS = 10.0
-"""How long the worker may go on without the program, with the events it had been sent."""
+"""The seconds for which a worker without its program may continue with the events it has received."""
 NICENESS = 10
-"""The training comes first: with more threads than processors, a worker waits."""
+"""The niceness of the worker, so that the training has priority over it on the processors."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
 
     The arguments are the file descriptor for answers and the program's process id.
     """
-    # Ctrl-C and a scheduler's signals reach the whole group: the program decides when this process ends
+    # Ctrl-C and a job scheduler's signals reach the whole group; only the program ends this process
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
@@ -62,10 +62,10 @@ def main() -> None:
 
 
 class Worker:
-    """Take commands, call the handler, and acknowledge events.
+    """Receive commands, call the handler, and acknowledge events.
 
     Args:
-        commands, answers: the ends of the two pipes.
+        commands, answers: the file descriptors of the two pipes.
         program: the process id of the program.
     """
 
@@ -78,11 +78,11 @@ class Worker:
         self._decoder = EventDecoder()
         self._target: Target
         self._stop_on_error = False
-        self._stopped = False  # it failed, and on_error="disable": what still comes is not delivered
-        self._begin: Frame | None = None  # to be done at the first event
+        self._stopped = False  # after a failure with on_error="disable": later events are not delivered
+        self._begin: Frame | None = None  # the BEGIN message, handled at the first event
 
     def run(self) -> None:
-        """Obey commands until the end; a handler that cannot be imported ends it at once."""
+        """Execute commands until the end; a handler that cannot be imported ends the worker at once."""
         if not self._set_up():
             return
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
@@ -100,7 +100,7 @@ class Worker:
             sys.path[:] = map(os.fsdecode, setup.path)
             self._stop_on_error = setup.stop_on_error
             self._target = unpack(setup.target)
-        except BaseException as error:  # a module may well call sys.exit
+        except BaseException as error:  # an imported module may call sys.exit
             self._acks.send(frame(Kind.REFUSED, 0, pack_error(error)))
             return False
         _keep_torch_small()
@@ -142,7 +142,7 @@ class Worker:
                 self._say_begin(self._begin, events[0])
                 self._begin = None
             self._target.fn(events if batch else events[0])
-        except BaseException as error:  # a SystemExit in a handler is its own affair
+        except BaseException as error:  # a SystemExit in a handler ends nothing else
             seconds = perf_counter() - began
             self._acks.send(
                 frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
@@ -159,7 +159,7 @@ class Worker:
             owner.begin_in_worker(pickle.loads(message.body), restarts=message.number, first=first)
 
     def _call(self, callback: Callable[[], Any] | None) -> bytes:
-        """Call a callback; return its error encoded, or b""."""
+        """Call a callback; return its encoded error, or b""."""
         try:
             if callback is not None:
                 callback()
@@ -170,7 +170,7 @@ class Worker:
         return b""
 
     def _next(self) -> Frame | None:
-        """Return the next command, None at the end; acknowledge events before waiting."""
+        """Return the next command, or None at the end; acknowledge finished deliveries before waiting."""
         while not self._frames:
             if not _readable(self._commands, 0.0):
                 self._acks.tell()
@@ -187,10 +187,10 @@ class Worker:
 
 
 class _Acks:
-    """Send acknowledgements and other messages.
+    """Send acknowledgements and other messages from the worker to the program.
 
-    Deliveries are acknowledged several at a time, because each message wakes the program. An acknowledgement
-    does not wait for the next delivery to end, which may hang.
+    Several deliveries are acknowledged at a time, because each message wakes the program. An acknowledgement
+    does not wait for the end of the next delivery, which may hang.
     """
 
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
@@ -198,7 +198,7 @@ class _Acks:
         self._orphaned = orphaned
         self._lock = threading.Lock()
         self._news = threading.Event()
-        self._finished = self._told = 0  # deliveries' events, those that failed included
+        self._finished = self._told = 0  # events of finished and of acknowledged deliveries
         self.recording = False
         self._took: list[float] = []
         self._spans: list[tuple[float, float]] = []
@@ -213,12 +213,12 @@ class _Acks:
         self._news.set()
 
     def tell(self) -> None:
-        """Acknowledge the deliveries that have ended."""
+        """Acknowledge the finished deliveries."""
         with self._lock:
             self._tell()
 
     def send(self, message: bytes, failed: int = 0) -> None:
-        """Send a message, after the acknowledgement of the deliveries that have ended."""
+        """Send a message, after acknowledging the finished deliveries."""
         with self._lock:
             self._tell()
             _write_all(self._fd, message)
@@ -226,9 +226,9 @@ class _Acks:
             self._told += failed
 
     def watch(self) -> None:
-        """Acknowledge while a delivery is under way, and end the worker if the program is gone.
+        """Acknowledge finished deliveries while another one runs, and end the worker if the program is gone.
 
-        Runs on a thread of its own.
+        Runs on its own thread.
         """
         while True:
             if self._news.wait(LOOK_SECONDS):
@@ -260,7 +260,7 @@ def _readable(fd: int, seconds: float) -> bool:
 
 
 def _keep_torch_small() -> None:
-    """Limit torch to one thread: by default it takes one for each processor, which the training needs."""
+    """Limit torch to one thread; its default is one for each processor, which the training needs."""
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)

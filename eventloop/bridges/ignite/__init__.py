@@ -1,4 +1,4 @@
-"""Attach a bus to an engine of pytorch-ignite, and run its handlers in this engine's `Trainer`.
+"""Attach a bus to an engine of pytorch-ignite, and run ignite's handlers in this engine's `Trainer`.
 
 `attaching` imports ignite; `foreign` is the adapter for its handlers. May import what `bridges` may.
 """

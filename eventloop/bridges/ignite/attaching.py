@@ -29,7 +29,7 @@ NEVER = {
     "before_save_checkpoint": "ignite's Checkpoint handler saves by itself: attach a handler to it",
     "after_load_checkpoint": "ignite's Checkpoint.load_objects loads by itself",
 }
-"""Events that no ignite engine can emit."""
+"""The events that no ignite engine can emit, with the reasons."""
 IN_ITERATION = ("GET_BATCH_STARTED", "GET_BATCH_COMPLETED", "ITERATION_STARTED", "ITERATION_COMPLETED")
 MODES = ("val", "test")
 _ATTACHED = "_eventloop_bridge"
@@ -58,13 +58,13 @@ def attach(
 
         trainer.run(loader, max_epochs=3)
 
-    An iteration is one of the engine. `trainer.outputs` is the engine's output if it is a mapping, and
-    `{"loss": output}` if it is a number or a tensor of one element. Numbers in `engine.state.metrics` are
-    logged at the end of each epoch, those of an evaluator at the end of its run.
+    An iteration is an iteration of the engine. `trainer.outputs` is the engine's output if it is a mapping,
+    and `{"loss": output}` if it is a number or a tensor of one element. Numbers in `engine.state.metrics` are
+    logged at the end of each epoch, those of evaluators at the end of their runs.
 
     Args:
         model: the module that hooks work on, such as `EMAHook`; handlers find it as `trainer.model`.
-        optimizer: the engine's, one or several by name. Its learning rates are logged, and its steps emit
+        optimizer: the engine's optimizer, or several by name. Learning rates are logged, and steps emit
             `before_optimizer_step` and `after_optimizer_step`.
         evaluators: engines by mode. Runs of "val" and "test" emit the events of validations and tests; the
             metrics of other names are logged under that name.
@@ -99,10 +99,10 @@ def bridge_to(
     work_dir: str | Path | None = None,
     measure: bool = True,
 ) -> Bridge:
-    """Attach a bridge to an engine, and return the bridge. Arguments are those of `attach`.
+    """Attach a bridge to an engine, and return the bridge. Other arguments are those of `attach`.
 
     Args:
-        evaluates: whether evaluators will be added.
+        evaluates: whether evaluators will be added later.
 
     Raises:
         TypeError, ValueError: as in `attach`.
@@ -121,7 +121,7 @@ def bridge_to(
 
 
 def bridge_of(engine: Engine) -> Bridge | None:
-    """Return the bridge that is attached to an engine, if there is one."""
+    """Return the bridge that is attached to an engine, or None."""
     return getattr(engine, _ATTACHED, None)
 
 
@@ -134,11 +134,11 @@ _EVALUATIONS = tuple(
 
 
 class Bridge:
-    """The handlers of one engine.
+    """The bridge's handlers on one engine, which emit the events of our trainer.
 
     Args:
         engine: the engine that trains.
-        ride: the bus and the trainer.
+        ride: holds the bus and the trainer.
         model, optimizer: as in `attach`.
     """
 
@@ -159,7 +159,7 @@ class Bridge:
         return cast(DrivenTrainer, self.ride.trainer)
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `engine.run` with the run's beginning and end, however it ends."""
+        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event."""
 
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ class Bridge:
         trainer.end_epoch()
 
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
-        """Emit the events of an evaluator's runs, or log its metrics, under a mode."""
+        """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
         self._evaluators.append(evaluator)
         if mode in MODES:
             evaluator.add_event_handler(Events.STARTED, partial(self._begin_val, cast(Evaluate, mode)))
@@ -221,7 +221,7 @@ class Bridge:
             self._during.enter_context(self._measuring(evaluator, in_training=False))
 
     def _rides(self) -> bool:
-        """Return whether the engine is in a run; an evaluator may also run before it, or after it."""
+        """Return whether the engine is running; its evaluators may also run before or after it."""
         return self.ride.trainer is not None and self.ride.trainer.running
 
     def _log(self, mode: str, evaluator: Engine) -> None:
@@ -250,7 +250,7 @@ class Bridge:
     def _measuring(self, engine: Engine, *, in_training: bool) -> Iterator[None]:
         """Measure each handler that the engine has now, until the block ends.
 
-        ignite keeps handlers in a table without a public way to wrap one in its place.
+        ignite keeps handlers in a private table, and has no public way to wrap a handler in its place.
         """
         kept = {event: list(handlers) for event, handlers in engine._event_handlers.items()}
         measured = {}
@@ -274,12 +274,12 @@ class Bridge:
             return fn
         name = handler_name(parent)
         call = self._trainer.foreign_calls.measured(fn, name, str(event.value), in_iteration=inside)
-        call._parent = lambda: parent  # type: ignore[attr-defined]  # by which ignite finds a handler to remove
+        call._parent = lambda: parent  # type: ignore[attr-defined]  # ignite finds a handler to remove by it
         return call
 
 
 def _total(state: Any) -> int | None:
-    """Return the number of iterations of the run, None if it is not known."""
+    """Return the number of iterations of the run; None if it is unknown."""
     if getattr(state, "max_iters", None) is not None:
         return int(state.max_iters)
     if state.max_epochs is None or state.epoch_length is None:
@@ -300,7 +300,7 @@ def _outputs(output: Any) -> Any:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that are numbers, or tensors of one element."""
+    """Return those metrics that are numbers, or tensors of one element."""
     return {
         name: value
         for name, value in metrics.items()

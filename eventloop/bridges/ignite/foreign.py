@@ -5,7 +5,7 @@
     engine.add_event_handler(Events.ITERATION_COMPLETED(every=100), show)
     Trainer(..., hooks=[Foreign(engine)])
 
-This trainer moves the engine's counters and calls its handlers.
+This trainer sets the engine's counters and calls its handlers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TRAINING = {
     Events.COMPLETED: "after_train",
     Events.EXCEPTION_RAISED: "after_train",
 }
-"""The event of this trainer at which an engine's handlers run."""
+"""The event of this trainer at which the handlers of an ignite event run."""
 EVALUATION = {
     Events.STARTED: "before_{}",
     Events.EPOCH_STARTED: "before_{}_epoch",
@@ -44,12 +44,15 @@ EVALUATION = {
     Events.EPOCH_COMPLETED: "after_{}_epoch",
     Events.COMPLETED: "after_{}",
 }
-"""The same for an engine that evaluates, by its mode."""
+"""The same mapping for an engine that evaluates; `{}` stands for the mode, "val" or "test"."""
 REFUSED = {
     "BasicTimeProfiler": "`eventloop report` has the times of the phases",
     "HandlersTimeProfiler": "`eventloop report` has the time of each handler",
 }
-"""Handlers that attach others when an engine runs, so that they would do nothing here; and the substitute."""
+"""The handlers of ignite that would have no effect in our trainer, with their substitutes.
+
+They attach further handlers when an engine runs, and the engine never runs here.
+"""
 _MODE = "_eventloop_mode"
 
 
@@ -73,10 +76,10 @@ def evaluates(engine: Engine, mode: str = "val") -> Engine:
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is no engine, and an engine with handlers of events that this trainer never has.
+    """Refuse an object that is not an engine, and handlers of events that this trainer never has.
 
     Raises:
-        TypeError: it is a handler without an engine.
+        TypeError: it is not an engine.
         ValueError: a handler would never be called.
     """
     if not isinstance(callback, Engine):
@@ -101,17 +104,17 @@ def check(callback: Any) -> None:
 
 
 def stateful(callback: Any) -> bool:
-    """Return True: counters and the user's keys of `engine.state_dict()` are saved."""
+    """Return True: the user's keys of `engine.state_dict()` are saved."""
     return True
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> _Engines:
-    """Return the driver of all engines of a trainer."""
+    """Return the object that drives all ignite engines of a trainer."""
     return _Engines(trainer, callbacks)
 
 
 class _Engines:
-    """Move the counters of engines, and call their handlers."""
+    """Set the counters of ignite engines, and call their handlers."""
 
     def __init__(self, trainer: Any, engines: Sequence[Engine]) -> None:
         self._trainer = ref(trainer)
@@ -122,11 +125,11 @@ class _Engines:
             )
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return no subscriptions: the counters are moved before each call."""
+        """Return no subscriptions, because the counters are set before each call of a handler."""
         return ()
 
     def calls(self, callback: Engine) -> Iterable[ForeignCall]:
-        """Yield a subscription for each handler of an engine, in the order of attaching."""
+        """Yield a subscription for each handler of an engine, in the order in which they were attached."""
         for event, handlers in callback._event_handlers.items():
             for entry in handlers:
                 yield self._call(callback, event, entry)
@@ -158,7 +161,7 @@ class _Engines:
         )
 
     def state_dict(self, callback: Engine) -> dict[str, Any]:
-        """Return the user's keys of an engine's state; the counters follow the trainer's."""
+        """Return the user's keys of an engine's state, without the counters, which follow the trainer's."""
         return {key: getattr(callback.state, key) for key in callback.state_dict_user_keys}
 
     def load_state_dict(self, callback: Engine, state: Mapping[str, Any]) -> None:
@@ -173,7 +176,7 @@ def _parent(fn: Any) -> Any:
 
 
 def _name(engine: Engine, event: Any) -> str | None:
-    """Return the event of this trainer at which the handlers of an engine's event run, None without one."""
+    """Return the event of this trainer that corresponds to an ignite event of the engine, or None."""
     if (mode := getattr(engine, _MODE, None)) is not None:
         found = EVALUATION.get(event)
         return None if found is None else found.format(mode)
@@ -181,7 +184,11 @@ def _name(engine: Engine, event: Any) -> str | None:
 
 
 def _happens(event: Any, ours: Any) -> bool:
-    """Return whether an event of ignite that stands for some ends of a training is this one."""
+    """Return whether an ignite event happens at this event of our trainer.
+
+    COMPLETED, TERMINATE and EXCEPTION_RAISED correspond to one event, `after_train`, and differ in its
+    reason.
+    """
     if event == Events.EXCEPTION_RAISED:
         return bool(ours.reason == "error")
     if event == Events.TERMINATE:
@@ -190,7 +197,7 @@ def _happens(event: Any, ours: Any) -> bool:
 
 
 def _move(state: State, trainer: Any, ours: Any) -> None:
-    """Set the counters of a training engine: ignite counts from 1."""
+    """Set the counters of a training engine; ignite counts from 1."""
     in_iteration = hasattr(ours, "batch_idx")
     state.iteration = ours.iter + in_iteration
     state.epoch = ours.epoch + (in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch))
@@ -205,7 +212,7 @@ def _move_evaluator(state: State, trainer: Any, ours: Any) -> None:
 
 
 def _output(outputs: Any) -> Any:
-    """Return the loss of a step that returns nothing else, as ignite's supervised trainers do."""
+    """Return the loss alone if a step returns nothing else, as ignite's supervised trainers do."""
     if isinstance(outputs, Mapping) and outputs.keys() == {"loss"}:
         loss = outputs["loss"]
         return loss.detach() if isinstance(loss, torch.Tensor) else loss

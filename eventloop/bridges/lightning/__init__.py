@@ -1,6 +1,6 @@
 """Attach a bus to a Lightning training, and run Lightning's callbacks in this engine's `Trainer`.
 
-Nothing here imports Lightning before a callback is made. `foreign` is the adapter for its callbacks.
+No module here imports Lightning before a callback is created. `foreign` is the adapter for its callbacks.
 """
 
 from eventloop.bridges.lightning.callback import EventLoopCallback

@@ -1,6 +1,6 @@
 """Attach a bus to a Lightning training: `Trainer(callbacks=[EventLoopCallback(...)])`.
 
-Serves `lightning.pytorch` and `pytorch_lightning`, and imports neither before a callback is made.
+It serves `lightning.pytorch` and `pytorch_lightning`, and imports neither before a callback is created.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ else:
     Base = object
 
 LEAST = "2.4"
-"""The oldest version of Lightning that the bridge serves."""
+"""The oldest version of Lightning that the bridge supports."""
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
-"""Lightning's two packages, and the names of their distributions."""
+"""The two packages that contain Lightning, and the names of their distributions."""
 NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipped"}
-"""Events that no Lightning trainer can emit."""
+"""The events that no Lightning trainer can emit, with the reasons."""
 
 
 class EventLoopCallback(Base):  # type: ignore[misc]
@@ -48,10 +48,10 @@ class EventLoopCallback(Base):  # type: ignore[misc]
 
         Trainer(max_epochs=3, callbacks=[bridge]).fit(module, loader)
 
-    An iteration is a batch, also where gradients are accumulated. Handlers find Lightning's own trainer as
+    An iteration is a batch, even if gradients are accumulated. Handlers find Lightning's own trainer as
     `trainer.native`, and the LightningModule as `trainer.model`; `trainer.stop(reason)` sets
-    `trainer.native.should_stop`. What `self.log` logs becomes `scalars_logged`. Lightning's checkpoints have
-    the states of the hooks.
+    `trainer.native.should_stop`. Numbers logged by `self.log` become `scalars_logged`. Lightning's
+    checkpoints contain the states of the hooks.
 
     Args:
         bus: an existing bus to emit events on.
@@ -88,7 +88,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._installed, self._during = ExitStack(), ExitStack()
         self._watches_steps = False
         self._trains = False  # whether the run has a training
-        self._metrics_before: dict[str, Any] = {}  # of earlier validations and of the training
+        self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
 
     @property
     def bus(self) -> Bus:
@@ -97,7 +97,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
 
     @property
     def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers are given, which the first run builds.
+        """The trainer that handlers get; the first run creates it.
 
         Raises:
             RuntimeError: there was no run yet.
@@ -120,7 +120,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         """Begin to measure the other callbacks and the loggers.
 
         Raises:
-            ValueError: the trainer has two bridges.
+            ValueError: the trainer has two of these callbacks.
         """
         bridges = [each for each in trainer.callbacks if isinstance(each, EventLoopCallback)]
         if len(bridges) > 1:
@@ -138,12 +138,12 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._installed.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """End the run with the error, which stays Lightning's."""
+        """End the run because of an error, which Lightning itself raises."""
         self._end_run(exception)
         self._installed.close()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin the run, with its training."""
+        """Begin a run that trains."""
         self._begin_run(trainer, training=True)
         self._driven.loader = trainer.train_dataloader
         self._watches_steps = False
@@ -166,7 +166,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
             by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=_work_dir(trainer),
             iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
         )  # fmt: skip
-        connector = trainer._logger_connector  # the one place that both with and without loggers gets it all
+        connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
         self._costs.attach(driven)
 
@@ -176,7 +176,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._ride.end_run(error)
 
     def _obey(self) -> None:
-        """Stop the host if a handler asked for it."""
+        """Stop the Lightning trainer if a handler has requested a stop."""
         if self._driven.stopping:
             self._driven.native.should_stop = True
 
@@ -198,17 +198,17 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         driven.begin_iter(batch)
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        """Announce that the gradients are there."""
+        """Emit `after_backward`."""
         if self._running:
             self._driven.announce(AfterBackward)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Announce that the optimizer is about to step."""
+        """Emit `before_optimizer_step`."""
         if self._running:
             self._driven.announce(BeforeOptimizerStep)
 
     def _watch_steps(self, trainer: Any) -> None:
-        """Announce the optimizers' steps, by a hook of PyTorch, which costs each step some microseconds."""
+        """Emit `after_optimizer_step`, by a PyTorch hook that costs each step some microseconds."""
         self._watches_steps = True
         for optimizer in trainer.optimizers:
             handle = optimizer.register_step_post_hook(self._optimizer_stepped)
@@ -220,7 +220,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """End the iteration, and stop the host if a handler asked for it."""
+        """End the iteration, and stop the Lightning trainer if a handler has requested it."""
         driven = self._driven
         if isinstance(outputs, torch.Tensor):
             outputs = {"loss": outputs}
@@ -233,17 +233,17 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         driven = self._driven
         if driven.passing is None:
             return
-        if driven.metrics.in_iteration:  # the LightningModule has cut the epoch short
+        if driven.metrics.in_iteration:  # the LightningModule has ended the epoch early
             driven.drop_iter()
         driven.end_epoch()
         self._obey()
 
     def _logging(self, log_metrics: Any) -> Any:
-        """Return Lightning's `log_metrics` that also emits the numbers, which nothing waits for."""
+        """Wrap Lightning's `log_metrics` to emit the numbers as well, without waiting for the device."""
 
         def logging(metrics: Mapping[str, Any], step: int | None = None) -> Any:
             driven = self._driven
-            at_end = driven.mode != "train" and step is None  # `after_val_epoch` has these
+            at_end = driven.mode != "train" and step is None  # `after_val_epoch` contains these numbers
             if metrics and not at_end and not driven.native.sanity_checking:
                 driven.log(metrics, mode=driven.mode)
             return log_metrics(metrics, step)
@@ -253,11 +253,11 @@ class EventLoopCallback(Base):  # type: ignore[misc]
     # --- validations and tests -----------------------------------------------------------------------------
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a validation, and the run if it has no training."""
+        """Begin a validation; begin a run if there is no training."""
         self._begin_evaluation(trainer, "val")
 
     def on_test_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin a test, with its run."""
+        """Begin a test, and its run."""
         self._begin_evaluation(trainer, "test")
 
     def _begin_evaluation(self, trainer: Any, mode: Any) -> None:
@@ -287,7 +287,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
     on_test_batch_end = on_validation_batch_end
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the validation with its metrics, and the run if it has no training."""
+        """End the validation with its metrics; end the run if there is no training."""
         if trainer.sanity_checking:
             return
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
@@ -302,7 +302,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
     # --- checkpoints and copies ----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of the hooks, for Lightning's checkpoint; {} if no hook has one."""
+        """Return the states of the hooks, for Lightning's checkpoint; {} if all hooks are stateless."""
         state = self._ride.state_dict()
         return state if state.get("hooks") else {}
 
@@ -311,10 +311,10 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._ride.load_state_dict(state_dict)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy or pickle the callback with its options, as before its first run.
+        """Copy or pickle the callback with its options, in the state before its first run.
 
         Raises:
-            TypeError: the bus has handlers, which a copy would not have.
+            TypeError: the bus has handlers, which the copy would lack.
         """
         if not self._own_bus or (self._ride.trainer is None and self.bus.stats()):
             raise TypeError(
@@ -332,7 +332,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
 
 
 def _packages() -> tuple[str, ...]:
-    """Return the packages of Lightning that the program has imported, or else an installed one."""
+    """Return the packages of Lightning that the program has imported; without any, an installed one."""
     found = tuple(name for name in PACKAGES if name in sys.modules)
     if not found:
         installed = [name for name in PACKAGES if find_spec(name.partition(".")[0]) is not None]
@@ -344,7 +344,10 @@ def _packages() -> tuple[str, ...]:
 
 @cache
 def _with_bases(cls: type, packages: tuple[str, ...]) -> type:
-    """Return the class with the `Callback` class of each package as a base: a trainer asks for its own."""
+    """Return the class with each package's `Callback` class as a base.
+
+    Lightning's trainer requires callbacks to derive from the class of its own package.
+    """
     bases = [import_module(name).Callback for name in packages]
     missing = tuple(base for base in bases if not issubclass(cls, base))
     if not missing:
@@ -386,7 +389,7 @@ def _work_dir(trainer: Any) -> Path:
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as floats, read from each device at once."""
+    """Return metrics as floats, with one read for each device."""
     tensors = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
     numbers = {name: float(value) for name, value in metrics.items() if name not in tensors}
     for device in {value.device for value in tensors.values()}:

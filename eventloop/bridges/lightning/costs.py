@@ -1,4 +1,4 @@
-"""Measure the callbacks, module hooks and loggers of a Lightning trainer, by its profiler's names."""
+"""Measure the callbacks, module hooks and loggers of a Lightning trainer, through its profiler."""
 
 from __future__ import annotations
 
@@ -19,48 +19,51 @@ IN_ITERATION = frozenset(
         "transfer_batch_to_device", "on_after_batch_transfer", "lr_scheduler_step", "log_metrics",
     }
 )  # fmt: skip
-"""Hooks of a training batch."""
+"""The methods of callbacks and modules that are called for a training batch."""
 PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
     ("Strategy", "training_step"): "",
     ("Strategy", "backward"): "backward",
     ("LightningModule", "optimizer_step"): "optimizer",
     ("LightningModule", "optimizer_zero_grad"): "optimizer",
 }
-"""Actions that are phases of the iteration; "" is the forward pass."""
+"""The profiler's actions that are phases of an iteration; "" is the forward pass."""
 NO_ROWS = ("training_step", "backward", "validation_step", "test_step", "configure_callbacks")
 LOGGER_METHODS = ("log_metrics", "log_hyperparams", "save")
 NEXT_BATCH = "train_dataloader_next"
 
 
 class HostCosts:
-    """The calls of one Lightning trainer, by the names that it gives its profiler.
+    """The measured calls of one Lightning trainer, by the names that it passes to its profiler.
 
-    The profiler stays the user's object, and does what it did: its `start`, `stop` and `profile` are
-    replaced on that object until the end of the run.
+    The user's profiler object stays and still works: its `start`, `stop` and `profile` are wrapped on that
+    object until the end of the run.
     """
 
     def __init__(self) -> None:
         self.driven: DrivenTrainer | None = None
         self.under_way: list[list[float]] = []
-        """When each action began, and its seconds that are counted already: the outermost first."""
+        """The running actions, the outermost first.
+
+        Each entry has the begin, and the seconds of inner actions that are already charged to a phase.
+        """
         self._rows: dict[str, Row] = {}
         self._actions = Actions(self._make)
         self._native: Any = None
         self._bridge: Any = None
 
     def attach(self, driven: DrivenTrainer) -> None:
-        """Count calls in the phases of a trainer's iterations, and give each row to it."""
+        """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
         self.driven = driven
         for row in self._rows.values():
             self._hand_over(row)
 
     def detach(self) -> None:
-        """Count no further call in the phases."""
+        """Stop charging calls to phases."""
         self.driven = None
 
     @contextmanager
     def installed(self, native: Any, bridge: Any) -> Iterator[None]:
-        """Measure the trainer's callbacks, except the bridge, until the block ends."""
+        """Measure the Lightning trainer's callbacks, except the bridge, until the block ends."""
         self._native, self._bridge = native, bridge
         self._actions.clear()
         self.under_way.clear()
@@ -77,7 +80,7 @@ class HostCosts:
         self._native = self._bridge = None
 
     def charges(self) -> bool:
-        """Return whether a call now belongs to an iteration of the training, or to the wait between two."""
+        """Return whether a call now belongs to a training iteration, or to the wait between two of them."""
         driven = self.driven
         return driven is not None and driven.passing is not None and driven.metrics.mode == "train"
 
@@ -93,7 +96,7 @@ class HostCosts:
     def _stopping(self, stop: Callable[[str], Any]) -> Callable[[str], Any]:
         def stopping(action_name: str) -> Any:
             if (action := self._actions[action_name]) is not NOTHING:
-                with suppress(IndexError):  # it was started before the profiler's methods were replaced
+                with suppress(IndexError):  # an action started before the profiler's methods were replaced
                     action.__exit__()
             return stop(action_name)
 
@@ -115,7 +118,7 @@ class HostCosts:
     # --- names ---------------------------------------------------------------------------------------------
 
     def _make(self, name: str) -> Any:
-        """Return the context manager of an action, by the profiler's name of it: `[Callback]Timer.setup`."""
+        """Create the context manager that measures a profiler's action, such as `[Callback]Timer.setup`."""
         kind, _, rest = name.removeprefix("[").partition("]")
         owner, _, method = rest.rpartition(".")
         if method == NEXT_BATCH:
@@ -128,7 +131,7 @@ class HostCosts:
         return NOTHING if label is None else self._row(f"{label}.{method}", method)
 
     def _label(self, kind: str, owner: str, method: str) -> str | None:
-        """Return the owner's name in reports; None for a method that does nothing, or is the bridge's."""
+        """Return the owner's name in reports; None for the bridge's methods and for inherited empty ones."""
         native = self._native
         if kind == "Callback":
             found = next((each for each in native.callbacks if each.state_key == owner), None)
@@ -154,9 +157,9 @@ class HostCosts:
 
 
 class Actions(dict[str, Any]):
-    """The context managers of a profiler's actions by name, each made at its first use.
+    """The context managers of a profiler's actions by name, each created at its first use.
 
-    Lightning asks for thirty of them in each batch, and a dict answers faster than a method.
+    Lightning looks up thirty of them in each batch, and a dict lookup is faster than a method call.
     """
 
     def __init__(self, make: Callable[[str], Any]) -> None:
@@ -168,15 +171,15 @@ class Actions(dict[str, Any]):
 
 
 NOTHING = RLock()
-"""The action without a row: a hook that no class defines.
+"""The context manager of an action without a row, such as a hook that no class defines.
 
-Each batch enters some twenty of them. A lock that no other thread has is the cheapest context manager, as it
+Each batch enters some twenty of them. A lock that no other thread uses is the cheapest context manager, as it
 runs no Python code.
 """
 
 
 class Row:
-    """An action with a row in the costs."""
+    """The context manager of an action that has a row in the costs."""
 
     def __init__(self, costs: HostCosts, name: str, method: str) -> None:
         self.name, self.method, self.timing = name, method, Timing()
@@ -203,7 +206,7 @@ class Row:
 
 
 class Phase:
-    """An action that is a phase of the iteration."""
+    """The context manager of an action that is a phase of the iteration."""
 
     def __init__(self, costs: HostCosts, phase: Literal["backward", "optimizer", ""]) -> None:
         self._costs, self._phase = costs, phase
@@ -222,7 +225,7 @@ class Phase:
 
 
 class NextBatch:
-    """The wait for a batch, with which the iteration's phase `data` begins."""
+    """The context manager of the wait for a batch, with which the phase `data` begins."""
 
     def __init__(self, costs: HostCosts) -> None:
         self._costs = costs
@@ -237,7 +240,7 @@ class NextBatch:
 
 @contextmanager
 def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a bound method of one object until the block ends; the object and its class stay."""
+    """Replace a bound method of one object until the block ends, without changing its class."""
     own = vars(owner)
     had, former = method in own, getattr(owner, method)
     own[method] = by(former)
@@ -256,7 +259,7 @@ def _passes_through(profiler: Any) -> bool:
 
 
 def _defines(owner: Any, method: str, kind: str) -> bool:
-    """Return whether a hook is defined by the owner's class, and not by Lightning's base class."""
+    """Return whether the owner's class defines a hook, which it otherwise inherits from Lightning."""
     if method in vars(owner):  # as in a LambdaCallback
         return True
     definer = next((cls for cls in type(owner).__mro__ if method in vars(cls)), None)

@@ -1,4 +1,4 @@
-"""Move the counters, stages and metrics of a Lightning trainer that is never run."""
+"""Set the counters, stages and metrics of a Lightning trainer that is never run."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from eventloop.util.checks import length_of
 
 
 class Counters:
-    """Handlers that give Lightning's trainer our counters and metrics.
+    """Handlers that copy our trainer's counters and metrics to a Lightning trainer.
 
     Args:
         pl: Lightning's package.
-        native: Lightning's trainer.
-        module: its LightningModule.
+        native: the Lightning trainer.
+        module: the LightningModule.
     """
 
     def __init__(self, pl: Any, native: Any, module: Any) -> None:
         self._pl, self._native, self._module = pl, native, module
-        self._steps = 0  # of the optimizer
+        self._steps = 0  # number of optimizer steps
         self._epoch = 0  # Lightning counts an epoch after its validation
 
     def calls(self) -> Iterator[ForeignCall]:
-        """Return the subscriptions: the first or the last at their events."""
+        """Yield the handlers as subscriptions; by their priorities they are the first or last at an event."""
         for event, fn in (
             ("before_train", self._begin), ("before_train_epoch", self._next_epoch),
             ("before_train_iter", self._move), ("after_train", self._next_epoch),
@@ -78,7 +78,7 @@ class Counters:
         self._steps += 1
 
     def _iterated(self, trainer: Any, event: Any) -> None:
-        """Pass on the optimizer's steps, and the iteration's numbers, which nothing waits for."""
+        """Copy the number of optimizer steps and the iteration's numbers, without waiting for the device."""
         self._move(trainer, event)
         outputs = trainer.outputs if isinstance(trainer.outputs, Mapping) else {}
         for name, value in outputs.items():
@@ -94,27 +94,27 @@ class Counters:
             getattr(self._native._logger_connector, each).update(numbers)
 
     def _evaluate(self, begins: bool, trainer: Any, event: Any) -> None:
-        """Set Lightning's stage to the evaluation's, or back to the training's."""
+        """Set Lightning's stage to that of the evaluation, or back to the training's."""
         self._move(trainer, event)
         stage = "training" if not begins else "validating" if event.mode == "val" else "testing"
         setattr(self._native, stage, True)
 
 
 def validates_next(trainer: Any) -> bool:
-    """Return whether a validation follows the epoch that ends now."""
+    """Return whether a validation follows the epoch that is ending."""
     due = trainer.by_epoch and not trainer.asked_to_stop
     return bool(due and "val" in trainer._schedule.after(trainer.epoch + 1, trainer.max_epochs))
 
 
 def validates_every_epoch(trainer: Any) -> bool:
-    """Return True if each epoch has a validation, or none has."""
+    """Return whether all epochs have a validation, or none has."""
     if not trainer.by_epoch or trainer.val_loader is None:
         return True
     return all("val" in trainer._schedule.after(n + 1, trainer.max_epochs) for n in range(trainer.max_epochs))
 
 
 def resumes_evaluation(trainer: Any) -> bool:
-    """Return whether a run begins with the validation that was due when its checkpoint was taken."""
+    """Return whether the run begins with a validation that was due when its checkpoint was saved."""
     if not trainer.by_epoch or not trainer.epoch or trainer.batch_idx:
         return False
     due = trainer._schedule.after(trainer.epoch, trainer.max_epochs)

@@ -1,4 +1,4 @@
-"""The adapter of `Foreign` for callbacks of Lightning."""
+"""Define the adapter of `Foreign` for callbacks of Lightning."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ REFUSED = {
     "ThroughputMonitor": "the phases and times in eventloop report",
     "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
 }
-"""Classes whose effect is on Lightning's own loop, or needs it, and the alternative here."""
+"""The callbacks of Lightning that are refused because they act on its loop, with our alternatives."""
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is no callback, or steers Lightning's own loop.
+    """Refuse an object that is not a callback, or that controls Lightning's own loop.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError: it is not a callback of Lightning.
+        ValueError: the callback would have no effect here.
         ImportError: Lightning is too old.
     """
     package, name = package_of(callback), type(callback).__name__
@@ -56,7 +57,7 @@ def stateful(callback: Any) -> bool:
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
-    """Return Lightning's own trainer object for our trainer.
+    """Return a Lightning trainer that is never run, for the callbacks of our trainer.
 
     Raises:
         ValueError: the callbacks come from both of Lightning's packages.

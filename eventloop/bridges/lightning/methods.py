@@ -1,4 +1,4 @@
-"""Name the methods of Lightning's callbacks, and the events at which `Foreign` calls them."""
+"""List the methods of Lightning's callbacks, with the events at which `Foreign` calls them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from eventloop.optim.optimizers import each_optimizer
 
 
 class Method(NamedTuple):
-    """How a method of a callback is called."""
+    """The event at which a callback's method is called, and its arguments."""
 
     event: str
     arguments: Callable[[Any], tuple[Any, ...]] = lambda trainer: ()
-    """Return the arguments after the trainer and the module."""
+    """A function that returns the method's arguments after the trainer and the module."""
 
 
 def _batch(trainer: Any) -> tuple[Any, ...]:
@@ -63,13 +63,13 @@ METHODS: dict[str, Method] = {
     "on_fit_end": Method("after_train"),
     "teardown": Method("after_train", _stage),
 }
-"""The event of each method. `on_train_epoch_end` and `on_exception` have handlers of their own."""
+"""The event at which each method is called; `on_train_epoch_end` and `on_exception` are separate."""
 WITHOUT_EVENT = ("on_before_zero_grad", "on_before_backward")
-"""Methods that no event here corresponds to."""
+"""The methods of Lightning's callbacks to which no event of our trainer corresponds."""
 
 
 def base_of(callback: Any) -> type | None:
-    """Return the `Callback` class of the package that a callback is of."""
+    """Return the `Callback` class of Lightning from which a callback derives, or None."""
     for cls in type(callback).__mro__:
         if cls.__name__ == "Callback" and cls.__module__.endswith(".callbacks.callback"):
             return cls
@@ -77,12 +77,12 @@ def base_of(callback: Any) -> type | None:
 
 
 def package_of(callback: Any) -> str:
-    """Return the top-level package of a callback's base class: "lightning" or "pytorch_lightning"."""
+    """Return the top-level package of a callback's base class: "lightning", "pytorch_lightning" or ""."""
     base = base_of(callback)
     return "" if base is None else base.__module__.partition(".")[0]
 
 
 def defines(callback: Any, method: str) -> bool:
-    """Return whether a callback defines a method, or was given it."""
+    """Return whether a callback overrides a method in its class or on the object."""
     own = getattr(type(callback), method, None)
     return method in vars(callback) or own is not getattr(base_of(callback), method, None)

@@ -1,4 +1,4 @@
-"""Make a Lightning trainer that serves callbacks in our trainer, with its module and its logger."""
+"""Create the Lightning trainer, module and logger that callbacks get in our trainer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from eventloop.optim.optimizers import each_optimizer
 
 
 def make_module(pl: Any, model: torch.nn.Module) -> Any:
-    """Return the model if it is a LightningModule, else a LightningModule with the model's own parts."""
+    """Return the model if it is a LightningModule, else a LightningModule that shares the model's parts."""
     if isinstance(model, pl.LightningModule):
         return model
 
@@ -33,7 +33,7 @@ def make_module(pl: Any, model: torch.nn.Module) -> Any:
 
 
 def make_logger(pl: Any, trainer: Any) -> Any:
-    """Return a logger whose numbers go to the metrics of our trainer."""
+    """Return a Lightning logger that puts its numbers into our trainer's metrics."""
     base: Any = import_module(f"{pl.__name__}.loggers").Logger
 
     class MetricsLogger(base):  # type: ignore[misc]
@@ -51,13 +51,13 @@ def make_logger(pl: Any, trainer: Any) -> Any:
             trainer.metrics.put_scalars(dict(metrics), smoothing_hint=False)
 
         def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-            """Nothing: the program knows its parameters."""
+            """Do nothing, because the program knows its hyperparameters."""
 
     return MetricsLogger()
 
 
 def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -> Any:
-    """Return a trainer in the state of a `fit` that has begun, with the options of ours."""
+    """Return a Lightning trainer in the state of a running `fit`, with the options of our trainer."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     bar = any(isinstance(each, pl.callbacks.ProgressBar) for each in callbacks)
     with _quiet(pl):
@@ -81,7 +81,7 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
 
 @contextmanager
 def _quiet(pl: Any) -> Iterator[None]:
-    """Keep Lightning from telling which devices its trainer found: our trainer has its own."""
+    """Silence Lightning's log lines about the devices that its trainer found; our trainer has chosen."""
     names = (pl.__name__.partition(".")[0], pl.__name__, f"{pl.__name__}.utilities.rank_zero")
     levels = {name: logging.getLogger(name).level for name in names}
     for name in names:

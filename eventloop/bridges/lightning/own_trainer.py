@@ -18,16 +18,16 @@ from eventloop.data.plain_values import plain
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrain
 
 AFTER_OTHERS = 51
-"""The priority of `on_train_epoch_end`, which follows each callback's `on_validation_end`."""
+"""The priority of a callback's `on_train_epoch_end`, so that all `on_validation_end` precede it."""
 
 
 class OwnTrainer:
-    """A Lightning `Trainer` that is never run, a module with the model's parts, and the callbacks.
+    """A Lightning `Trainer` that is never run, a module that shares the model's parts, and the callbacks.
 
     Args:
-        trainer: ours.
-        callbacks: all of Lightning's callbacks that it has.
-        package: Lightning's package from which they come.
+        trainer: our trainer.
+        callbacks: all Lightning callbacks of our trainer.
+        package: the Lightning package from which they come.
     """
 
     def __init__(self, trainer: Any, callbacks: Sequence[Any], package: str) -> None:
@@ -36,7 +36,7 @@ class OwnTrainer:
         self.module = make_module(pl, unwrap(trainer.model))
         self.native = make_trainer(pl, trainer, self.module, callbacks)
         self._counters = Counters(pl, self.native, self.module)
-        self._ready: set[int] = set()  # callbacks that were set up for the run
+        self._ready: set[int] = set()  # ids of the callbacks that were set up for the run
         for callback in callbacks:
             callback.log, callback.log_dict = self._log, self._log_dict
 
@@ -47,12 +47,12 @@ class OwnTrainer:
         self._ours.metrics.put_scalars(values)
 
     def own_calls(self) -> Iterator[ForeignCall]:
-        """Return the handlers that move the counters."""
+        """Yield the handlers that set the Lightning trainer's counters."""
         yield from self._counters.calls()
         yield ForeignCall("counters.end", ("after_train",), lambda trainer, event: self._ready.clear(), 100)
 
     def calls(self, callback: Any) -> Iterator[ForeignCall]:
-        """Return a subscription for each method that the callback defines."""
+        """Yield a subscription for each method that the callback defines."""
         for name, method in METHODS.items():
             if name == "on_train_end" and defines(callback, "on_exception"):
                 yield ForeignCall("on_exception", ("after_train",), partial(self._failed, callback))
@@ -75,7 +75,7 @@ class OwnTrainer:
         self._obey(callback, trainer)
 
     def _set_up(self, callback: Any, *_: Any) -> None:
-        """Call `setup` once, before the run or before a checkpoint is loaded for it."""
+        """Call a callback's `setup` once, before the run or before a checkpoint is loaded for it."""
         if id(callback) not in self._ready:
             self._ready.add(id(callback))
             callback.setup(self.native, self.module, "fit")
@@ -105,7 +105,7 @@ class OwnTrainer:
         return ForeignCall("on_train_epoch_end", events, epoch_end, AFTER_OTHERS)
 
     def _obey(self, callback: Any, trainer: Any) -> None:
-        """Stop our trainer if the callback has stopped Lightning's."""
+        """Stop our trainer if the callback has stopped the Lightning trainer."""
         if self.native.should_stop:
             self.native.should_stop = False
             trainer.stop(f"{type(callback).__name__} of Lightning set trainer.should_stop")
@@ -113,9 +113,9 @@ class OwnTrainer:
     # --- checkpoints ---------------------------------------------------------------------------------------
 
     def _load(self, callback: Any, trainer: Any, event: Any) -> None:
-        """Let a callback load its part of a checkpoint, with the checkpoint's weights in the model.
+        """Let a callback load its part of a checkpoint, while the model holds the checkpoint's weights.
 
-        A checkpoint may still be refused, so the model gets its weights back.
+        The model gets its own weights back afterwards, because the checkpoint may still be refused.
         """
         checkpoint, module = trainer.checkpoint, self.module
         self._set_up(callback)

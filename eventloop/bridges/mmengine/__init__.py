@@ -1,4 +1,4 @@
-"""Attach a bus to a runner of MMEngine, and run its hooks in this engine's `Trainer`.
+"""Attach a bus to a runner of MMEngine, and run MMEngine's hooks in this engine's `Trainer`.
 
 `hook` imports MMEngine; `foreign` is the adapter for its hooks. May import what `bridges` may.
 """

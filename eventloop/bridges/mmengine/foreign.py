@@ -1,4 +1,4 @@
-"""Run hooks of MMEngine in this engine's `Trainer`, with a runner of MMEngine that is never run."""
+"""Run hooks of MMEngine in this engine's `Trainer`, with an MMEngine runner that is never run."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ REFUSED = {
     "DistSamplerSeedHook": "this trainer seeds its samplers",
     "PrepareTTAHook": "it replaces the model of a test runner; wrap the model yourself",
 }
-"""Hooks that steer the loop of a runner, and so would do nothing here; and the substitute."""
+"""The hooks that control the loop of a runner, and so would do nothing here, with the substitutes."""
 OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is no hook, and hooks that steer the loop of a runner.
+    """Refuse an object that is not a hook, and hooks that control the loop of a runner.
 
     Raises:
-        TypeError: it is no hook of MMEngine.
-        ValueError: it steers a runner's loop.
+        TypeError: it is not a hook of MMEngine.
+        ValueError: it controls a runner's loop.
     """
     if not isinstance(callback, mmengine.hooks.Hook):
         raise TypeError(
@@ -44,17 +44,17 @@ def check(callback: Any) -> None:
 
 
 def stateful(callback: Any) -> bool:
-    """Return False: MMEngine's hooks have no state of their own."""
+    """Return False, because hooks of MMEngine have no state of their own."""
     return False
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> _Driver:
-    """Return the driver of the runner that all hooks of a trainer share."""
+    """Return the object that sets the counters of one runner, which all MMEngine hooks of a trainer share."""
     return _Driver(trainer, callbacks)
 
 
 class _Driver:
-    """A runner whose counters this trainer moves."""
+    """An MMEngine runner whose counters follow our trainer's."""
 
     def __init__(self, trainer: Any, hooks: Sequence[Any]) -> None:
         self._trainer = ref(trainer)
@@ -63,7 +63,7 @@ class _Driver:
             self._runner.register_hook(hook)
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return no subscriptions: the counters are moved before each call."""
+        """Return no subscriptions, because the counters are set before each call of a hook."""
         return ()
 
     def calls(self, callback: Any) -> Iterable[ForeignCall]:
@@ -86,21 +86,21 @@ class _Driver:
         return call
 
     def _forward(self, trainer: Any, logged: Mapping[str, int]) -> None:
-        """Put the numbers that a hook has put into the message hub."""
+        """Copy the numbers that a hook has just put into MMEngine's message hub to our trainer's metrics."""
         for name, buffer in self._runner.message_hub.log_scalars.items():
             if len(buffer.data[0]) > logged.get(name, 0):
                 trainer.metrics.put_scalar(name.partition("/")[2] or name, float(buffer.current()))
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return {}: a hook of MMEngine has no state."""
+        """Return {}, because hooks of MMEngine have no state."""
         return {}
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Do nothing: a hook of MMEngine has no state."""
+        """Do nothing, because hooks of MMEngine have no state."""
 
 
 def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
-    """Return what MMEngine gives a hook at a stage besides the runner."""
+    """Return the arguments that a hook of MMEngine gets at a stage, besides the runner."""
     if stage.endswith("_iter"):
         arguments = {"batch_idx": event.batch_idx, "data_batch": trainer.batch}
         return arguments | {"outputs": trainer.outputs} if stage in OUTPUTS else arguments
@@ -112,7 +112,7 @@ def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
 
 
 def _runner(trainer: Any) -> Runner:
-    """Build a runner for the trainer's model and optimizers; random state and device stay as they are."""
+    """Build a runner with the trainer's model and optimizers, without changing random state or device."""
     state = rng_state()  # a runner seeds everything
     try:
         runner = Runner(

@@ -1,4 +1,4 @@
-"""Bring the bus into a runner of MMEngine: `Runner(..., custom_hooks=[EventLoopHook(writers=[...])])`."""
+"""Use the bus in a runner of MMEngine: `Runner(..., custom_hooks=[EventLoopHook(writers=[...])])`."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from mmengine.registry import HOOKS
 from mmengine.runner import EpochBasedTrainLoop, Runner
 
 NEVER = {"optimizer_step_skipped": "MMEngine's optim wrappers do not say that a step was skipped"}
-"""Events that no runner of MMEngine can emit."""
+"""The events that no runner of MMEngine can emit, with the reasons."""
 IN_ITERATION = ("before_train_iter", "after_train_iter")
 _STATE = "eventloop"
-"""Key of the hooks' states in the runner's checkpoints."""
+"""The key of the hooks' states in the runner's checkpoints."""
 
 
 @HOOKS.register_module(force=True)
@@ -75,13 +75,13 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
     @property
     def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers are given; it exists from the first run on."""
+        """The trainer that handlers get; it exists from the first run on."""
         return cast(DrivenTrainer, self._ride.trainer)
 
     # --- the run -------------------------------------------------------------------------------------------
 
     def before_run(self, runner: Runner) -> None:
-        """Let the runner's loops end the run however they end: no event of MMEngine reports an error.
+        """Wrap the runner's loops so that every end of a run is noticed; MMEngine has no event for an error.
 
         Raises:
             ValueError: the runner has another `EventLoopHook`.
@@ -131,13 +131,13 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
         self._end_run()
 
     def before_train(self, runner: Runner) -> None:
-        """Begin the run, with its training."""
+        """Begin a run that trains."""
         self._begin_run(runner, training=True)
 
     # --- the training --------------------------------------------------------------------------------------
 
     def before_train_epoch(self, runner: Runner) -> None:
-        """Begin an epoch; a run measured in iterations is one epoch."""
+        """Begin an epoch; a run measured in iterations has one epoch."""
         self.trainer.begin_epoch(len(runner.train_dataloader) if self.trainer.by_epoch else None)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
@@ -147,7 +147,7 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict[str, Any] | None = None
     ) -> None:
-        """End an iteration, and stop the runner if a handler asked for it."""
+        """End an iteration, and stop the runner if a handler has requested it."""
         trainer = self.trainer
         outputs = outputs or {}
         for name, buffer in runner.message_hub.log_scalars.items():
@@ -175,11 +175,11 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
     # --- validations and tests -----------------------------------------------------------------------------
 
     def before_val(self, runner: Runner) -> None:
-        """Begin a validation, and the run if it has no training."""
+        """Begin a validation; begin a run if there is no training."""
         self._begin_evaluation(runner, "val")
 
     def before_test(self, runner: Runner) -> None:
-        """Begin a test, and the run if it has no training."""
+        """Begin a test; begin a run if there is no training."""
         self._begin_evaluation(runner, "test")
 
     def _begin_evaluation(self, runner: Runner, mode: Any) -> None:
@@ -231,14 +231,14 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
-"""Numbers of the message hub that this side measures by itself, or that repeat the iteration's outputs."""
+"""The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
 
 
 @contextmanager
 def _replaced(
     owner: Any, method: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Replace a bound method of one object until the block ends; its class stays as it is."""
+    """Replace a bound method of one object until the block ends, without changing its class."""
     had = method in vars(owner)
     former = getattr(owner, method)
     setattr(owner, method, by(former))

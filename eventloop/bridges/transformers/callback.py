@@ -1,4 +1,4 @@
-"""Bring the bus into the loop of a Transformers `Trainer`.
+"""Use the bus in the loop of a Transformers `Trainer`.
 
     trainer = transformers.Trainer(model, args, train_dataset=data, callbacks=[EventLoopCallback()])
 
@@ -54,14 +54,14 @@ NEVER = {
     "before_val_iter": "Transformers has no callback before a batch of an evaluation: use after_val_iter",
     "before_test_iter": "Transformers has no callback before a batch of a prediction: use after_test_iter",
 }
-"""Events that the host has no moment for."""
+"""The events that Transformers cannot emit, with the reasons."""
 
 EVALUATIONS: dict[str, Evaluate] = {"evaluate": "val", "predict": "test"}
-"""Methods of the host, and the mode of their evaluation."""
+"""The methods of the Transformers trainer that evaluate, and the mode of their evaluation."""
 
 
 class EventLoopCallback(TrainerCallback):
-    """Emit the events of a training that a Transformers `Trainer` runs.
+    """Emit the events of a training that a Transformers `Trainer` (the host) runs.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
 
@@ -71,14 +71,14 @@ class EventLoopCallback(TrainerCallback):
 
         transformers.Trainer(model, args, train_dataset=data, callbacks=[bridge]).train()
 
-    An iteration is an update of the optimizer, of one or several batches. Handlers get a `DrivenTrainer`,
+    An iteration is an update of the optimizer, with one or several batches. Handlers get a `DrivenTrainer`,
     whose `native` is the Transformers trainer. Its `batch` and `outputs` stay None, because Transformers
-    gives them to no callback. Its checkpoints, `checkpoint-N`, have the states of the hooks in a file
-    `eventloop.pt`, and `resume_from_checkpoint` restores them.
+    passes them to no callback. The host's checkpoints, `checkpoint-N`, contain the states of the hooks in a
+    file `eventloop.pt`, and `resume_from_checkpoint` restores them.
 
-    Give it to the trainer as `callbacks=[...]`, or for each trainer of a program by
-    `transformers.trainer.DEFAULT_CALLBACKS.append(EventLoopCallback)`. It then notices any error that ends
-    `train()`. After `trainer.add_callback(...)` it notices in the first training only those of
+    Pass it to the host as `callbacks=[...]`, or to each trainer of a program by
+    `transformers.trainer.DEFAULT_CALLBACKS.append(EventLoopCallback)`. Then it notices any error that ends
+    `train()`. After `trainer.add_callback(...)` it notices, in the first training, only errors of
     `training_step` and of the data loader.
 
     Args:
@@ -107,27 +107,27 @@ class EventLoopCallback(TrainerCallback):
         self._calls = ForeignCalls(self._charge)
         self._methods = ReplacedMethods()
         self._callbacks = MeasuredCallbacks(self._calls, ReplacedMethods(), EventLoopCallback)
-        self._watched: ref[Any] | None = None  # the host whose `train` is ours
-        self._within_train = False  # whether `train` will report how it ends
-        self._evaluated: int | None = None  # batches of the evaluation that runs
-        self._logged: dict[str, Any] = {}  # by the host, within an evaluation
-        self._done = 0  # iterations of the epoch that a resumed run goes on with
+        self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
+        self._within_train = False  # whether the wrapped `train` is running
+        self._evaluated: int | None = None  # number of batches of the running evaluation
+        self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
+        self._done = 0  # completed iterations of the epoch that a resumed run continues
         self._step_began = self._hooks_before = 0.0
 
     @property
     def bus(self) -> Bus:
-        """The bus, from the beginning."""
+        """The bus, which exists before the first training."""
         return self._ride.bus
 
     @property
     def trainer(self) -> DrivenTrainer | None:
-        """The trainer that handlers are given; None before the host's first training."""
+        """The trainer that handlers get; None before the host's first training."""
         return self._ride.trainer
 
     # --- the host's run ---------------------------------------------------------------------------------
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Watch the training of the host that is being built."""
+        """Watch the training of the host that is being created."""
         if (found := find_host(self)) is not None:
             self._watch(found.trainer)
 
@@ -140,7 +140,7 @@ class EventLoopCallback(TrainerCallback):
                 "drive that loop with eventloop.bridges.DrivenTrainer"
             )
         host, resumed_from = found
-        self._end()  # the run before, if the host begins again with smaller batches
+        self._end()  # ends the former run, if the host restarts with smaller batches
         self._watch(host)
         if not self._within_train:  # added to a trainer that had been built
             for name in ("training_step", "get_batch_samples"):
@@ -158,7 +158,7 @@ class EventLoopCallback(TrainerCallback):
         self._join(host, trainer)
 
     def _join(self, host: Any, trainer: DrivenTrainer) -> None:
-        """Replace the methods of the host by which evaluations and phases are seen, until the run ends."""
+        """Wrap the methods of the host that show evaluations and phases, until the run ends."""
         trainer.foreign_calls = self._calls
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
@@ -174,18 +174,18 @@ class EventLoopCallback(TrainerCallback):
             self._callbacks.measure(host.callback_handler.callbacks)
 
     def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
-        """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
+        """Count a callback's time in the iteration, except during an evaluation, which does not count."""
         if self._evaluated is None and self.trainer is not None:
             self.trainer.clock.charge(phase, seconds)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """End the run, unless the host's `train` does it, which ends after all callbacks."""
+        """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
         self._note_early_end(state, control)
         if not self._within_train:
             self._end()
 
     def _watch(self, host: Any) -> None:
-        """Replace the host's `train` by a method that ends the run however the training ends.
+        """Wrap the host's `train` so that the run is ended in every case.
 
         Raises:
             ValueError: the host has two of these callbacks.
@@ -212,7 +212,7 @@ class EventLoopCallback(TrainerCallback):
         host.train = watched
 
     def _reporting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that makes the call, and ends the run with an error that it raises."""
+        """Wrap a call to end the run if the call raises an error."""
 
         @wraps(call)
         def reporting(*args: Any, **kwargs: Any) -> Any:
@@ -225,7 +225,7 @@ class EventLoopCallback(TrainerCallback):
         return reporting
 
     def _end(self, error: BaseException | None = None) -> None:
-        """Leave the host as it was, and end the run, if there is one."""
+        """Restore the host's methods, and end the run if it has begun."""
         self._callbacks.restore()
         self._methods.restore()
         self._evaluated = None
@@ -236,7 +236,7 @@ class EventLoopCallback(TrainerCallback):
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an epoch: emit `before_train_epoch`."""
         trainer = self._running()
-        self._measure(trainer.native)  # callbacks that were added since
+        self._measure(trainer.native)  # includes callbacks that were added since
         trainer.begin_epoch(updates(args, kwargs["train_dataloader"]))
         trainer.batch_idx, self._done = self._done, 0
 
@@ -263,7 +263,7 @@ class EventLoopCallback(TrainerCallback):
         self._step_began, self._hooks_before = perf_counter(), trainer.clock.hooks
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Emit `after_optimizer_step`, or `optimizer_step_skipped`."""
+        """Emit `after_optimizer_step` or `optimizer_step_skipped`."""
         trainer = self._running()
         clock = trainer.clock
         callbacks = clock.hooks - self._hooks_before  # of others, between our two methods
@@ -281,7 +281,7 @@ class EventLoopCallback(TrainerCallback):
     # --- its evaluations, numbers and checkpoints ---------------------------------------------------------
 
     def _evaluating(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[..., Any]) -> Any:
-        """Return a function that makes a call of the host's `evaluate` or `predict` as an evaluation."""
+        """Wrap the host's `evaluate` or `predict` so that a call is an evaluation of our trainer."""
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
@@ -304,13 +304,13 @@ class EventLoopCallback(TrainerCallback):
         return evaluate
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Emit `after_val_iter`, or `after_test_iter`."""
+        """Emit `after_val_iter` or `after_test_iter`."""
         if self._evaluated is not None:
             self._running().end_val_iter(None, self._evaluated)
             self._evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Emit the numbers that the host logs, as `scalars_logged`."""
+        """Emit the numbers that the host logs as `scalars_logged`."""
         if (trainer := self.trainer) is None or not trainer.running:
             return
         numbers = _numbers(kwargs["logs"])
@@ -333,7 +333,7 @@ class EventLoopCallback(TrainerCallback):
         return trainer
 
     def _note_early_end(self, state: Any, control: Any) -> None:
-        """Give the run a reason if another callback ends it, so that an epoch cut short is not counted."""
+        """Note that another callback has stopped the training, so that an unfinished epoch is not counted."""
         trainer = self._running()
         early = control.should_training_stop and state.global_step < state.max_steps
         if early and trainer.running and trainer.stop_reason is None:

@@ -1,4 +1,4 @@
-"""Run callbacks of Transformers in this engine's `Trainer`, with its own state and control, which we move."""
+"""Run callbacks of Transformers in this engine's `Trainer`, with a state and a control that follow ours."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REFUSED = {
     "JITCheckpointCallback": "this trainer, which saves at SIGTERM by CheckpointHook and PreemptionHook",
     "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
 }
-"""Classes whose effect is on the loop of Transformers, or needs it, and what serves here in their place."""
+"""The callbacks of Transformers that are refused because they act on its loop, with our alternatives."""
 
 FLAGS = {
     "should_epoch_stop": "trainer.stop(reason) in a hook, which ends the run",
@@ -37,20 +37,21 @@ FLAGS = {
     "should_evaluate": "val_interval=...",
     "should_log": "default_hooks=dict(logger=dict(interval=...))",
 }
-"""Flags of the control that have no effect here, and what serves in their place."""
+"""The flags of Transformers' control that have no effect in our trainer, with the alternatives."""
 
 NAMES = {"lr": "learning_rate"}
-"""Transformers' names of numbers that we log under another name."""
+"""The names in Transformers of numbers that we log under another name."""
 
 LOGS = 95
-"""Priority of `on_log`, after our logger, and before `on_train_end`."""
+"""The priority of `on_log`: after our logger, and before `on_train_end`."""
 
 
 def check(callback: Any) -> None:
-    """Refuse an object that is no callback, or steers the loop of Transformers.
+    """Refuse an object that is not a callback, or that controls the loop of Transformers.
 
     Raises:
-        TypeError, ValueError: see the message.
+        TypeError: it is not a callback of Transformers.
+        ValueError: it would have no effect here.
     """
     name = type(callback).__name__
     if not isinstance(callback, TrainerCallback):
@@ -71,7 +72,7 @@ def stateful(callback: Any) -> bool:
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
-    """Return the state and the control for all callbacks of one of our trainers.
+    """Return the Transformers state and control for all callbacks of one of our trainers.
 
     Raises:
         ValueError: an EarlyStoppingCallback watches a metric that the validation does not report.
@@ -80,7 +81,7 @@ def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
 
 
 class _Entry(NamedTuple):
-    """Numbers that were logged, and the counters at that time."""
+    """Logged numbers, and the counters at the time of the log."""
 
     logs: dict[str, float]
     step: int
@@ -88,10 +89,10 @@ class _Entry(NamedTuple):
 
 
 class OwnTrainer:
-    """The arguments, the state and the control that callbacks of Transformers are given.
+    """The arguments, the state and the control that callbacks of Transformers get.
 
-    Numbers are read in the background, so `on_log` is called some iterations after those were logged, with
-    the state's counters of that time.
+    Logged numbers are read in the background. So `on_log` is called some iterations later, with the state's
+    counters as they were when the numbers were logged.
     """
 
     def __init__(self, trainer: Any, callbacks: Sequence[Any]) -> None:
@@ -102,9 +103,9 @@ class OwnTrainer:
             is_local_process_zero=trainer.rank == 0, is_world_process_zero=trainer.rank == 0,
             num_train_epochs=self.args.num_train_epochs,
         )  # fmt: skip
-        self._arrived: deque[ScalarsLogged] = deque()  # from the background
+        self._arrived: deque[ScalarsLogged] = deque()  # received from the background
         self._due: list[_Entry] = []  # for `on_log` of each callback
-        self._updates: dict[int, int] = {}  # after an iteration whose numbers may be on their way
+        self._updates: dict[int, int] = {}  # updates by step, for numbers that may still arrive
         self._opens = self._stepped = self._updated = True
         self._every_iteration = True
         self._logs = any(_defines(callback, "on_log") for callback in callbacks)
@@ -117,7 +118,7 @@ class OwnTrainer:
     # --- counters ------------------------------------------------------------------------------------------
 
     def own_calls(self) -> Iterator[ForeignCall]:
-        """Return the handlers that move the counters, and collect what was logged."""
+        """Yield the handlers that set the counters, and collect logged numbers."""
         yield ForeignCall("counters.before_train", ("before_train",), self._begin, Priority.HIGHEST)
         yield ForeignCall("counters.before_train_iter", ("before_train_iter",), self._open, Priority.HIGHEST)
         events = ("after_optimizer_step", "optimizer_step_skipped")
@@ -143,7 +144,7 @@ class OwnTrainer:
         state.epoch = float(trainer.epoch)
 
     def _open(self, trainer: Any, event: Any) -> None:
-        """Begin an update, or go on with it if gradients accumulate."""
+        """Set the state at the begin of an optimizer update, or continue it while gradients accumulate."""
         self._stepped = self._every_iteration
         if self._opens:
             self.control.should_log = self.control.should_evaluate = self.control.should_save = False
@@ -160,14 +161,14 @@ class OwnTrainer:
             self._updates[event.iter + 1] = self.state.global_step
 
     def _note_best(self, trainer: Any, event: Any) -> None:
-        """Set the best metric after the callbacks have compared with the last one, as Transformers does."""
+        """Set the best metric after the callbacks have compared with the former one, as Transformers does."""
         score = event.metrics.get(self.args.metric_for_best_model)
         best, greater = self.state.best_metric, self.args.greater_is_better
         if score is not None and (best is None or (score > best if greater else score < best)):
             self.state.best_metric, self.state.best_global_step = score, self.state.global_step
 
     def _collect(self, trainer: Any, event: Any) -> None:
-        """Take the numbers that have arrived; at the end of the training all that were logged."""
+        """Take the logged numbers that have arrived from the device; at the end, wait for all of them."""
         if type(event).__name__ == "AfterTrain" and trainer.failure is None:
             trainer.bus.flush()
         self._due = [self._entry(self._arrived.popleft()) for _ in range(len(self._arrived))]
@@ -185,7 +186,7 @@ class OwnTrainer:
     # --- callbacks -----------------------------------------------------------------------------------------
 
     def calls(self, callback: Any) -> Iterator[ForeignCall]:
-        """Return a subscription for each method that the callback defines."""
+        """Yield a subscription for each method that the callback defines."""
         for method, (events, condition) in CALLS.items():
             if _defines(callback, method):
                 yield ForeignCall(method, events, self._calling(callback, method, condition))
@@ -245,7 +246,7 @@ class OwnTrainer:
             trainer.stop(f"{name} of Transformers set control.should_training_stop")
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return the state of a callback, with the best metric so far, and the number of updates."""
+        """Return the state of a callback, with the best metric and the number of updates."""
         attributes = callback.state()["attributes"]
         state = {
             "attributes": attributes, "best_metric": self.state.best_metric,
@@ -276,7 +277,7 @@ CALLS: dict[str, tuple[tuple[str, ...], Condition]] = {
     "on_prediction_step": (("after_val_iter", "after_test_iter"), lambda own: True),
     "on_save": (("checkpoint_saved",), lambda own: True),
 }
-"""The events of each method, and whether it is called there."""
+"""The events of each method, and the condition under which it is called."""
 
 
 def _defines(callback: Any, method: str) -> bool:
@@ -284,7 +285,7 @@ def _defines(callback: Any, method: str) -> bool:
 
 
 def _arguments(trainer: Any) -> TrainingArguments:
-    """Return arguments that say what our trainer does."""
+    """Return Transformers' arguments that describe our trainer."""
     metric, greater = "loss", False
     for hook in trainer.hooks:
         if isinstance(hook, CheckpointHook) and hook.best_metrics and "auto" not in hook.best_metrics.metrics:

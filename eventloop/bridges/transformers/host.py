@@ -18,7 +18,7 @@ from eventloop.events import AfterBackward, Event
 from eventloop.util.checks import length_of
 
 POINTS = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
-"""The methods of callbacks."""
+"""The names of the methods of callbacks."""
 
 IN_ITERATION = frozenset(
     {
@@ -26,18 +26,18 @@ IN_ITERATION = frozenset(
         "on_log", "on_save",
     }
 )  # fmt: skip
-"""Methods whose time belongs to an iteration, or to the wait for the next one."""
+"""The methods whose time belongs to an iteration, or to the wait for the next one."""
 
 
 PARTS: dict[str, tuple[Literal["backward", "optimizer"], type[Event] | None]] = {
     "backward": ("backward", AfterBackward),
     "clip_grad_norm_": ("optimizer", None),
 }
-"""Methods of the host's accelerator: the phase that their time belongs to, and the event that follows."""
+"""The methods of the host's accelerator that are measured: the phase to count, and an event to emit."""
 
 
 class Host(NamedTuple):
-    """The trainer that calls a callback, and the checkpoint that it has resumed from."""
+    """The trainer that calls a callback, and the checkpoint from which it has resumed."""
 
     trainer: Any
     resumed_from: Path | None
@@ -46,8 +46,8 @@ class Host(NamedTuple):
 def find_host(callback: TrainerCallback) -> Host | None:
     """Return the Transformers trainer that is calling a callback, or None if another loop calls it.
 
-    Transformers gives its callbacks no trainer, but the trainer is the `self` of a function that is being
-    called, and `resume_from_checkpoint` is an argument there.
+    Transformers passes no trainer to callbacks. The trainer is found as the `self` of a calling function on
+    the stack, and `resume_from_checkpoint` as an argument there.
     """
     trainer, frame = None, inspect.currentframe()
     while frame is not None:
@@ -66,14 +66,14 @@ class MeasuredCallbacks:
     """Give each method of a trainer's callbacks a row in the costs, until `restore`.
 
     Args:
-        calls: has the rows.
-        methods: the methods that are replaced.
-        own: the class of callbacks that are left out.
+        calls: holds the rows.
+        methods: replaces and restores the methods.
+        own: the class of callbacks that are not measured.
     """
 
     def __init__(self, calls: ForeignCalls, methods: ReplacedMethods, own: type[TrainerCallback]) -> None:
         self._calls, self._methods, self._own = calls, methods, own
-        self._known: dict[int, TrainerCallback] = {}  # they stay alive, so that no id is used twice
+        self._known: dict[int, TrainerCallback] = {}  # kept alive, so that no id is used twice
         self._names: dict[str, int] = {}
 
     def measure(self, callbacks: Iterable[TrainerCallback]) -> None:
@@ -95,26 +95,26 @@ class MeasuredCallbacks:
         )
 
     def _label(self, callback: TrainerCallback) -> str:
-        """Return the class's name, with a number for the second callback of a class."""
+        """Return the class's name, with a number for further callbacks of the same class."""
         name = type(callback).__name__
         self._names[name] = number = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name} #{number}"
 
     def restore(self) -> None:
-        """Give all callbacks their own methods back."""
+        """Restore the original methods of all callbacks."""
         self._methods.restore()
         self._known.clear()
         self._names.clear()
 
 
 def updates(args: Any, loader: Any) -> int | None:
-    """Return the optimizer's updates of an epoch; None if the loader has no length."""
+    """Return the number of optimizer updates in an epoch; None if the loader has no length."""
     length = length_of(loader)
     return None if length is None else max(1, -(-length // args.gradient_accumulation_steps))
 
 
 def waits_for_data(trainer: DrivenTrainer, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that makes the call, with which the wait for the batches of an iteration begins."""
+    """Wrap a call that fetches the batches of an iteration, so that the wait for data begins with it."""
     clock = trainer.clock
 
     @wraps(call)
@@ -131,7 +131,7 @@ def measured_part(
     event_type: type[Event] | None,
     call: Callable[..., Any],
 ) -> Callable[..., Any]:
-    """Return a function that makes the call, and counts its time in a phase of the iteration."""
+    """Wrap a call so that its time counts in a phase of the iteration, and emit the event after it."""
     charge = trainer.clock.charge
 
     @wraps(call)

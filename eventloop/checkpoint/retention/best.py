@@ -23,11 +23,14 @@ _GREATER = {
     "mdice", "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
 }  # fmt: skip
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
-"""Parts of a name such as `ROC`, `Accuracy`, `acc` and `50`."""
+"""Matches the parts of a name, such as `ROC`, `Accuracy`, `acc` and `50`."""
 
 
 class Best(NamedTuple):
-    """The best score so far, the name of its checkpoint, and the metric; None, "" and "" before any score."""
+    """The best score so far, the name of its checkpoint, and the metric.
+
+    Before any score, score and names are empty: None, "" and "".
+    """
 
     score: float | None = None
     name: str = ""
@@ -39,7 +42,7 @@ class BestMetrics:
 
     Args:
         save_best: a metric, several, or "auto" for the first metric of the first validation.
-        rule: "greater" or "less", one for all metrics or one for each; by default inferred from the names.
+        rule: "greater" or "less", one for all metrics or one for each; None infers it from the names.
         greater_keys, less_keys: parts of names that decide the rule before `infer_rule` does.
 
     Raises:
@@ -79,7 +82,7 @@ class BestMetrics:
         return bool(self.metrics)
 
     def settle(self, metrics: Mapping[str, float]) -> None:
-        """Check that a validation has the watched metrics; replace "auto" by its first one."""
+        """Check that a validation has the watched metrics; replace "auto" by the first metric."""
         if self.metrics == ["auto"] and metrics:
             self.metrics = [next(iter(metrics))]
         for metric in self.metrics:
@@ -139,8 +142,8 @@ def _refuse_same_files(metrics: Sequence[str]) -> None:
 def infer_rule(metric: str) -> Rule:
     """Infer from a metric's name whether a greater or a smaller score is better.
 
-    Whole words of the name decide, and a word for losses wins: `val/loss_acc`, `stop_loss` and `heatmap_loss`
-    are losses, while MMEngine's substrings match accuracies in them.
+    Whole words of the name decide, and a word for a loss has precedence: `val/loss_acc`, `stop_loss` and
+    `heatmap_loss` are losses, although MMEngine's matching of substrings finds accuracies in them.
     """
     words = _words(metric)
     if words & _LESS:
@@ -155,10 +158,10 @@ def infer_rule(metric: str) -> Rule:
 
 
 def _words(metric: str) -> set[str]:
-    """Return the words of a name, in lower case, such as those of `val_top5acc` and `BalancedAccuracy`.
+    """Return the words of a name in lower case, such as those of `val_top5acc` and `BalancedAccuracy`.
 
-    A word ends at a separator, a digit or a change of case. Because of `mAP50`, `meanIoU` and `f1`, any
-    neighbours without a separator between them also count as one word.
+    A word ends at a separator, a digit or a change of case. For names such as `mAP50`, `meanIoU` and `f1`,
+    any sequence of words without a separator between them also counts as one word.
     """
     words = set[str]()
     for chunk in re.split(r"[^A-Za-z0-9]+", metric):

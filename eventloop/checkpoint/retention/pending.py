@@ -21,7 +21,7 @@ from eventloop.util.waiting import Promise
 
 
 class SavingTrainer(Protocol):
-    """The parts of a trainer that saves need: its overlapped copy, and events about their results."""
+    """The parts of a trainer that saves need: its overlapped copies, and events about their results."""
 
     copying: Copying
 
@@ -54,7 +54,7 @@ class Saves:
     """The running saves of a hook, in the order in which they are written.
 
     Args:
-        saved, failed: called with the name of each finished save, before its event is emitted.
+        saved, failed: called with the name of each finished or failed save, before its event is emitted.
     """
 
     def __init__(self, saved: Callable[[str], None], failed: Callable[[str], None]) -> None:
@@ -65,7 +65,7 @@ class Saves:
         self.newest: Saving | None = None
         """The save that became durable last in this process.
 
-        Of a regular and a best checkpoint of one iteration it is the regular one.
+        If a regular and a best checkpoint were saved in one iteration, it is the regular one.
         """
         self._left_out = 0  # saves skipped or replaced in this run
 
@@ -84,13 +84,15 @@ class Saves:
         overlap: bool,
         began: float,
     ) -> None:
-        """Begin to save a state; return once the values that may change at any time are copied.
+        """Begin to save a state; return once all values that may change at any time are copied.
 
         Args:
+            trainer: the trainer, whose optimizer step waits for the rest of the copy.
             state: the whole state of the trainer.
             job: the path, the label and the checkpoints to remove.
             best: whether it is a best checkpoint.
-            overlap: copy what only the optimizer's step changes during the next forward and backward pass.
+            overlap: whether values that change only in the optimizer's step are copied later, during the next
+                forward and backward pass.
             began: the `perf_counter` when the save began.
         """
         if self.saver is None:
@@ -111,7 +113,7 @@ class Saves:
             self._report(trainer, self.under_way[0])
 
     def drop_waiting(self, trainer: SavingTrainer) -> None:
-        """Drop the saves that wait to be written, and report them, so that they do not count as kept."""
+        """Drop the saves that are not being written yet, and report them, because they are not kept."""
         if self.saver is not None:
             self.saver.drop_waiting()
             for saving in [saving for saving in self.under_way if saving.written.done()]:
@@ -153,13 +155,13 @@ class Saves:
                 self._fail(trainer, saving, "given up: the run was aborted")
 
     def skip(self, trainer: SavingTrainer, path: Path) -> None:
-        """Report that a due checkpoint is skipped, because another one is still being written."""
+        """Report that a checkpoint is skipped because another one is still being written."""
         reason = f"skipped: {self.under_way[-1].path.name} was still being written"
         self._log_left_out(path, reason)
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
 
     def _log_left_out(self, path: Path, reason: str) -> None:
-        """Log the 1st, 2nd, 4th, 8th, ... skipped save, because with a slow disk there may be very many."""
+        """Log the 1st, 2nd, 4th, 8th, ... skipped save only, because a slow disk may cause very many."""
         self._left_out += 1
         if self._left_out & (self._left_out - 1) == 0:
             so_far = f" ({self._left_out} skipped so far)" if self._left_out > 1 else ""
@@ -179,7 +181,7 @@ class Saves:
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
             self._fail(trainer, saving, error_text(error))
             return
-        self.under_way.remove(saving)  # not before: after a Ctrl-C the save is reported later
+        self.under_way.remove(saving)  # only now, so that after a Ctrl-C the save is reported later
         if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving
         self._saved(saving.path.name)

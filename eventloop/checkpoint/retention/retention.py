@@ -1,7 +1,7 @@
-"""Decide which checkpoints of a `CheckpointHook` are kept, and which ones a new one replaces.
+"""Decide which checkpoints of a `CheckpointHook` are kept, and which ones a new checkpoint replaces.
 
-A hook keeps the newest `max_keep_ckpts` regular checkpoints, and of each watched metric the `keep_best` best
-ones. A checkpoint enters the record when its save begins, because the saved state contains the record; it
+A hook keeps the newest `max_keep_ckpts` regular checkpoints, and the `keep_best` best ones of each watched
+metric. A checkpoint enters the record when its save begins, because the saved state contains the record; it
 leaves the record if the save fails. The checkpoints that it replaces are removed once it is durable.
 """
 
@@ -19,7 +19,7 @@ from eventloop.util.checks import positive_or
 Values = tuple[float | None, str, str]
 """The fields of a `Best`, as a checkpoint stores them."""
 Bests = dict[str, Best]
-"""The best checkpoints by name; of each metric the best first, of equal scores the newest first."""
+"""The best checkpoints by name; for each metric best first, those with equal scores newest first."""
 
 
 class Replaced(NamedTuple):
@@ -27,8 +27,8 @@ class Replaced(NamedTuple):
 
     Attributes:
         names: their names, oldest first.
-        spares: the number of these checkpoints that stay: the newest of those that exist then. Some may not
-            exist, because earlier saves are still running and may fail.
+        spares: the number of these checkpoints that are kept, the newest existing ones. Some may not exist,
+            because earlier saves are still running and may fail.
     """
 
     names: tuple[str, ...] = ()
@@ -38,13 +38,13 @@ class Replaced(NamedTuple):
 class Retention:
     """The record of a hook's checkpoints and of the last validation.
 
-    Regular checkpoints may be saved one after the other without waiting. A best one is saved alone, because
-    scores are not compared with one whose save may fail.
+    Several regular checkpoints may be saved at a time. Only one best checkpoint is saved at a time, because a
+    score must not be compared with a best one whose save may still fail.
 
     Args:
         watched: the metrics and their rules.
-        max_keep: the number of newest regular checkpoints that stay; -1 keeps all.
-        keep_best: the number of best checkpoints of each metric that stay; -1 keeps all.
+        max_keep: the number of newest regular checkpoints to keep; -1 keeps all.
+        keep_best: the number of best checkpoints of each metric to keep; -1 keeps all.
 
     Raises:
         ValueError: `keep_best` is not a positive int or -1, or it is not 1 and no metric is watched.
@@ -58,10 +58,13 @@ class Retention:
         self._durable_at = -1
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
         self.bests: Bests = {}
-        """Replaced by a new dict at each change, so that a failed save can restore the former one."""
-        self._former: tuple[str, Bests] | None = None  # the best save that runs, and the record before it
+        """The best checkpoints by name.
+
+        It is replaced by a new dict at each change, so that a failed save can restore the former one.
+        """
+        self._former: tuple[str, Bests] | None = None  # the running best save, and `bests` before it
         self.sequence = -1
-        """The sequence of the last label in the directory; -1 before the directory was scanned."""
+        """The sequence number of the directory's last label; -1 before the directory was scanned."""
         self._metrics: dict[str, float] = {}
         self._validated_at: int | None = None
 
@@ -79,7 +82,7 @@ class Retention:
         return self._begun[-1][1] if self._begun else self._durable_at
 
     def begin(self, name: str, iteration: int) -> Replaced:
-        """Record that the save of a regular checkpoint begins; return what it replaces."""
+        """Record that the save of a regular checkpoint begins; return the checkpoints it replaces."""
         older = tuple(each for each in self.names if each != name)
         self._begun.append((name, iteration))
         return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
@@ -117,7 +120,7 @@ class Retention:
         return self._watched.better(metrics, to_beat)
 
     def begin_best(self, best: Best) -> Replaced:
-        """Record that the save of a best checkpoint begins; return what it replaces."""
+        """Record that the save of a best checkpoint begins; return the checkpoints it replaces."""
         former = self.bests
         others = [each for each in former.values() if each.metric != best.metric]
         same = [each for each in former.values() if each.metric == best.metric and each.name != best.name]
@@ -132,6 +135,7 @@ class Retention:
         """Return the best checkpoint that a new score must beat; an empty `Best` if any score is enough.
 
         Args:
+            metric: the metric of the score.
             name: the name that the new checkpoint would have.
         """
         ranked = self._ranked(metric, [each for each in self.bests.values() if each.metric == metric])
@@ -166,9 +170,10 @@ class Retention:
         self._taken(name)
 
     def _taken(self, name: str) -> list[tuple[str, int]]:
-        """Remove the oldest running save of a name, and return it.
+        """Remove the oldest running save with a name.
 
-        Returns a list of its name and iteration as a pair; an empty one if there is no such save.
+        Returns:
+            A list with its name and iteration as a pair; an empty list if there is no such save.
         """
         taken = [each for each in self._begun if each[0] == name][:1]
         for each in taken:
@@ -183,15 +188,18 @@ class Retention:
         return None if self._validated_at is None else (self._metrics, self._validated_at)
 
     def scan_directory(self, directory: Path) -> Found:
-        """Scan the directory so that later labels get a greater sequence, and return the scan."""
+        """Scan the directory so that later labels get a larger sequence number, and return the scan."""
         found = scan(directory)
         self.sequence = found.last
         return found
 
     def keep_existing(self, there: Collection[str]) -> None:
-        """Forget the regular checkpoints that are not in `there`, the names of those in the directory.
+        """Drop those regular checkpoints from the record that the directory does not contain.
 
         The save of such a checkpoint may have failed.
+
+        Args:
+            there: the names in the directory.
         """
         self.durable = [name for name in self.durable if name in there]
 
@@ -203,8 +211,8 @@ class Retention:
         """Return the label of the next checkpoint.
 
         Args:
-            sequences: the last sequences of all hooks of the run, whose checkpoints share one order.
-            best: the metric of which it is one of the best, if any.
+            sequences: the last sequence numbers of all hooks of the run, whose checkpoints share one order.
+            best: the metric for which it is one of the best; "" for a regular checkpoint.
         """
         self.sequence = 1 + max(sequences)
         return Label(
@@ -236,7 +244,7 @@ class Retention:
         metrics: Mapping[str, float],
         validated_at: int | None,
     ) -> None:
-        """Restore the record from a state; running saves belong to the former run.
+        """Restore the record from a saved state, and forget running saves, which belong to the former run.
 
         Scores of unwatched metrics are dropped. The next save removes the checkpoints beyond the limits.
 

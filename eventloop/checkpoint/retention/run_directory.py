@@ -1,4 +1,4 @@
-"""Record where a run went back to, say where to resume, and warn of another run's checkpoints.
+"""Record that a run went back, name the checkpoint to resume from, and warn of another run's checkpoints.
 
 `CheckpointHook` uses it when a training begins and ends.
 """
@@ -54,8 +54,8 @@ def note_where_to_resume(
 def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
     """Record durably that the run resumed from an earlier checkpoint of its directories.
 
-    `resume("auto")` then goes on from there until the run has saved. Called when training begins. Nothing is
-    recorded for the newest checkpoint, or one of another directory. If the record cannot be written, a
+    Until the run has saved, `resume("auto")` then uses that checkpoint. Called when training begins. Nothing
+    is recorded for the newest checkpoint, or for one in another directory. If the record cannot be written, a
     warning is logged.
 
     Args:

@@ -17,7 +17,7 @@ logger = logging.getLogger("eventloop")
 
 
 class Buffer:
-    """Flat memory for `size` elements.
+    """Flat host memory for `size` elements.
 
     Memory that is to be both shared and pinned is mapped first and then registered with CUDA. If that fails,
     the buffer is pinned and not shared, because a copy from a device into unpinned memory blocks the calling
@@ -37,7 +37,7 @@ class Buffer:
             self.tensor = torch.empty(size, dtype=dtype, pin_memory=pinned and size > 0)
 
     def _share(self, pinned: bool) -> bool:
-        # memory without a name: the system frees it when both processes have ended, however they end
+        # memory without a name, which the system frees when both processes have ended, even by a kill
         self._file = os.memfd_create("eventloop snapshot")
         os.truncate(self._file, self.size * torch.empty((), dtype=self.dtype).element_size())
         path = f"/proc/self/fd/{self._file}"
@@ -48,7 +48,7 @@ class Buffer:
 
     @property
     def memory(self) -> Mapped | None:
-        """Return the description with which another process maps the memory; None if it is not shared."""
+        """Return a description for another process to map the memory; None if it is not shared."""
         if self._file is None:
             return None
         path, number = f"/proc/{os.getpid()}/fd/{self._file}", os.fstat(self._file).st_ino

@@ -23,12 +23,12 @@ class Copying:
     """The running copies of a trainer's state, for which the optimizer's next step waits.
 
     An optimizer's parameters and state change only in its step, so between the end of an iteration and the
-    next step any thread can read them. Everything else may change in a forward pass: the running averages of
-    batch norm layers, and parameters without an optimizer, such as those of a teacher.
+    next step any thread can read them. Everything else may change in a forward pass, such as the running
+    averages of batch norm layers, or parameters without an optimizer, such as a teacher's.
 
     `OptimizerHook` waits for the copy before it steps. In a hand-written loop a step pre-hook of the
-    optimizer waits. PyTorch does not call it in a compiled step or in a CUDA graph, so what such a step
-    changes is copied at once. Code that changes parameters in another way calls `join` first, as `EMAHook`
+    optimizer waits. PyTorch does not call it in a compiled step or in a CUDA graph, so values changed by such
+    a step are copied at once. Code that changes parameters in another way calls `join` first, as `EMAHook`
     does before it swaps in the average. Code that gives the trainer another optimizer during a copy also
     calls `join`, because the new optimizer gets its pre-hook with the next copy.
     """
@@ -38,10 +38,10 @@ class Copying:
         self._joins: list[Callable[[], None]] = []
         self._hooked: list[tuple[torch.optim.Optimizer, Any]] = []  # each with the handle of its hook
         self.waited: set[int] = set()
-        """The ids of the optimizers that called `before_step` since the last copy: their steps wait."""
+        """The ids of the optimizers that have called `before_step` since the last copy: they do wait."""
 
     def may_come_later(self) -> set[int]:
-        """Return the `data_ptr` of each tensor that changes only in a step that waits for the copy."""
+        """Return the `data_ptr` of each tensor that only changes in optimizer steps that wait for copies."""
         pointers: set[int] = set()
         for optimizer in self._optimizers():
             if id(optimizer) not in self.waited:
@@ -53,15 +53,15 @@ class Copying:
         return pointers
 
     def begin(self, join: Callable[[], None]) -> None:
-        """Register a copy that has begun, and whose `join` returns once its tensors may be changed."""
+        """Register a running copy, by a function that returns once the copied tensors may be changed."""
         self._joins.append(join)
         self.waited.clear()
         self.watch()
 
     def watch(self) -> None:
-        """Register pre-hooks with which the steps of the trainer's optimizers wait for copies.
+        """Register pre-hooks that make the steps of the trainer's optimizers wait for copies.
 
-        Call it before the first step, so that a compiled step is compiled once.
+        Call it before the first step, so that a compiled step is compiled only once.
         """
         optimizers = self._optimizers()
         if [*map(id, optimizers)] != [id(each) for each, _ in self._hooked]:  # a run may replace optimizers
@@ -102,5 +102,5 @@ class Copying:
 
 
 def _pointers(values: Iterable[Any]) -> Iterator[int]:
-    """Yield the pointers of dense tensors; sparse ones have none, and are copied at once."""
+    """Yield the pointers of dense tensors; sparse tensors have none, and are copied at once."""
     return (v.data_ptr() for v in values if isinstance(v, torch.Tensor) and v.layout is torch.strided)

@@ -29,11 +29,11 @@ logger = logging.getLogger("eventloop")
 
 
 class Publisher:
-    """The writer of published files, `<name>-<hash>.pth` or `.safetensors`, next to the checkpoint.
+    """Writes published files, `<name>-<hash>.pth` or `.safetensors`, next to the checkpoint.
 
-    The hash is the first eight digits of the file's SHA-256, as in torch.hub's names, so
+    The hash is the first eight digits of the file's SHA-256, as in torch.hub's names, so that
     `load_state_dict_from_url(check_hash=True)` checks it. A key that the checkpoint lacks is logged and left
-    out. A safetensors file holds one key, with its tensors by name. Tied tensors are written once, like
+    out. A safetensors file holds one key, with its tensors by name. Tied tensors are written once, as
     `safetensors.torch.save_model` does.
 
     Args:
@@ -82,9 +82,10 @@ class Publisher:
     def publish(self, path: Path, model: torch.nn.Module) -> Path | None:
         """Publish a checkpoint, and return the path of the published file.
 
-        None is returned if the checkpoint lacks the key of a safetensors file.
+        None is returned if the format is safetensors and the checkpoint lacks the key.
 
         Args:
+            path: the checkpoint.
             model: the trained model, which shows which tensors are tied; a checkpoint does not.
 
         Raises:

@@ -30,7 +30,8 @@ def check_flat(state: object, source: str) -> None:
     """Refuse a state that a safetensors file cannot hold.
 
     Args:
-        source: what messages call the state.
+        state: the state.
+        source: the name of the state in messages.
     """
     if not isinstance(state, Mapping):
         raise CheckpointError(f"{source} cannot be published as safetensors: it is a {type(state).__name__}")
@@ -43,7 +44,7 @@ def check_flat(state: object, source: str) -> None:
 
 
 def _why_not(value: Any) -> str:
-    """Describe a value that a safetensors file cannot hold; return "" for one that it can."""
+    """Describe why a safetensors file cannot hold a value; return "" if it can."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     if value.layout is not torch.strided:
@@ -68,12 +69,13 @@ class _Span(NamedTuple):
 
 
 def shared_names(state: Mapping[str, torch.Tensor], source: str) -> dict[str, str]:
-    """Map the name of each tied tensor to the name under which it is written.
+    """Map the name of each tied tensor that is left out to the name under which its twin is written.
 
-    The written name is the first in the alphabet, as in `safetensors.torch.save_model`.
+    The written name is the first in alphabetical order, as in `safetensors.torch.save_model`.
 
     Args:
-        source: what messages call the state.
+        state: the tensors by name.
+        source: the name of the state in messages.
     """
     names: dict[_Span, list[str]] = {}
     for name in sorted(state):
@@ -106,7 +108,8 @@ def encode(
         state: tensors by name, which `check_flat` accepts.
         shared: the names of tied tensors, each with the name that is written. A name is left out if both
             tensors are equal, and the metadata maps it to the other one.
-        metadata: additional metadata. `format="pt"` is added, which programs for several frameworks look for.
+        metadata: additional metadata. `format="pt"` is added, because programs for several frameworks need
+            it.
     """
     left_out = {
         name: first

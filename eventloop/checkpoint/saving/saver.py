@@ -41,28 +41,28 @@ from eventloop.util.waiting import Promise
 logger = logging.getLogger("eventloop")
 
 Write = Callable[..., list[Outcome]]
-"""A function like `commit`, of saves and of `given_up`, an event that cancels them."""
+"""A function like `commit`: it takes saves, and `given_up`, an event that cancels them."""
 
 QUEUE_BYTES = 64 << 20
-"""The most bytes of all states that wait or are being written; a single state may be larger."""
+"""The largest total size of states that wait or are being written; a single state may be larger."""
 STARTS = 4
-"""The most starts of the process; if it dies again and again, a thread writes."""
+"""The largest number of starts of the process; if it dies repeatedly, a thread writes instead."""
 SMALL = 1 << 20
 FEW = 100
-"""States up to these bytes and number of tensors are encoded at once, on the training thread."""
+"""The largest size and number of tensors of a state that is encoded at once, on the training thread."""
 AT_ONCE = 8 << 20
-"""Bytes of tensors up to which everything is copied at once, which takes about a millisecond."""
+"""The largest size of tensors that are all copied at once, which takes about a millisecond."""
 AT_ONCE_SECONDS = 0.1
 """Seconds that `abandon` waits for running saves; most are done by then."""
 EXIT_SECONDS = 10.0
-"""Seconds that the interpreter's exit waits for the saves of an open saver, as long as for a bus."""
+"""Seconds that the interpreter's exit waits for the saves of an open saver, the same as for a bus."""
 TIMEOUT_SECONDS = 30.0
 SLOWEST = 10e6
-"""A group of saves may take the process `TIMEOUT_SECONDS`, and a second more for each `SLOWEST` bytes."""
+"""The speed in bytes a second that, with `TIMEOUT_SECONDS` added, limits the time of a group of saves."""
 
 
 class SaveReplacedError(RuntimeError):
-    """A save was dropped before it was written, because a newer state was to be saved."""
+    """A save was dropped before it was written, because a newer state had to be saved."""
 
 
 class _Task:
@@ -72,46 +72,52 @@ class _Task:
         self.job, self.size = job, size
         self.written: Promise[Written] = Promise()
         self.snapshot: Snapshot | None = None
-        """The buffers that hold the copy: a small one until it is encoded, others until they are written."""
+        """The buffers that hold the copy.
+
+        A small state needs them until it is encoded, a larger one until it is written.
+        """
         self.packed: Packed | None = None
         self.save: Save | None = None
         self.begun = False
         """True once it is being written; from then on it cannot be replaced."""
         self.process: SaverProcess | None = None
-        """The process that writes it, if one does."""
+        """The process that writes the save; None if a thread does."""
 
     @property
     def small(self) -> bool:
-        """Return whether the state's bytes are sent to the process, which maps those of larger states."""
+        """Return whether the state is small.
+
+        The bytes of a small state are sent to the process; those of a larger one are mapped by it.
+        """
         return self.size <= SMALL
 
     @property
     def seen_by_process(self) -> bool:
-        """Return whether a process can read the state: it is small, or its buffers are shared."""
+        """Return whether a process can read the state, because it is small or its buffers are shared."""
         return self.small or (self.packed is not None and self.packed.layout.shared)
 
     def encode(self) -> None:
-        """Wait for the copy, and encode it; a small state does not need its buffers any more."""
+        """Wait for the copy, and encode it; the buffers of a small state are not needed afterwards."""
         assert self.packed is not None
         self.packed.rest.wait()
         layout = self.packed.layout
         memory = {} if self.small else layout.memory()
         save = serialize(self.packed.unpack(), self.job.path, self.job.label, layout.rebuilt, memory)
         self.save = save._replace(replaces=self.job.replaces, spares=self.job.spares)
-        if self.seen_by_process:  # which cannot be sent views of memory
+        if self.seen_by_process:  # views of memory cannot be sent to a process
             self.save = self.save.with_own_bytes()
         if self.small:
             self.snapshot = None
 
 
 class Saver:
-    """The background saver of one hook: it copies a state now or soon, and makes it durable later.
+    """The background saver of one hook: it copies a state at once or soon, and makes it durable later.
 
-    Public methods are called on the training thread, except where the interpreter's exit abandons a saver.
+    Public methods are called on the training thread, except that the interpreter's exit may abandon a saver.
 
     Args:
-        write: the function that the thread writes with, `commit` or a replacement in tests.
-        process: whether a process writes, where one can be started.
+        write: the function with which the thread writes, `commit` or a replacement in tests.
+        process: whether a process writes, if one can be started.
     """
 
     def __init__(self, write: Write = commit, *, process: bool = True) -> None:
@@ -121,7 +127,7 @@ class Saver:
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
         self._tasks: list[_Task] = []  # running saves, in order
-        self._waiting: list[_Task] = []  # those that are encoded, and not begun
+        self._waiting: list[_Task] = []  # saves that are encoded, and not being written yet
         self._lock = threading.Lock()  # held to decide whether a task is written or replaced
         self._given_up = threading.Event()
         self._size = 0  # bytes of the last state
@@ -135,7 +141,7 @@ class Saver:
         *,
         later: Callable[[], Collection[int]] | None = None,
     ) -> Promise[Written]:
-        """Copy a state and start writing it; once it is durable, remove what it replaces.
+        """Copy a state and start writing it; once it is durable, remove the checkpoints it replaces.
 
         Args:
             state: the state to save.
@@ -144,7 +150,7 @@ class Saver:
                 method has returned. The caller calls `join` before they change.
 
         Returns:
-            The promise of the result; an error of the copy is raised by the promise as well.
+            The promise of the result, which also raises an error of the copy.
         """
         _open.add(self)
         self._copier = self._copier or SaverThread("checkpoint copy")
@@ -178,7 +184,7 @@ class Saver:
 
     @property
     def full(self) -> bool:
-        """Return whether another state of the last one's size would exceed `QUEUE_BYTES`."""
+        """Return whether another state as large as the last one would exceed `QUEUE_BYTES`."""
         running = self._running()
         return bool(running) and sum(task.size for task in running) + self._size > QUEUE_BYTES
 
@@ -205,14 +211,15 @@ class Saver:
         _open.discard(self)
 
     def abandon(self, timeout: float = AT_ONCE_SECONDS) -> list[Path]:
-        """Wait for running saves for at most `timeout` seconds, then leave them.
+        """Wait for running saves for at most `timeout` seconds, then stop waiting.
 
-        The process finishes the saves that it has begun. The others are cancelled, and their incomplete files
-        are removed; no other file is touched. The saver cannot be used afterwards.
+        The saver's process finishes the saves that it has begun. Other saves are cancelled, and their
+        incomplete files are removed; no other file is touched. The saver cannot be used afterwards.
 
         Returns:
-            The checkpoints that the process still writes. The promises of all other saves are settled, unless
-            a thread hangs.
+            The checkpoints that the saver's process is still writing. The promises of all other saves are
+            settled,
+            unless a thread hangs.
         """
         _open.discard(self)
         tasks = list(self._tasks)
@@ -320,7 +327,7 @@ class Saver:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
 
     def _commit(self, group: Sequence[_Task]) -> list[Outcome]:
-        """Write a group in the process if possible; write on this thread the saves that it did not."""
+        """Write a group of saves in the process if possible; write failed ones again on this thread."""
         if self._given_up.is_set():
             return [Outcome(error=SaveGivenUp(f"{task.job.path} was given up")) for task in group]
         saves = [task.save for task in group if task.save is not None]
@@ -335,7 +342,7 @@ class Saver:
         ]
 
     def _commit_in_process(self, group: Sequence[_Task], saves: Sequence[Save]) -> list[Outcome] | None:
-        """Return the outcomes of saves that the process made; None if there is no process, or it died."""
+        """Return the outcomes of saves written by the process; None if there is no process, or it died."""
         process = self._running_process()
         if process is None:
             return None

@@ -21,19 +21,19 @@ from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
 LOOK_SECONDS = 1.0
-"""Seconds between two checks whether `leave` was called."""
+"""The interval in seconds between checks whether `leave` was called."""
 EXIT_SECONDS = 2.0
 """Seconds that an idle process may take to end; it normally takes milliseconds."""
 
 
 class Job(NamedTuple):
-    """The description of a save.
+    """The description of a save for the process: its path, its label and the checkpoints it replaces.
 
     Attributes:
         path: the checkpoint's path.
-        label: the fields of the manifest that cannot be read from the state, such as its sequence.
+        label: the fields of the manifest that cannot be read from the state, such as its sequence number.
         replaces: checkpoints to remove once this one is durable, oldest first.
-        spares: the number of checkpoints of `replaces` that stay: the newest of those that exist then.
+        spares: the number of checkpoints in `replaces` that are kept, the newest existing ones.
         awaited: whether the training waits until this one is durable.
     """
 
@@ -57,11 +57,11 @@ class Written(NamedTuple):
 
 
 class ProcessGoneError(RuntimeError):
-    """The process that writes checkpoints died, or did not answer in time; a thread has to write."""
+    """The process that writes checkpoints died, or did not answer in time, so that a thread has to write."""
 
 
 def process_possible() -> bool:
-    """Return whether a process could be started, and could map memory of this one."""
+    """Return whether a process can be started that can map memory of this one."""
     return hasattr(os, "memfd_create") and runs_python()
 
 
@@ -78,7 +78,7 @@ class SaverProcess:
 
     @property
     def pid(self) -> int:
-        """Return its process id."""
+        """The process id."""
         return self._child.pid
 
     def leave(self) -> None:
@@ -100,5 +100,5 @@ class SaverProcess:
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")
 
     def end(self, patience: float = EXIT_SECONDS) -> str:
-        """Ask the process to end, kill it after `patience` seconds, and return a text of how it ended."""
+        """Ask the process to end, kill it after `patience` seconds, and describe how it ended."""
         return self._child.end(patience)

@@ -20,9 +20,9 @@ from eventloop.processes.launch import ASK_TO_END
 def main() -> None:
     """Read groups of saves from standard input, and make their checkpoints durable.
 
-    The outcomes of each group are written to the descriptor that is given on the command line.
+    The outcomes of each group are written to the file descriptor given on the command line.
     """
-    # Ctrl-C and a scheduler's SIGTERM reach the whole process group; the training process decides what to do
+    # Ctrl-C and a job scheduler's SIGTERM reach the whole process group; the training process handles them
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
@@ -39,13 +39,14 @@ def main() -> None:
 
 
 def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
-    """Return saves whose records have the bytes of the shared memory that they name.
+    """Return the saves with the bytes of the shared memory that their records name.
 
-    The memory is mapped at once, so the saves can be finished even if the training process ends. It stays
-    mapped for later saves.
+    The memory is mapped at once, so that the saves can be finished even if the training process ends. It
+    stays mapped for later saves.
 
     Args:
-        memory: the mapped memory; memory that is new is added, memory that no save names any more is removed.
+        saves: a group of saves.
+        memory: the mapped memory; new memory is added, and memory that no save names any more is removed.
     """
     named = {data for save in saves for _, data in save.records if isinstance(data, Mapped)}
     if named:

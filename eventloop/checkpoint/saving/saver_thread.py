@@ -1,4 +1,4 @@
-"""Run the saver's work on a thread that can be left behind if it hangs.
+"""Run the saver's work on a thread that can be abandoned if it hangs.
 
 The saver uses one thread to copy and one to write.
 """
@@ -34,7 +34,7 @@ class SaverThread:
             self._todo.put(work)
 
     def end(self, timeout: float | None = None) -> None:
-        """End the thread after its work; wait for it for at most `timeout` seconds."""
+        """Let the thread end after its work; wait for that at most `timeout` seconds."""
         if self._thread is not None:
             self._todo.put(None)
             self._thread.join(timeout)
@@ -42,4 +42,4 @@ class SaverThread:
     def _run(self) -> None:
         while (work := self._todo.get()) is not None:
             work()
-            del work  # which refers to the copy that was written
+            del work  # it refers to the copy that was written

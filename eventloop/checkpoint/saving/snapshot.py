@@ -1,6 +1,6 @@
-"""Copy a training's state to host memory, a part of it without blocking the training thread.
+"""Copy a training's state to host memory, partly without blocking the training thread.
 
-The saver uses it. The copy is complete and unchanged only after `Rest.wait`.
+The saver uses it. The copy may be read only after `Rest.wait`, which returns when it is complete.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class Snapshot:
     """A set of host buffers into which nested states are copied, one after the other.
 
     A fresh buffer costs seven times as much as a reused one. The tensors under one top-level key share one
-    buffer for each type, because torch writes a state three times faster if each tensor has no storage of its
-    own.
+    buffer for each type, because torch writes a state three times faster if tensors share a storage.
 
-    `pack` copies what may change at any time before it returns. What changes only in an optimizer's step may
-    be copied later, during the next forward and backward pass: CPU tensors by the thread that calls
-    `Rest.copy`, CUDA tensors on a stream of their own, after the work that is queued on the device so far. On
+    `pack` copies all values that may change at any time before it returns. Values that change only in an
+    optimizer's step may be copied later, during the next forward and backward pass: CPU tensors by the thread
+    that calls `Rest.copy`, CUDA tensors on a separate stream, after the work queued on the device so far. On
     other accelerators everything is copied at once.
 
     Args:
@@ -51,7 +50,7 @@ class Snapshot:
 
         Args:
             state: nested mappings, lists and tuples with tensors.
-            later: the `data_ptr` of the tensors that do not change until `Rest.join` is called.
+            later: the `data_ptr` of tensors that do not change before `Rest.join` is called.
         """
         sources: list[torch.Tensor] = []
         known: dict[int, int] = {}
@@ -89,7 +88,7 @@ class Snapshot:
         return Rest(pairs, copied, streamed, versions)
 
     def _allocate(self, specs: list[_Spec]) -> Layout:
-        """Allocate a buffer for each key, type and kind of memory, with a view of it for each tensor."""
+        """Allocate a buffer for each key, type and kind of memory, with a view for each tensor."""
         sizes: dict[tuple[str, torch.dtype, bool], int] = {}
         places = []
         for key, dtype, shape, pinned in specs:
@@ -106,7 +105,7 @@ class Snapshot:
 
 
 class _Pairs:
-    """Tensors, each paired with the view of a buffer that it is copied to."""
+    """Tensors, each paired with the view of a buffer into which it is copied."""
 
     def __init__(self) -> None:
         self.sources: list[torch.Tensor] = []
@@ -129,7 +128,7 @@ class _Pairs:
         return taken
 
     def move(self) -> None:
-        """Copy CPU tensors on the calling thread alone, as torch's own threads are busy with the training."""
+        """Copy CPU tensors on the calling thread only, as torch's threads are busy with the training."""
         apart = _Pairs()
         for source, view in zip(self.sources, self.views, strict=True):
             if source.is_contiguous() and not source.is_conj() and not source.is_neg():
@@ -152,7 +151,7 @@ class _Pairs:
 
 
 class _Versions:
-    """The version counters of tensors, which show whether the tensors were changed since.
+    """The version counters of tensors, which show whether the tensors have been changed in the meantime.
 
     PyTorch does not count changes through `.data`, by another process, or by a replayed CUDA graph.
     """
@@ -163,7 +162,7 @@ class _Versions:
         self._changed = 0
 
     def changed(self) -> int:
-        """Return how many tensors had changed at the first call; later changes do not count."""
+        """Return the number of tensors that had changed at the first call; later changes do not count."""
         with self._lock:
             seen, self._seen = self._seen, []
             self._changed += sum(tensor._version != version for tensor, version in seen)
@@ -211,8 +210,8 @@ class Rest:
     def join(self) -> None:
         """Wait until the training thread may change the tensors.
 
-        It waits for the copies of CPU tensors. For tensors on a CUDA device it does not wait: work that is
-        queued on the device later begins after the copies.
+        It waits for the copies of CPU tensors. It does not wait for tensors on a CUDA device, because work
+        that is queued on the device later begins after the copies.
         """
         self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
@@ -255,7 +254,7 @@ class Layout:
         self.rebuilt = {id(view): view.__reduce_ex__(2) for view in views}
 
     def memory(self) -> dict[int, Mapped]:
-        """Return the memory of the shared buffers by its address, for another process."""
+        """Return the description by which another process maps a shared buffer, for each one's address."""
         found = ((buffer.tensor.data_ptr(), buffer.memory) for buffer in self._buffers if buffer.size)
         return {address: memory for address, memory in found if memory is not None}
 
@@ -275,8 +274,8 @@ class Packed(NamedTuple):
     """A copied state.
 
     Attributes:
-        structure: the nested state, with a `Ref` in place of each tensor in the layout. Tensors that fit no
-            buffer, such as sparse ones, are copies in it.
+        structure: the nested state, with a `Ref` in place of each tensor in the layout. It also holds copies
+            of tensors that do not fit into a buffer, such as sparse ones.
         layout: the buffers that hold the tensors, and their views.
         rest: the tensors that are copied after `Snapshot.pack` has returned.
     """
@@ -313,23 +312,25 @@ def _first_device(tensors: Iterable[torch.Tensor]) -> AbstractContextManager[Any
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without conjugate or negative flags.
 
-    An asynchronous copy to the host applies such a flag before the numbers have arrived (PyTorch's issue
+    An asynchronous copy to the host would apply such a flag before the numbers have arrived (PyTorch's issue
     146286).
     """
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 _Spec = tuple[str, torch.dtype, torch.Size, bool]
-"""The top-level key, type and shape of a tensor, and whether it is on CUDA: they decide its buffer."""
+"""The top-level key, type and shape of a tensor, and whether it is on CUDA, which determine its buffer."""
 _ATOMS = frozenset({str, int, float, bool, type(None)})
 
 
 def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> Any:
     """Return a nested state with a `Ref` in place of each tensor, and append the tensors to `tensors`.
 
-    Tied tensors are appended once. A tensor that fits no buffer is copied in place.
+    Tied tensors are appended once. A tensor that does not fit into a buffer is replaced by a copy.
 
     Args:
+        value: the nested state.
+        tensors: gets the tensors.
         known: the number of the first of `tensors` at each `data_ptr`.
     """
     if isinstance(value, torch.Tensor):
@@ -349,12 +350,12 @@ def _strip(value: Any, tensors: list[torch.Tensor], known: dict[int, int]) -> An
         items = [item if type(item) in _ATOMS else _strip(item, tensors, known) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, set):
-        return set(value)  # its elements are immutable, the set is not
+        return set(value)  # the set may change, its elements cannot
     return value
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors with the same first element have all elements in common."""
+    """Return whether two tensors with the same first element share all their elements."""
     return (
         (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
         and one.device == other.device

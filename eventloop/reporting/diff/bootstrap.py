@@ -1,8 +1,8 @@
-"""Compare two series of points: the difference, its 95 % interval, and the difference that noise makes.
+"""Compare two series of times: the difference, its 95 % interval, and the size of differences by noise.
 
-Successive points are correlated, because a machine is slow or a loader behind for some time. So the interval
-is that of a circular block bootstrap (Künsch 1989; Politis and Romano 1992), which draws blocks of n^(1/3)
-successive points; the best length grows so (Hall, Horowitz and Jing 1995).
+Successive points are correlated, because a slow machine or loader stays slow for a while. So the interval is
+that of a circular block bootstrap (Künsch 1989; Politis and Romano 1992), which draws blocks of n^(1/3)
+successive points. The best block length grows at this rate (Hall, Horowitz and Jing 1995).
 """
 
 from __future__ import annotations
@@ -16,40 +16,51 @@ from numpy.typing import NDArray
 
 RESAMPLES = 1000
 SEED = 20260
-"""Fixed, so that two comparisons of the same runs are equal."""
+"""The seed of the resampling; it is fixed, so that comparing the same runs twice gives the same result."""
 DECILE = 0.1
 RARE = 0.1
-"""The part of the mean below which the lower decile misses most of the work."""
+"""Work counts as rare if the lower decile of its points is below this part of their mean."""
 Points = NDArray[np.float64]
-"""Of shape (parts, points): the phases of an iteration, or one handler, by successive stretches of a run."""
+"""Times of shape (parts, points), over successive stretches of a run.
+
+The parts are the phases of an iteration; a handler has one part.
+"""
 Statistic = Literal["decile", "mean"]
-"""The lower decile of the points, or their mean. Of several parts it is the sum over them: other programs
-seldom delay all phases of one iteration, so the sum is less noisy than the statistic of the whole time.
+"""The number that stands for a series: the lower decile of its points, or their mean.
+
+For several parts it is the sum over the parts. Other programs seldom delay all phases of one iteration, so
+this sum is less noisy than the decile of the whole time.
 """
 STRETCHES: dict[Statistic, int] = {"decile": 8, "mean": 4}
-"""Equal parts of a run, between which a statistic differs; work that is rare is not in each eighth."""
+"""The number of equal parts of a run that are compared with each other to estimate the noise.
+
+The mean has fewer parts, so that rare work occurs in each of them.
+"""
 
 
 class Difference(NamedTuple):
-    """The difference of two series, the second less the first, in the unit of their points."""
+    """The statistics of two series, `a` and `b`, and the interval of their difference, in their unit."""
 
     a: float
     b: float
     low: float
-    """Lower end of the 95 % interval of `b - a`."""
+    """The lower end of the 95 % interval of `b - a`."""
     high: float
     spread: float
-    """How much the statistic differs between the stretches of one run, or how far the median is above the
-    decile, whichever is more; of the run where it is larger.
+    """The noise within a run, for the run in which it is larger.
+
+    It is the range of the statistic over the stretches of the run. For the decile it is at least the distance
+    from the decile to the median.
     """
     statistic: Statistic
 
 
 def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Difference:
-    """Compare two series, each of the same parts and of at least eight points.
+    """Compare two series with the same parts and at least eight points each.
 
-    A tenth of the points is below the lower decile. It is compared, and not the median, because other
-    programs on the machine only ever make a point longer; Chen and Revels (2016) take the least time.
+    The statistic is the lower decile, below which a tenth of the points lie, and not the median: other
+    programs on the machine can only lengthen a point. Chen and Revels (2016) take the least time for this
+    reason.
     """
     measure = _MEASURES[statistic]
     differences = _resampled(b, measure, SEED + 1) - _resampled(a, measure, SEED)
@@ -61,17 +72,17 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
 
 
 def rare(points: Points) -> bool:
-    """Return whether most of the work is in a few points, as a checkpoint in each hundredth iteration is."""
+    """Return whether most of the work is in few points, such as a checkpoint in every hundredth iteration."""
     return bool(_decile(points) < RARE * _mean(points))
 
 
 def block_length(points: int) -> int:
-    """Return the number of successive points that are drawn together."""
+    """Return the length of the bootstrap's blocks, in points."""
     return ceil(float(points ** (1 / 3)))
 
 
 def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) -> Points:
-    """Return the statistic of each of `RESAMPLES` series that are drawn from the points."""
+    """Return the statistic of each of `RESAMPLES` series resampled from the points."""
     count = points.shape[-1]
     length = block_length(count)
     starts = np.random.default_rng(seed).integers(0, count, (RESAMPLES, ceil(count / length), 1))

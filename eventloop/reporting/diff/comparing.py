@@ -15,11 +15,13 @@ from eventloop.reporting.report import Report
 
 VERSION = 1
 LEAST = 0.015
-"""The part of an iteration below which every difference is noise: two processes of the same program differ
-by as much, because their memory lies elsewhere (`benchmarks.report_diff`).
+"""The part of an iteration below which every difference of a row counts as noise.
+
+Two processes of the same program differ by as much, because their memory is laid out differently
+(`benchmarks.report_diff`).
 """
 Verdict = Literal["slower", "faster", "noise", "unknown", "only in A", "only in B"]
-"""`unknown` without an interval: the calls were not all clocked, or there are too few points."""
+"""The result for one row. `unknown` means no interval: too few points, or calls that were not clocked."""
 
 
 class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,29 +30,29 @@ class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: Kind
     a: float | None
-    """In the first run; None if the handler was not called there."""
+    """The seconds in the first run; None if the handler was not called there."""
     b: float | None
     difference: float
-    """B less A; the whole time if one of them lacks it."""
+    """The seconds of B less those of A; a run that lacks the handler counts as 0."""
     ratio: float | None = None
-    """B to A."""
+    """The ratio of B to A."""
     low: float | None = None
     """Lower end of the 95 % interval of the difference."""
     high: float | None = None
     noise: float | None = None
-    """The difference below which the row counts as equal, whatever its interval is."""
+    """The size of a difference up to which the verdict is `noise`, whatever the interval is."""
     compared: Statistic = "mean"
     verdict: Verdict
 
 
 class DiffRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs."""
+    """One of the two compared runs."""
 
     run: str
     """The run's directory, as it was given."""
     iterations: int
     complete: bool
-    """Whether the run has ended; else it is under way or was killed."""
+    """Whether the run has ended; otherwise it is under way or was killed."""
 
 
 class Diff(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,24 +66,25 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     a: DiffRun
     b: DiffRun
     iteration: float
-    """Seconds of an iteration of A, of which the limit is a part."""
+    """Seconds of an iteration of A; percentages refer to it."""
     rows: list[DiffRow]
-    """Handlers of one run first, then by the size of the difference. Handlers outside of the iterations are
-    here only if one run lacks them.
+    """The rows: handlers that only one run has come first, then all others by the size of the difference.
+
+    A handler that is called outside of iterations has a row only if one run lacks it.
     """
     fail_above: float | None = None
-    """The limit in percent of an iteration of A."""
+    """The limit of the regression gate, in percent of an iteration of A; None without a gate."""
     failed: list[str] = []
-    """Names of the rows that are above the limit."""
+    """The names of the rows that are slower by more than the limit."""
 
 
 def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     """Compare the costs of two runs.
 
-    A row is slower or faster if its interval does not contain 0 and the difference is more than noise: more
-    than `LEAST`, and more than the row's `spread` within one run. What the load of the machine changes within
-    a run, it may change from one run to the next, and no interval of a run shows that. Where the lower
-    deciles are equal and work is rare, the means are compared.
+    A row is slower or faster if its interval does not contain 0 and the difference is more than noise. Noise
+    is the larger of `LEAST` and the row's `spread` within one run: the load of the machine may change between
+    runs as much as within one, and the interval does not include that. Means are compared in place of lower
+    deciles if the deciles do not differ and the work is rare.
 
     Args:
         fail_above: a limit in percent of A's iteration. Rows fail if they are slower and the lower end of
@@ -105,7 +108,11 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
 
 
 def _place(row: DiffRow) -> tuple[bool, bool, float]:
-    """Return the order: handlers of one run first, of these the ones in iterations; then the largest."""
+    """Return the key by which rows are sorted.
+
+    Handlers that only one run has come first, those in iterations before the others; then the largest
+    difference.
+    """
     only = row.verdict.startswith("only")
     return not only, only and row.kind == "outside", -round(abs(row.difference), 12)
 
@@ -115,7 +122,7 @@ def _outside_in_both(name: str, first: dict[str, Series], second: dict[str, Seri
 
 
 def _checked(report: Report) -> RunCosts:
-    """Return the costs of a run that has iterations."""
+    """Return the costs of a run, or raise an error if it has no costs or no iterations."""
     costs = report.costs
     if costs is None:
         raise ValueError(
@@ -130,7 +137,7 @@ def _checked(report: Report) -> RunCosts:
 
 
 def _points(series: dict[str, Series], report: Report) -> Points:
-    """Return the points of the whole iteration."""
+    """Return the points of the whole iteration, or raise an error if the run is too short."""
     points = series[ITERATION].points
     if points is None:
         assert report.costs is not None
@@ -142,7 +149,7 @@ def _points(series: dict[str, Series], report: Report) -> Points:
 
 
 def _iteration(a: Report, b: Report, whole: Difference) -> float:
-    """Return the seconds of an iteration of A."""
+    """Return the seconds of an iteration of A, after a check that both runs have positive finite times."""
     for report, seconds in ((a, whole.a), (b, whole.b)):
         if not 0 < seconds < inf:
             raise ValueError(

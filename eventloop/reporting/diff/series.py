@@ -1,4 +1,7 @@
-"""Take the seconds an iteration of each phase and handler from a cost record, point by point of its trend."""
+"""Extract series of times, in seconds per iteration, of each phase and handler from a cost record.
+
+A series has a value for each point of the record's trend.
+"""
 
 from __future__ import annotations
 
@@ -12,34 +15,35 @@ from eventloop.costs.records import HANDLER_POINT, PHASES, HandlerCost, Phases, 
 from eventloop.reporting.tables import by_key
 
 WARM_UP = 0.1
-"""The part of the points, from the first one on, that is left out: compilation and caches come there."""
+"""The part of a series that is left out at its begin, in which compilation and caches take time."""
 LEAST_POINTS = 10
-"""The points after the warm-up below which nothing is known about their scatter."""
+"""The fewest points after the warm-up from which noise can be estimated."""
 LEAST_ITERATIONS = 12
-"""The iterations of a run that has as many: each of its first 512 is a point."""
+"""The fewest iterations that give `LEAST_POINTS`; in a run of up to 512, each iteration is a point."""
 
 Kind = Literal["iteration", "phase", "handler", "outside"]
-"""`outside` is a handler of an event outside of the iterations, which has no points."""
+"""The kind of a row; `outside` is a handler called outside of iterations, which has no points."""
 Points = NDArray[np.float64]
 ITERATION = "an iteration"
 
 
 class Series(NamedTuple):
-    """The seconds an iteration of a phase or a handler."""
+    """The times of a phase or a handler, in seconds per iteration: the mean, and that of each point."""
 
     kind: Kind
     mean: float
-    """Over the whole run."""
+    """The mean over the whole run."""
     points: Points | None
-    """Of shape (parts, points), for equal numbers of iterations, without the warm-up; None if they are not
-    known or too few. The parts of an iteration are its phases.
+    """An array of shape (parts, points) without the warm-up, or None if the points are unknown or too few.
+
+    Each point covers equally many iterations. The parts of a whole iteration are its phases.
     """
 
 
 def series_of(costs: RunCosts) -> dict[str, Series]:
     """Return the series of the whole iteration, of each phase and of each called handler, by name.
 
-    A handler that runs phases, such as the optimizer's, is without them.
+    The time of a handler that runs phases, such as the optimizer hook, is counted without these phases.
     """
     phases = _whole_points(costs)
     each, iterations = phases[0].iterations if phases else 0, max(1, costs.phases.iterations)
@@ -57,7 +61,7 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
 
 
 def _whole_points(costs: RunCosts) -> list[Phases]:
-    """Return the points of the trend but for a last one that has fewer iterations than the others."""
+    """Return the points of a run's trend, except a last point with fewer iterations than the others."""
     points = [point.phases for point in costs.trend if point.phases.iterations]
     return [point for point in points if point.iterations == points[0].iterations]
 
@@ -68,7 +72,7 @@ def _of(phases: list[Phases], phase: str) -> Points:
 
 def _handler_points(handler: HandlerCost, seconds: dict[str, Points], each: int) -> Points | None:
     groups = seconds[PHASES[0]].shape[1] // HANDLER_POINT
-    if len(handler.trend) < groups:  # its calls were not all clocked, or an older version wrote the file
+    if len(handler.trend) < groups:  # not all calls were clocked, or an older version wrote the file
         return None
     own = np.array([handler.trend[:groups]], np.float64)
     for phase in handler.includes:
@@ -77,6 +81,6 @@ def _handler_points(handler: HandlerCost, seconds: dict[str, Points], each: int)
 
 
 def _usable(seconds: Points, iterations: int) -> Points | None:
-    """Return the seconds an iteration of the points after the warm-up, or None if they are too few."""
+    """Return those times (seconds per iteration, by point) that follow the warm-up; None if too few."""
     points = seconds[:, ceil(seconds.shape[1] * WARM_UP) :]
     return points / iterations if points.shape[1] >= LEAST_POINTS else None

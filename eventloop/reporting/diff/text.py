@@ -11,17 +11,17 @@ from eventloop.reporting.diff.series import ITERATION, WARM_UP
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 WIDTH = 80
-"""Characters of a line, except the paths of the runs; long names are cut, and JSON has the whole names."""
+"""The width of a line in characters. Long names are cut, except the paths of the runs, and in JSON."""
 LEAST_NAME = 16
 FOLDED = 0.01
-"""Handlers whose difference is noise below this part of an iteration share a line."""
+"""The part of an iteration below which a handler without a real difference shares a line."""
 HEADER = ["phase or handler", "A", "B", "B - A, %", "95 % interval", ""]
 QUIET = frozenset({"noise", "unknown"})
-"""Verdicts of rows that are dimmed."""
+"""The verdicts whose rows are dimmed."""
 
 
 class Line(NamedTuple):
-    """A line of the output."""
+    """A line of the output, and whether it is dimmed."""
 
     text: str
     dim: bool = False
@@ -33,8 +33,8 @@ def diff_lines(
     """Return the two runs, a row for each phase and handler, and an explanation of the figures.
 
     Args:
-        encoding: that of the output; characters that it lacks are replaced.
-        width: characters of a line.
+        encoding: the encoding of the output; characters that it lacks are replaced.
+        width: the width of a line in characters.
         everything: whether handlers that differ by noise below 1 % of an iteration have rows, too.
     """
     shown = [row for row in diff.rows if everything or not _is_folded(row, diff.iteration)]
@@ -60,7 +60,7 @@ def _is_folded(row: DiffRow, iteration: float) -> bool:
 
 
 def gate_line(diff: Diff) -> str:
-    """Return the result of the gate on one line, with the rows that are above the limit."""
+    """Return the result of the regression gate, `--fail-above`, on one line, with the rows above it."""
     limit = f"{diff.fail_above:g} % of an iteration"
     if not diff.failed:
         passed = f"--fail-above: no row is slower by more than {limit}"
@@ -94,7 +94,7 @@ def _run(letter: str, run: DiffRun) -> str:
 
 def _cells(row: DiffRow, diff: Diff) -> list[str]:
     iteration = diff.iteration
-    if row.kind == "outside":  # a call now and then has no time of an iteration
+    if row.kind == "outside":  # occasional calls: the total says more than a time an iteration
         runs = ((row.a, diff.a), (row.b, diff.b))
         whole = [
             ABSENT if each is None else f"{duration(each * run.iterations)} in all" for each, run in runs
@@ -131,7 +131,7 @@ def _notes(diff: Diff, width: int) -> list[str]:
 
 
 def _noise(diff: Diff) -> float:
-    """Return the part of an iteration below which a difference of whole iterations is noise."""
+    """Return the part of an iteration up to which a difference between whole iterations is noise."""
     return (next(row.noise for row in diff.rows if row.name == ITERATION) or 0.0) / diff.iteration
 
 
