@@ -33,7 +33,7 @@ from typing import ClassVar, Literal
 
 from eventloop.events.base import Counter, Event
 
-Mode = Literal["train", "val", "test"]
+Mode = Literal["train", "val", "test", "predict"]
 COMPLETED = "completed"
 """The `reason` of a closing event whose phase ran to its end."""
 
@@ -59,15 +59,19 @@ class _TestEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "test"
 
 
+class _PredictEvent(_LoopEvent, kw_only=True):
+    mode: ClassVar[Mode] = "predict"
+
+
 # --- run ---------------------------------------------------------------------------------------------------
 
 
 class BeforeRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test` or `run` begins."""
+    """A call of `train`, `val`, `test`, `run` or `predict` begins."""
 
 
 class AfterRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test` or `run` ends. `error` is its exception as text, or None."""
+    """A call of `train`, `val`, `test`, `run` or `predict` ends. `error` is its exception as text or None."""
 
     reason: str = COMPLETED
     error: str | None = None
@@ -108,6 +112,16 @@ class AfterTest(_TestEvent, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class BeforePredict(_PredictEvent, kw_only=True):
+    """A prediction begins."""
+
+
+class AfterPredict(_PredictEvent, kw_only=True):
+    """A prediction ends."""
+
+    reason: str = COMPLETED
+
+
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
@@ -125,13 +139,13 @@ class AfterTrainEpoch(_TrainEvent, kw_only=True):
 
 
 class BeforeValEpoch(_ValEvent, kw_only=True):
-    """A pass over the validation loader begins."""
+    """A pass over the validation loaders begins: one, or several one after the other."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterValEpoch(_ValEvent, kw_only=True):
-    """A pass over the validation loader ends. `metrics` is empty unless `reason` is "completed"."""
+    """A pass over the validation loaders ends. `metrics` is empty unless `reason` is "completed"."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -139,13 +153,13 @@ class AfterValEpoch(_ValEvent, kw_only=True):
 
 
 class BeforeTestEpoch(_TestEvent, kw_only=True):
-    """A pass over the test loader begins."""
+    """A pass over the test loaders begins: one, or several one after the other."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterTestEpoch(_TestEvent, kw_only=True):
-    """A pass over the test loader ends, with the metrics of the test."""
+    """A pass over the test loaders ends, with the metrics of the test."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -170,31 +184,62 @@ class AfterTrainIter(_TrainEvent, kw_only=True):
 
 
 class BeforeValIter(_ValEvent, kw_only=True):
-    """A validation batch is on the device."""
+    """A validation batch is on the device; `loader` is its name in a mapping given as `val_loader`."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
+    loader: str = ""
 
 
 class AfterValIter(_ValEvent, kw_only=True):
-    """A validation batch was run."""
+    """A validation batch was run; `loader` is its name in a mapping given as `val_loader`."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
+    loader: str = ""
 
 
 class BeforeTestIter(_TestEvent, kw_only=True):
-    """A test batch is on the device."""
+    """A test batch is on the device; `loader` is its name in a mapping given as `test_loader`."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
+    loader: str = ""
 
 
 class AfterTestIter(_TestEvent, kw_only=True):
-    """A test batch was run."""
+    """A test batch was run; `loader` is its name in a mapping given as `test_loader`."""
 
     counter: ClassVar[Counter] = "batch"
     batch_idx: int = 0
+    loader: str = ""
+
+
+class BeforePredictIter(_PredictEvent, kw_only=True):
+    """A batch of a prediction is on the device."""
+
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+
+
+class AfterPredictIter(_PredictEvent, kw_only=True):
+    """A batch of a prediction was run (`trainer.outputs`)."""
+
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+
+
+class BatchPredicted(_PredictEvent, kw_only=True):
+    """The outputs of a batch have left the device, in `predict(loader, to=...)`.
+
+    `data` is what `eventloop.evaluation.prediction.outputs_of(event)` decodes, and `indices` are those of the
+    samples in the data set, empty where the loader has none.
+    """
+
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+    indices: tuple[int, ...] = ()
+    data: bytes = b""
 
 
 # --- the optimizer's step ----------------------------------------------------------------------------------

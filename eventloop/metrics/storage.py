@@ -124,7 +124,7 @@ class EventStorage:
 
     @property
     def mode(self) -> str:
-        """Return the mode that new values belong to: "train", "val" or "test"."""
+        """Return the mode that new values belong to: "train", "val", "test" or "predict"."""
         return self.inside.mode
 
     @mode.setter

@@ -17,6 +17,7 @@ MADE_BY = "eventloop trace"
 TRAINING = "training thread"
 _PAIRED = frozenset(
     {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
+    | {"predict", "predict_iter"}
 )
 """Stages that one event begins and another ends, except the iteration, which has a span of its own."""
 _KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
