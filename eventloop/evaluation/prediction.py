@@ -195,7 +195,7 @@ class Stream:
 
     def _cancel(self) -> None:
         self._subscription.cancel()
-        self._lane.wait_closed(self._lane.options.stall_timeout)  # a writer closes its files
+        self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
 
     def __enter__(self) -> Self:
         return self

@@ -4,8 +4,7 @@ An event holds numbers, strings, paths and bytes, never a live object, so it can
 a file or a network. Counters follow MMEngine: `iter` is the 0-based index of the current train iteration and
 `epoch` of the current epoch. In `after_train_iter` both are those of the completed iteration. In
 `after_train_epoch` `epoch` is the completed epoch and `iter` the next iteration. In a validation after an
-epoch `epoch` is the number of completed epochs.
-`step` is the number of completed train iterations.
+epoch `epoch` is the number of completed epochs. `step` is the number of completed train iterations.
 
     before_run
       before_train
@@ -51,6 +50,10 @@ class _TrainEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "train"
 
 
+class _IterEvent(_TrainEvent, kw_only=True):
+    counter: ClassVar[Counter] = "iter"
+
+
 class _ValEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "val"
 
@@ -61,6 +64,23 @@ class _TestEvent(_LoopEvent, kw_only=True):
 
 class _PredictEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "predict"
+
+
+class _ValIter(_ValEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+    loader: str = ""
+
+
+class _TestIter(_TestEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+    loader: str = ""
+
+
+class _PredictIter(_PredictEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
 
 
 # --- run ---------------------------------------------------------------------------------------------------
@@ -169,75 +189,45 @@ class AfterTestEpoch(_TestEvent, kw_only=True):
 # --- iterations --------------------------------------------------------------------------------------------
 
 
-class BeforeTrainIter(_TrainEvent, kw_only=True):
+class BeforeTrainIter(_IterEvent, kw_only=True):
     """A batch is on the device (`trainer.batch`); raise `SkipIteration` to skip it."""
 
-    counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class AfterTrainIter(_TrainEvent, kw_only=True):
+class AfterTrainIter(_IterEvent, kw_only=True):
     """The forward pass is done (`trainer.outputs`); the optimizer hook does the rest at priority 30."""
 
-    counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class BeforeValIter(_ValEvent, kw_only=True):
-    """A validation batch is on the device; `loader` is its name in a mapping given as `val_loader`."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
-    loader: str = ""
+class BeforeValIter(_ValIter, kw_only=True):
+    """A validation batch is on the device; `loader` names its loader, where there are several."""
 
 
-class AfterValIter(_ValEvent, kw_only=True):
-    """A validation batch was run; `loader` is its name in a mapping given as `val_loader`."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
-    loader: str = ""
+class AfterValIter(_ValIter, kw_only=True):
+    """A validation batch was run; `loader` names its loader, where there are several."""
 
 
-class BeforeTestIter(_TestEvent, kw_only=True):
-    """A test batch is on the device; `loader` is its name in a mapping given as `test_loader`."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
-    loader: str = ""
+class BeforeTestIter(_TestIter, kw_only=True):
+    """A test batch is on the device; `loader` names its loader, where there are several."""
 
 
-class AfterTestIter(_TestEvent, kw_only=True):
-    """A test batch was run; `loader` is its name in a mapping given as `test_loader`."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
-    loader: str = ""
+class AfterTestIter(_TestIter, kw_only=True):
+    """A test batch was run; `loader` names its loader, where there are several."""
 
 
-class BeforePredictIter(_PredictEvent, kw_only=True):
+class BeforePredictIter(_PredictIter, kw_only=True):
     """A batch of a prediction is on the device."""
 
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
 
-
-class AfterPredictIter(_PredictEvent, kw_only=True):
+class AfterPredictIter(_PredictIter, kw_only=True):
     """A batch of a prediction was run (`trainer.outputs`)."""
 
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
 
+class BatchPredicted(_PredictIter, kw_only=True):
+    """The outputs of a batch: `outputs_of(event)` decodes `data`; `indices` are those in the data set."""
 
-class BatchPredicted(_PredictEvent, kw_only=True):
-    """The outputs of a batch have left the device, in `predict(loader, to=...)`.
-
-    `data` is what `eventloop.evaluation.prediction.outputs_of(event)` decodes, and `indices` are those of the
-    samples in the data set, empty where the loader has none.
-    """
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
     indices: tuple[int, ...] = ()
     data: bytes = b""
 
@@ -245,28 +235,21 @@ class BatchPredicted(_PredictEvent, kw_only=True):
 # --- the optimizer's step ----------------------------------------------------------------------------------
 
 
-class AfterBackward(_TrainEvent, kw_only=True):
+class AfterBackward(_IterEvent, kw_only=True):
     """Gradients are there, not yet clipped."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class BeforeOptimizerStep(_TrainEvent, kw_only=True):
+class BeforeOptimizerStep(_IterEvent, kw_only=True):
     """Gradients are clipped; the parameters are about to change."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class AfterOptimizerStep(_TrainEvent, kw_only=True):
+class AfterOptimizerStep(_IterEvent, kw_only=True):
     """The parameters have changed."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class OptimizerStepSkipped(_TrainEvent, kw_only=True):
+class OptimizerStepSkipped(_IterEvent, kw_only=True):
     """No step was made, for `reason`; schedulers that count iterations do not advance."""
 
-    counter: ClassVar[Counter] = "iter"
     reason: str = ""
 
 
