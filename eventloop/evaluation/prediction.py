@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import io
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,8 +18,9 @@ from eventloop.bus.subscription import Subscription
 from eventloop.checkpoint.weights import modes_kept
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
-from eventloop.data.side_pass import apart
+from eventloop.data.side_pass import apart, position_of
 from eventloop.evaluation.dataset_order import NotedIndices, in_dataset_order
+from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.evaluation.outputs import OnHost
 from eventloop.events import BatchPredicted, Event
 from eventloop.events.catalogue import find_event, several
@@ -42,6 +42,10 @@ class PredictingTrainer(Protocol):
     batch: Any
     outputs: Any
 
+    @property
+    def passing(self) -> object | None:
+        """The pass of the training epoch under way, None outside of epochs."""
+
     def announce(self, event_type: type[Event], **fields: Any) -> None:
         """Emit an event with the trainer's counters."""
 
@@ -62,7 +66,19 @@ def predicting(trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> It
 
     When the block ends, the modes of all modules, the random states from which the pass has drawn, and the
     trainer's batch and outputs are restored.
+
+    Raises:
+        TypeError: the pass would move the position of the train loader, within an epoch.
     """
+    if (
+        loader is trainer.loader
+        and trainer.passing is not None
+        and (found := position_of(loader)) is not None
+    ):
+        raise TypeError(
+            f"predict: loader must be another than the train loader within an epoch, got one with a "
+            f"{type(found).__name__} that has a state_dict: a second pass would move its position"
+        )
     model, batch, outputs = trainer.model, trainer.batch, trainer.outputs
     modules = module_generators(model)
     # those of the train loader keep the position that its pass has reached
@@ -140,7 +156,8 @@ class Stream:
 
     def __init__(self, trainer: PredictingTrainer, to: Any, noted: NotedIndices) -> None:
         self._trainer, self._noted = trainer, noted
-        self._subscription = _subscribe(trainer, to)
+        self._errors: list[Exception] = []  # of a function; the first ends the subscription
+        self._subscription = _subscribe(trainer, to, self._errors)
         assert self._subscription.lane is not None
         self._lane = self._subscription.lane
         self._sent = self._bytes = 0
@@ -178,14 +195,15 @@ class Stream:
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
-        stats = self._subscription.stats
-        while len(self._sizes) > self._sent - (stats.delivered + stats.failed + stats.dropped):
+        now = self._lane.account
+        while len(self._sizes) > self._sent - (now.delivered + now.failed + now.dropped):
             self._bytes -= self._sizes.popleft()
         return self._bytes
 
     def _raise_if_short(self) -> None:
         self._cancel()
-        self._trainer.bus.poll(self._trainer)  # with the error of a function
+        if self._errors:
+            raise self._errors[0]
         stats = self._subscription.stats
         if stats.delivered < self._sent:
             raise RuntimeError(
@@ -209,7 +227,7 @@ class Stream:
             self._subscription.cancel()
 
 
-def _subscribe(trainer: PredictingTrainer, to: Any) -> Subscription:
+def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> Subscription:
     if hasattr(to, "attach") and hasattr(to, "write"):
         if not any(each == "*" or find_event(each) is BatchPredicted for each in several(to.events)):
             raise ValueError(
@@ -220,33 +238,28 @@ def _subscribe(trainer: PredictingTrainer, to: Any) -> Subscription:
         return subscription
     check_call("to", to, "outputs")
     offload = None if is_coroutine_function(to) else "thread"
-    return trainer.bus.subscribe(_receiver(to), BatchPredicted, offload=offload, on_error="raise")
+    return trainer.bus.subscribe(_receiver(to, errors), BatchPredicted, offload=offload)
 
 
-def _receiver(to: Callable[[Any], Any]) -> Callable[[BatchPredicted], Any]:
-    """Return a handler that calls `to` with the outputs of an event."""
+def _receiver(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[BatchPredicted], Any]:
+    """Return a handler that calls `to` with the outputs of an event, and appends its error to `errors`."""
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            errors.append(error)
+            raise
 
     async def receive_async(event: BatchPredicted) -> None:
-        await to(outputs_of(event))
+        with noting():
+            await to(outputs_of(event))
 
     def receive(event: BatchPredicted) -> None:
-        to(outputs_of(event))
+        with noting():
+            to(outputs_of(event))
 
     receiver = receive_async if is_coroutine_function(to) else receive
     receiver.__qualname__ = handler_name(to)
     return receiver
-
-
-def encode(outputs: Any) -> bytes:
-    """Return outputs as bytes, which `outputs_of` decodes."""
-    buffer = io.BytesIO()
-    torch.save(outputs, buffer)
-    return buffer.getvalue()
-
-
-def outputs_of(event: BatchPredicted) -> Any:
-    """Return the outputs in a `batch_predicted`, with their tensors on the CPU.
-
-    It unpickles them: decode events of a log only if you trust the log.
-    """
-    return torch.load(io.BytesIO(event.data), weights_only=False)

@@ -13,14 +13,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
 
 from eventloop import Trainer
 from eventloop.data.loader_state import random_state
 from eventloop.evaluation import prediction
 from eventloop.evaluation.dataset_order import in_dataset_order
+from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.evaluation.outputs import OnHost, join, take
-from eventloop.evaluation.prediction import outputs_of
 from eventloop.events import BatchPredicted, Event
 from eventloop.hooks import EMAHook
 from eventloop.writers.writer import Writer
@@ -292,6 +292,52 @@ def test_training_does_not_notice_a_prediction(
     assert_same(ended[0], ended[1])
 
 
+class Counting(Sampler[int]):
+    """Draw another order in each pass, and save which one is next."""
+
+    def __init__(self) -> None:
+        self.passes = 0
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.passes))
+        self.passes += 1
+        return iter(order.tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+    def state_dict(self) -> dict[str, int]:
+        return {"passes": self.passes}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+def test_state_of_a_sampler_is_restored(make_trainer: MakeTrainer) -> None:
+    """Its next pass is that which it would have had."""
+    loader = DataLoader(samples(8), batch_size=4, sampler=Counting())
+
+    make_trainer().predict(loader)
+
+    assert loader.sampler.passes == 0  # type: ignore[attr-defined]
+
+
+def test_train_loader_with_a_position_is_refused_within_an_epoch(make_trainer: MakeTrainer) -> None:
+    """A second pass would move it; between epochs nothing is moved."""
+    loader = DataLoader(samples(8), batch_size=4, sampler=Counting())
+    trainer = make_trainer(train_loader=loader)
+    rows: list[int] = []
+    trainer.bus.subscribe(lambda trainer, event: rows.append(len(trainer.predict(loader))), "before_train")
+    trainer.bus.subscribe(lambda trainer, event: trainer.predict(loader), "after_train_iter")
+
+    with pytest.raises(
+        TypeError, match=r"predict: loader must be another than the train loader .* got one with a Counting"
+    ):
+        trainer.train()
+
+    assert rows == [8]
+
+
 def test_the_average_predicts(make_trainer: MakeTrainer) -> None:
     """With an EMAHook the weights are those of a validation, and the training's are back afterwards."""
     trainer = make_trainer(val_loader=batches(1), hooks=[EMAHook(momentum=0.1)])
@@ -364,6 +410,26 @@ def test_a_coroutine_function_receives_each_batch(make_trainer: MakeTrainer) -> 
     assert got == [4, 4, 3]
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.5), torch.empty(0, 3), torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([True, False]),
+        torch.arange(6).reshape(2, 3).T, torch.tensor([1 + 2j]).conj(), torch.ones(2).to_sparse(),
+    ],
+    ids=["number", "empty", "bfloat16", "bool", "transposed", "conjugated", "sparse"],
+)  # fmt: skip
+def test_outputs_are_decoded_as_they_were(tensor: torch.Tensor) -> None:
+    """A tensor of any type and layout comes back with its values, and can be written to; so do other objects."""
+    outputs = outputs_of(BatchPredicted(data=encode({"x": tensor, "rest": ("a", [1], np.ones(2))})))
+
+    back = outputs["x"]
+    assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert torch.equal(back.to_dense(), tensor.to_dense())
+    back.zero_()
+    assert outputs["rest"][:2] == ("a", [1])
+    assert outputs["rest"][2].tolist() == [1.0, 1.0]
+
+
 class Predictions(Writer):
     """Writes the rows of each batch at their indices."""
 
@@ -433,10 +499,14 @@ def test_memory_is_bounded(make_trainer: MakeTrainer, monkeypatch: pytest.Monkey
     assert max(ahead) <= 3 + 3  # those that wait, under way, on their way to the host, and computed meanwhile
 
 
-def fail_at_second(outputs: Any, seen: list[int] | None = None) -> None:
-    """Raise at the batch of three."""
-    if len(outputs) == 3:
-        raise OSError("the disk is full")
+def fail(outputs: Any) -> None:
+    """Raise at each batch."""
+    raise OSError(f"no room for {len(outputs)}")
+
+
+async def fail_later(outputs: Any) -> None:
+    """Raise at each batch, in a coroutine."""
+    fail(outputs)
 
 
 class Broken(Predictions):
@@ -451,7 +521,8 @@ class Broken(Predictions):
 @pytest.mark.parametrize(
     ("to", "error", "message"),
     [
-        (fail_at_second, OSError, "the disk is full"),
+        (fail, OSError, "no room for 4"),
+        (fail_later, OSError, "no room for 4"),
         (
             Broken(),
             RuntimeError,
@@ -471,6 +542,7 @@ def test_errors_of_the_receiver_are_raised(
 
     assert trainer.model.training
     assert all("batch_predicted" not in each.event for each in trainer.bus.stats())
+    trainer.predict(loader_of())  # nothing of it is raised again
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -529,7 +601,7 @@ import json, logging, sys
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from eventloop import Trainer
-from eventloop.evaluation.prediction import outputs_of
+from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.events import BatchPredicted
 from eventloop.writers.writer import Writer
 

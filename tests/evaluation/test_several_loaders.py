@@ -70,6 +70,21 @@ def test_a_single_loader_has_no_name(make_trainer: MakeTrainer) -> None:
     assert {event.loader for event in seen} == {""}
 
 
+def test_loop_of_steps_names_its_loaders(make_trainer: MakeTrainer) -> None:
+    """A loop of one's own gives the name with each iteration."""
+    trainer = make_trainer()
+    seen = collect(trainer, "before_val_iter", "after_val_iter")
+
+    trainer.begin_run(training=False)
+    trainer.begin_val()
+    trainer.begin_val_iter(CLEAN[0], 0, loader="clean")
+    trainer.end_val_iter(None, 0, loader="clean")
+    trainer.end_val({"clean/loss": 1.0})
+    trainer.end_run()
+
+    assert [event.loader for event in seen] == ["clean", "clean"]
+
+
 def test_metrics_arrive_at_writers(make_trainer: MakeTrainer) -> None:
     """A line of `metrics.jsonl` has the metrics of all loaders."""
     trainer = make_trainer(val_loader=BOTH, max_epochs=1, writers=[JSONLWriter()])
