@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+from eventloop.stops.ending import AT_ONCE_SECONDS
 from eventloop.stops.signals import INTERRUPTED, StopSignals
-from eventloop.training.scopes import AT_ONCE_SECONDS
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer

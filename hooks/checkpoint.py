@@ -42,7 +42,7 @@ from eventloop.migration.names import knowing_others
 from eventloop.resume.ranks import has_other_ranks, of_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
-from eventloop.training.scopes import ERROR, LEFT, ends_at_once
+from eventloop.stops.ending import ERROR, LEFT, ends_at_once
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import check_bools, check_optional_bools
 

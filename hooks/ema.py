@@ -16,6 +16,7 @@ from eventloop.checkpoint.weights import unwrap
 from eventloop.events import (
     COMPLETED,
     AfterLoadCheckpoint,
+    AfterPredict,
     AfterRun,
     AfterTest,
     AfterTestEpoch,
@@ -24,6 +25,7 @@ from eventloop.events import (
     AfterTrainIter,
     AfterVal,
     AfterValEpoch,
+    BeforePredict,
     BeforeRun,
     BeforeSaveCheckpoint,
     BeforeTestEpoch,
@@ -51,7 +53,7 @@ logger = logging.getLogger("eventloop")
 
 
 class EMAHook(Hook):
-    """Average the model's weights during training; validations and tests run with the average.
+    """Average the model's weights during training; validations, tests and predictions use the average.
 
         EMAHook()                                                        # exponential, momentum 0.0002
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
@@ -239,6 +241,14 @@ class EMAHook(Hook):
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
         """Swap the model's own weights back, for whatever reason the test ended."""
         self._swap_back(trainer, "test")
+
+    def before_predict(self, trainer: Trainer, event: BeforePredict) -> None:
+        """Swap the average into the model."""
+        self._swap_in(trainer, "predict")
+
+    def after_predict(self, trainer: Trainer, event: AfterPredict) -> None:
+        """Swap the model's own weights back, for whatever reason the prediction ended."""
+        self._swap_back(trainer, "predict")
 
     # An interrupt may come while the event above is handled. Each enclosing scope has a closing event too.
 

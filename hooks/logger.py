@@ -26,7 +26,7 @@ from eventloop.metrics.reduce import LAST, Reduced, Reducer
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
-from eventloop.training.scopes import ERROR
+from eventloop.stops.ending import ERROR
 from eventloop.util.checks import check_bools, check_path, positive
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from eventloop.bus import Bus
+from eventloop.data.loader_info import named_loaders
 from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
@@ -114,7 +115,7 @@ class TestHook(Hook):
             self.add_timer(name)
         self._synchronize = synchronize
         self._user_timers: set[str] = set()  # timers that the user's code starts and stops
-        self._length: int | None = None
+        self._lengths: dict[str, int | None] = {}  # of the test loaders, by name
 
     # --- timers --------------------------------------------------------------------------------------------
 
@@ -232,7 +233,7 @@ class TestHook(Hook):
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Reset the timers, and start to time the wait for the first batch."""
         self.reset_timer()
-        self._length = length_of(trainer.test_loader) if trainer.test_loader is not None else None
+        self._lengths = {n: length_of(each) for n, each in named_loaders(trainer.test_loader).items()}
         self._begin_batch()
 
     def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:
@@ -248,7 +249,7 @@ class TestHook(Hook):
     def _end_batch(self, trainer: Trainer, event: AfterTestIter) -> None:
         self._auto_toc("post")
         self._auto_toc("iter")
-        done, length = event.batch_idx + 1, self._length
+        done, length = event.batch_idx + 1, self._lengths.get(event.loader)
         if self._due(done, length):
             log_text(trainer, "", self._line(done, (1, length, length), 1, "", log_all=True))
         self._begin_batch()

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTestEpoch, BeforeTrain, BeforeValEpoch
+from eventloop.events import (
+    COMPLETED,
+    AfterTrainEpoch,
+    BeforePredict,
+    BeforeTestEpoch,
+    BeforeTrain,
+    BeforeValEpoch,
+)
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.state.sharded import refuse_sharded
@@ -62,6 +69,11 @@ class SyncBuffersHook(Hook):
     @on(priority=Priority.HIGH)
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Sync buffers that changed since the last sync, before a test."""
+        self._sync(trainer)
+
+    @on(priority=Priority.HIGH)
+    def before_predict(self, trainer: Trainer, event: BeforePredict) -> None:
+        """Sync buffers that changed since the last sync, before a prediction."""
         self._sync(trainer)
 
     def _sync(self, trainer: Trainer) -> None:

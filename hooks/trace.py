@@ -17,10 +17,10 @@ from eventloop.costs.spans import LIMIT, SpanRecorder
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.stops.ending import AT_ONCE_SECONDS, ends_at_once
 from eventloop.tracing.chrome import WindowFacts
 from eventloop.tracing.files import trace_path, write_trace
 from eventloop.tracing.window import TraceWindow
-from eventloop.training.scopes import AT_ONCE_SECONDS, ends_at_once
 from eventloop.util.checks import positive
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from eventloop.data.loader_info import of_loader
 from eventloop.events import (
     AfterTestEpoch,
     AfterTestIter,
@@ -41,8 +42,9 @@ class VisualizationHook(Hook):
 
         VisualizationHook(interval=50, draw=draw)
 
-    An image is named `<name>/<batch_idx>`, so a writer can show it over several validations. Nothing is drawn
-    if no writer takes images. Images are copied from a GPU without waiting, and encoded in the background.
+    An image is named `<name>/<batch_idx>`, so a writer can show it over several validations, and
+    `<loader>/<name>/<batch_idx>` if there are several loaders. Nothing is drawn if no writer takes images.
+    Images are copied from a GPU without waiting, and encoded in the background.
 
     Args:
         interval: draw the first batch of each pass, and every so many after it.
@@ -98,7 +100,7 @@ class VisualizationHook(Hook):
                 raise TypeError(f"draw must return a mapping {{name: image}}, got {type(drawn).__name__}")
             for name, image in drawn.items():
                 pixels = as_pixels(name, image, self._max_images)
-                trainer.metrics.put_image(f"{name}/{event.batch_idx}", pixels)
+                trainer.metrics.put_image(of_loader(event.loader, f"{name}/{event.batch_idx}"), pixels)
 
     def _draw_inputs(self, trainer: Trainer, event: EvalIter) -> dict[str, torch.Tensor]:
         images = _find_images(trainer.batch)

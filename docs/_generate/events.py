@@ -43,14 +43,14 @@ Subscribe by name, as `@trainer.bus.on("after_train_iter")`, or by class, as
 | `max_epochs` | `int \\| None` | `None` | the length of the run in epochs, where it has one |
 
 Every event has these four, except where its family says otherwise. The column *fields* lists what an event has besides.
-Events of a phase also have the class attribute `mode`: `"train"`, `"val"` or `"test"`.
+Events of a phase also have the class attribute `mode`: `"train"`, `"val"`, `"test"` or `"predict"`.
 
 The column *every* says what the filter `every=` counts, from 1:
 
 | every | counts |
 |---|---|
 | iter | train iterations |
-| batch | batches of the validation or test |
+| batch | batches of the validation, test or prediction; of several loaders, those of each |
 | epoch | train epochs |
 | val_epoch | completed train epochs; how often the event was emitted, where the run has no epochs |
 | occurrence | how often the event was emitted |

@@ -9,8 +9,9 @@ from weakref import WeakSet
 import torch
 
 from eventloop.bus import Bus
+from eventloop.data.loader_info import check_named_loaders
 from eventloop.optim.optimizers import check_optimizer
-from eventloop.util.checks import length_of, positive
+from eventloop.util.checks import positive
 from eventloop.util.functions import check_call
 
 _TAKEN: WeakSet[Bus] = WeakSet()
@@ -47,14 +48,13 @@ def check_trainer(
     if loss_fn is not None and train_step is not None:
         raise ValueError("give loss_fn or train_step, not both: train_step replaces loss_fn")
     for name, loader in zip(("train_loader", "val_loader", "test_loader"), loaders, strict=True):
-        if loader is None:
-            continue
-        if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
-            raise TypeError(f"{name} must be an iterable of batches, got {loader!r}")
-        if length_of(loader) == 0:
-            raise ValueError(
-                f"{name} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
+        if name == "train_loader" and isinstance(loader, Mapping):
+            raise TypeError(
+                f"train_loader must be one iterable of batches, got a mapping with {[*loader]}: only "
+                "val_loader and test_loader may be several loaders by name"
             )
+        if loader is not None:
+            check_named_loaders(name, loader)
 
 
 def check_bus(bus: object) -> None:

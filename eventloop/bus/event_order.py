@@ -36,6 +36,10 @@ IN_ORDER = (
     "after_test_iter",
     "after_test_epoch",
     "after_test",
+    "before_predict",
+    "before_predict_iter",
+    "after_predict_iter",
+    "after_predict",
     "after_run",
 )
 """The events that begin and end a run, a phase, an epoch and an iteration, in their order.

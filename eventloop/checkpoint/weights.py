@@ -51,9 +51,19 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @contextmanager
+def modes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Restore the train or eval mode of each module when the block ends."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
     """Restore the train or eval mode and the buffers of all modules, in place, when the block ends."""
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [
         (module, name, buffer, buffer.clone())
         for module in model.modules()
@@ -61,10 +71,9 @@ def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
         if not is_lazy(buffer)
     ]
     try:
-        yield
+        with modes_kept(model):
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
         with torch.no_grad():
             for module, name, buffer, value in buffers:
                 buffer.copy_(value)

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
+from eventloop.data.loader_info import named_loaders, of_loader
 from eventloop.data.loader_state import (
     generator_states,
     lost_generators,
@@ -217,13 +218,14 @@ class LoaderPosition:
                 _restore_generators(loader, evaluations[mode])
 
     def _evaluated_on(self) -> dict[str, Iterable[Any]]:
-        """Return the evaluation loaders by mode, without the train loader."""
+        """Return the evaluation loaders by mode, or by "val/name", without the train loader."""
         trainer = self._trainer
         loaders = {"val": trainer.val_loader, "test": trainer.test_loader}
         return {
-            mode: loader
-            for mode, loader in loaders.items()
-            if loader is not None and loader is not trainer.loader
+            of_loader(mode, name) if name else mode: loader
+            for mode, given in loaders.items()
+            for name, loader in named_loaders(given).items()
+            if loader is not trainer.loader
         }
 
     def rescale(self, saved: int, own: int) -> None:

@@ -1,6 +1,7 @@
-"""Make a separate pass over the train loader without disturbing the pass that trains.
+"""Make a separate pass over a loader without disturbing the pass that trains.
 
-`update_bn_stats` of `eventloop.model.batchnorm_statistics` uses it, for `PreciseBN`.
+Evaluations and predictions use it, and `update_bn_stats` of `eventloop.model.batchnorm_statistics`, for
+`PreciseBN`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from eventloop.data.loader_info import persists
 from eventloop.data.loader_state import (
     has_state_dict,
     random_state,
@@ -33,6 +35,20 @@ def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
         yield _copy(loader) if isinstance(loader, DataLoader) else loader
     finally:
         set_random_state(loader, state)
+
+
+def open_aside(trained_on: Iterable[Any] | None, loader: Iterable[Any]) -> Iterator[Any]:
+    """Begin a pass over a loader, and restore the random state of the training.
+
+    Persistent workers draw their seed in the first pass of a process. In a resumed run that is another pass
+    than in an uninterrupted one, and the training must get the same random numbers.
+    """
+    if not persists(loader):
+        return iter(loader)
+    trains_with = random_state(trained_on)
+    iterator = iter(loader)
+    set_random_state(trained_on, trains_with)
+    return iterator
 
 
 def position_of(loader: Any) -> object | None:

@@ -231,11 +231,11 @@ class Evaluation:
 
 
 def before_drawing(
-    model: torch.nn.Module, trained_on: Iterable[Any] | None, loader: Iterable[Any]
+    model: torch.nn.Module, trained_on: Iterable[Any] | None, loaders: Iterable[Iterable[Any]]
 ) -> Callable[[], None]:
-    """Return a function that restores the random states from which an evaluation on `loader` draws.
+    """Return a function that restores the random states from which an evaluation on `loaders` draws.
 
-    They are the states of this process: the global generators, the model's modules, and both loaders.
+    They are the states of this process: the global generators, the model's modules, and all loaders.
 
     Args:
         model: the model.
@@ -243,12 +243,12 @@ def before_drawing(
         loader: the loader of the evaluation.
     """
     training, modules = random_state(trained_on), module_generators(model)
-    evaluation = None if loader is trained_on else own_random_state(loader)
+    evaluations = [(each, own_random_state(each)) for each in loaders if each is not trained_on]
 
     def put_back() -> None:
         set_random_state(trained_on, training)
-        if evaluation is not None:
-            set_own_random_state(loader, evaluation, opening=True)
+        for loader, state in evaluations:
+            set_own_random_state(loader, state, opening=True)
         set_module_generators(model, modules)
 
     return put_back

@@ -15,7 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.weights import modes_and_buffers_kept
 from eventloop.costs.step_clock import StepClock
-from eventloop.data.loader_info import persists, to_device, why_not_by_index
+from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
@@ -76,7 +76,10 @@ class MonitoredMetrics:
     def __init__(self, trainer: CheckedTrainer, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
-        self._certain, self._possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
+        self._loaders = [*named_loaders(trainer.val_loader)] or [""]
+        certain, possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
+        self._certain = self._of_loaders(certain)
+        self._possible = None if possible is None else self._of_loaders(possible)
         self._unchecked: list[tuple[str, str]] = []  # metrics, and the options that name them
 
     def require(self, metric: str, option: str) -> None:
@@ -87,7 +90,7 @@ class MonitoredMetrics:
             option: the option that names it, for the error, such as "CheckpointHook(save_best='accuracy')".
         """
         if self._possible is not None and metric not in self._possible:
-            raise ValueError(_unreported(metric, option, self._possible))
+            raise ValueError(self._unreported(metric, option, self._possible))
         if metric not in self._certain:
             self._unchecked.append((metric, option))
 
@@ -119,7 +122,7 @@ class MonitoredMetrics:
             for metric, option in self._unchecked:
                 if metric not in names:
                     skip = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
-                    raise ValueError(_unreported(metric, option, names) + skip)
+                    raise ValueError(self._unreported(metric, option, names) + skip)
 
     def _try_out(self, batches: int) -> Mapping[str, float] | None:
         trainer = self._trainer
@@ -140,6 +143,21 @@ class MonitoredMetrics:
 
     def _names(self) -> str:
         return ", ".join(repr(metric) for metric, _ in self._unchecked)
+
+    def _of_loaders(self, names: Iterable[str]) -> set[str]:
+        return {of_loader(loader, name) for name in names for loader in self._loaders}
+
+    def _unreported(self, metric: str, option: str, names: Iterable[str]) -> str:
+        known, word = sorted(names), metric.lower()
+        alike = [name for name in known if word in name.lower() or name.lower() in word]
+        guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
+        prefixes = (of_loader(loader, "") for loader in self._loaders)
+        own = next((metric.removeprefix(each) for each in prefixes if metric.startswith(each)), metric)
+        return (
+            f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
+            f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{own!r}: ...}} or "
+            "val_step=..."
+        )
 
 
 def reported_names(
@@ -176,29 +194,20 @@ def _check_sanity_val(sanity_val: object, val_loader: object) -> None:
         raise ValueError(f"sanity_val={sanity_val} needs batches to validate: give the Trainer a val_loader")
 
 
-def _unreported(metric: str, option: str, names: Iterable[str]) -> str:
-    known, word = sorted(names), metric.lower()
-    alike = [name for name in known if word in name.lower() or name.lower() in word]
-    guess = near(metric, known) or (f": did you mean {alike[0]!r}?" if alike else ".")
-    return (
-        f"{option} needs the metric {metric!r}, which the validation does not report{guess} It reports "
-        f"{', '.join(known) or 'nothing'}. Other names come from evaluator={{{metric!r}: ...}} or "
-        "val_step=..."
-    )
-
-
 # --- the sanity validation ---------------------------------------------------------------------------------
 
 
 def _can_be_repeated(trainer: CheckedTrainer) -> bool:
-    """Return whether the loader restarts with each pass, and the model creates no weights at a batch."""
-    loader = trainer.val_loader
-    begins_again = isinstance(loader, list | tuple) or (
-        loader is not None
-        and why_not_by_index(loader) is None
-        and all(map(_is_restored, samplers_of(loader).values()))
+    """Return whether all loaders restart with each pass, and the first batch does not create weights."""
+    loaders = named_loaders(trainer.val_loader).values()
+    restart = bool(loaders) and all(map(_begins_again, loaders))
+    return restart and not any(map(is_lazy, trainer.model.parameters()))
+
+
+def _begins_again(loader: Iterable[Any]) -> bool:
+    return isinstance(loader, list | tuple) or (
+        why_not_by_index(loader) is None and all(map(_is_restored, samplers_of(loader).values()))
     )
-    return begins_again and not any(map(is_lazy, trainer.model.parameters()))
 
 
 def _is_restored(sampler: object) -> bool:
@@ -208,12 +217,20 @@ def _is_restored(sampler: object) -> bool:
 
 
 def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
-    """Validate on all ranks; if it fails on one rank, raise an error on all."""
-    assert trainer.val_loader is not None
+    """Validate so many batches of each loader."""
+    metrics: dict[str, float] = {}
+    for name, loader in named_loaders(trainer.val_loader).items():
+        reported = _validate_on(trainer, loader, batches).compute()
+        metrics |= {of_loader(name, metric): value for metric, value in reported.items()}
+    return metrics
+
+
+def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -> Evaluation:
+    """Validate on all ranks; if one rank fails, all raise."""
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
     failure: Exception | None = None
     try:
-        for batch in islice(_own_workers(trainer.val_loader), batches):
+        for batch in islice(_own_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
             with torch.no_grad():
                 trainer.outputs = trainer.val_step(trainer.batch)
@@ -222,7 +239,7 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
         failure = error
     if any(gather(failure is not None)):
         raise failure or RuntimeError("the sanity validation failed on another rank, whose error says why")
-    return evaluation.compute()
+    return evaluation
 
 
 def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
@@ -239,9 +256,9 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
 
 @contextmanager
 def _aside(trainer: CheckedTrainer) -> Iterator[None]:
-    """Restore after the block all that a validation changes, such as random states, modes and buffers."""
-    model, loader = trainer.model, trainer.val_loader
-    drawn, modules = random_state(loader), module_generators(model)
+    """Restore what validating changes: random states, modes, buffers, trainer fields, evaluators."""
+    model, modules = trainer.model, module_generators(trainer.model)
+    drawn = [(loader, random_state(loader)) for loader in named_loaders(trainer.val_loader).values()]
     try:
         with modes_and_buffers_kept(model), fields_kept(trainer):
             trainer.mode = "val"
@@ -251,5 +268,6 @@ def _aside(trainer: CheckedTrainer) -> Iterator[None]:
         for evaluator in trainer.evaluator.values():
             if isinstance(evaluator, Metric):
                 evaluator.reset()
-        set_random_state(loader, drawn, opening=True)
+        for loader, state in drawn:
+            set_random_state(loader, state, opening=True)
         set_module_generators(model, modules)

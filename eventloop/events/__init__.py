@@ -10,6 +10,8 @@ from eventloop.events.types import COMPLETED as COMPLETED
 from eventloop.events.types import AfterBackward as AfterBackward
 from eventloop.events.types import AfterLoadCheckpoint as AfterLoadCheckpoint
 from eventloop.events.types import AfterOptimizerStep as AfterOptimizerStep
+from eventloop.events.types import AfterPredict as AfterPredict
+from eventloop.events.types import AfterPredictIter as AfterPredictIter
 from eventloop.events.types import AfterRun as AfterRun
 from eventloop.events.types import AfterTest as AfterTest
 from eventloop.events.types import AfterTestEpoch as AfterTestEpoch
@@ -20,7 +22,10 @@ from eventloop.events.types import AfterTrainIter as AfterTrainIter
 from eventloop.events.types import AfterVal as AfterVal
 from eventloop.events.types import AfterValEpoch as AfterValEpoch
 from eventloop.events.types import AfterValIter as AfterValIter
+from eventloop.events.types import BatchPredicted as BatchPredicted
 from eventloop.events.types import BeforeOptimizerStep as BeforeOptimizerStep
+from eventloop.events.types import BeforePredict as BeforePredict
+from eventloop.events.types import BeforePredictIter as BeforePredictIter
 from eventloop.events.types import BeforeRun as BeforeRun
 from eventloop.events.types import BeforeSaveCheckpoint as BeforeSaveCheckpoint
 from eventloop.events.types import BeforeTest as BeforeTest

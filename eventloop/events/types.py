@@ -4,8 +4,7 @@ An event holds numbers, strings, paths and bytes, never a live object, so it can
 a file or a network. Counters follow MMEngine: `iter` is the 0-based index of the current train iteration and
 `epoch` of the current epoch. In `after_train_iter` both are those of the completed iteration. In
 `after_train_epoch` `epoch` is the completed epoch and `iter` the next iteration. In a validation after an
-epoch `epoch` is the number of completed epochs.
-`step` is the number of completed train iterations.
+epoch `epoch` is the number of completed epochs. `step` is the number of completed train iterations.
 
     before_run
       before_train
@@ -33,7 +32,7 @@ from typing import ClassVar, Literal
 
 from eventloop.events.base import Counter, Event
 
-Mode = Literal["train", "val", "test"]
+Mode = Literal["train", "val", "test", "predict"]
 COMPLETED = "completed"
 """The `reason` of a closing event whose phase was not cut short."""
 
@@ -51,6 +50,10 @@ class _TrainEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "train"
 
 
+class _IterEvent(_TrainEvent, kw_only=True):
+    counter: ClassVar[Counter] = "iter"
+
+
 class _ValEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "val"
 
@@ -59,15 +62,36 @@ class _TestEvent(_LoopEvent, kw_only=True):
     mode: ClassVar[Mode] = "test"
 
 
+class _PredictEvent(_LoopEvent, kw_only=True):
+    mode: ClassVar[Mode] = "predict"
+
+
+class _ValIter(_ValEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+    loader: str = ""
+
+
+class _TestIter(_TestEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+    loader: str = ""
+
+
+class _PredictIter(_PredictEvent, kw_only=True):
+    counter: ClassVar[Counter] = "batch"
+    batch_idx: int = 0
+
+
 # --- run ---------------------------------------------------------------------------------------------------
 
 
 class BeforeRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test` or `run` begins."""
+    """A call of `train`, `val`, `test`, `run` or `predict` begins."""
 
 
 class AfterRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test` or `run` ends. `error` is its exception as text, or None."""
+    """A call of `train`, `val`, `test`, `run` or `predict` ends. `error` is its exception as text or None."""
 
     reason: str = COMPLETED
     error: str | None = None
@@ -108,6 +132,16 @@ class AfterTest(_TestEvent, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class BeforePredict(_PredictEvent, kw_only=True):
+    """A prediction begins."""
+
+
+class AfterPredict(_PredictEvent, kw_only=True):
+    """A prediction ends."""
+
+    reason: str = COMPLETED
+
+
 # --- epochs ------------------------------------------------------------------------------------------------
 
 
@@ -125,13 +159,13 @@ class AfterTrainEpoch(_TrainEvent, kw_only=True):
 
 
 class BeforeValEpoch(_ValEvent, kw_only=True):
-    """A pass over the validation loader begins."""
+    """A pass over the validation loaders begins: one, or several one after the other."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterValEpoch(_ValEvent, kw_only=True):
-    """A pass over the validation loader ends. `metrics` is empty unless `reason` is "completed"."""
+    """A pass over the validation loaders ends. `metrics` is empty unless `reason` is "completed"."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -139,13 +173,13 @@ class AfterValEpoch(_ValEvent, kw_only=True):
 
 
 class BeforeTestEpoch(_TestEvent, kw_only=True):
-    """A pass over the test loader begins."""
+    """A pass over the test loaders begins: one, or several one after the other."""
 
     counter: ClassVar[Counter] = "val_epoch"
 
 
 class AfterTestEpoch(_TestEvent, kw_only=True):
-    """A pass over the test loader ends, with the metrics of the test."""
+    """A pass over the test loaders ends, with the metrics of the test."""
 
     counter: ClassVar[Counter] = "val_epoch"
     metrics: dict[str, float] = {}
@@ -155,73 +189,67 @@ class AfterTestEpoch(_TestEvent, kw_only=True):
 # --- iterations --------------------------------------------------------------------------------------------
 
 
-class BeforeTrainIter(_TrainEvent, kw_only=True):
+class BeforeTrainIter(_IterEvent, kw_only=True):
     """A batch is on the device (`trainer.batch`); raise `SkipIteration` to skip it."""
 
-    counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class AfterTrainIter(_TrainEvent, kw_only=True):
+class AfterTrainIter(_IterEvent, kw_only=True):
     """The forward pass is done (`trainer.outputs`); the optimizer hook does the rest at priority 30."""
 
-    counter: ClassVar[Counter] = "iter"
     batch_idx: int = 0
 
 
-class BeforeValIter(_ValEvent, kw_only=True):
-    """A validation batch is on the device."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
+class BeforeValIter(_ValIter, kw_only=True):
+    """A validation batch is on the device; `loader` names its loader, where there are several."""
 
 
-class AfterValIter(_ValEvent, kw_only=True):
-    """A validation batch was run."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
+class AfterValIter(_ValIter, kw_only=True):
+    """A validation batch was run; `loader` names its loader, where there are several."""
 
 
-class BeforeTestIter(_TestEvent, kw_only=True):
-    """A test batch is on the device."""
-
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
+class BeforeTestIter(_TestIter, kw_only=True):
+    """A test batch is on the device; `loader` names its loader, where there are several."""
 
 
-class AfterTestIter(_TestEvent, kw_only=True):
-    """A test batch was run."""
+class AfterTestIter(_TestIter, kw_only=True):
+    """A test batch was run; `loader` names its loader, where there are several."""
 
-    counter: ClassVar[Counter] = "batch"
-    batch_idx: int = 0
+
+class BeforePredictIter(_PredictIter, kw_only=True):
+    """A batch of a prediction is on the device."""
+
+
+class AfterPredictIter(_PredictIter, kw_only=True):
+    """A batch of a prediction was run (`trainer.outputs`)."""
+
+
+class BatchPredicted(_PredictIter, kw_only=True):
+    """The outputs of a batch: `outputs_of(event)` decodes `data`; `indices` are those in the data set."""
+
+    indices: tuple[int, ...] = ()
+    data: bytes = b""
 
 
 # --- the optimizer's step ----------------------------------------------------------------------------------
 
 
-class AfterBackward(_TrainEvent, kw_only=True):
+class AfterBackward(_IterEvent, kw_only=True):
     """Gradients are there, not yet clipped."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class BeforeOptimizerStep(_TrainEvent, kw_only=True):
+class BeforeOptimizerStep(_IterEvent, kw_only=True):
     """Gradients are clipped; the parameters are about to change."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class AfterOptimizerStep(_TrainEvent, kw_only=True):
+class AfterOptimizerStep(_IterEvent, kw_only=True):
     """The parameters have changed."""
 
-    counter: ClassVar[Counter] = "iter"
 
-
-class OptimizerStepSkipped(_TrainEvent, kw_only=True):
+class OptimizerStepSkipped(_IterEvent, kw_only=True):
     """No step was made, for `reason`; schedulers that count iterations do not advance."""
 
-    counter: ClassVar[Counter] = "iter"
     reason: str = ""
 
 

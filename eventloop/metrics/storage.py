@@ -124,7 +124,7 @@ class EventStorage:
 
     @property
     def mode(self) -> str:
-        """Return the mode to which new values belong: "train", "val" or "test"."""
+        """Return the mode to which new values belong: "train", "val", "test" or "predict"."""
         return self.inside.mode
 
     @mode.setter

@@ -56,7 +56,8 @@ def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
         for name in kwargs:
             if name not in parameters:
                 meant = _call_meant(name, type(args[0]))
-                raise TypeError(f"{method.__qualname__} has no argument {name!r}{meant}")
+                owner = type(args[0]).__name__
+                raise TypeError(f"{owner}.{method.__name__} has no argument {name!r}{meant}")
         return method(*args, **kwargs)
 
     return checked

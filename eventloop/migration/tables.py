@@ -69,7 +69,7 @@ ARGUMENTS = {
         ("profiler", "hooks=[ProfilerHook(...)], or `eventloop report` for the costs of a run"),
         ("args", "arguments of the Trainer in place of TrainingArguments"),
         ("train_dataset data_collator", "train_loader=DataLoader(data, collate_fn=...)"),
-        ("eval_dataset", "val_loader=DataLoader(data, collate_fn=...)"),
+        ("eval_dataset", "val_loader=DataLoader(data, collate_fn=...), or a mapping of several by name"),
     ),
     "CheckpointHook": _table(
         ("monitor val_metric score_name score_function", _SCORE),
@@ -137,7 +137,6 @@ ATTRIBUTES = _table(
     ("fit train_loop fit_loop", _TRAINS),
     ("val_loop validate evaluate", "trainer.val()"),
     ("test_loop", "trainer.test()"),
-    ("predict", "model.eval(), and model(inputs) for each batch under torch.no_grad(), in the script"),
     ("train_dataloader", "trainer.train_loader"),
     ("val_dataloader val_dataloaders", "trainer.val_loader"),
     ("test_dataloader test_dataloaders", "trainer.test_loader"),
@@ -177,7 +176,9 @@ ATTRIBUTES = _table(
 CALLS = _table(
     ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
     ("dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
-     "an argument of the Trainer: train_loader, val_loader or test_loader"),
+     "an argument of the Trainer: train_loader, val_loader or test_loader; or predict(loader)"),
+    ("return_predictions", "to=..., which receives the outputs of each batch in place of a result"),
+    ("test_dataset", "a loader: test_loader=... of the Trainer, or predict(loader)"),
 )  # fmt: skip
 """Arguments of train, val, test and run in other systems, with the place where each belongs."""
 

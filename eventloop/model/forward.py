@@ -32,6 +32,22 @@ def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[
     return {**loss, "preds": preds, "target": target}
 
 
+def outputs_of_inputs(model: torch.nn.Module, batch: Any) -> Any:
+    """Return the outputs of a model for a batch: the inputs alone, `(inputs, target)` or `(inputs,)`.
+
+    Raises:
+        TypeError: the batch is a longer list or tuple.
+    """
+    if not isinstance(batch, list | tuple):
+        return model(batch)
+    if len(batch) in (1, 2):
+        return model(batch[0])
+    raise TypeError(
+        f"predict needs batches of inputs, or (inputs, target), got a {type(batch).__name__} of {len(batch)} "
+        "from the loader: pass predict_step=... for batches of another form"
+    )
+
+
 def train_outputs(outputs: Any) -> dict[str, Any]:
     """Return the result of a train step as a mapping."""
     if isinstance(outputs, torch.Tensor):

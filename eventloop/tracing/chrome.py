@@ -17,6 +17,7 @@ MADE_BY = "eventloop trace"
 TRAINING = "training thread"
 _PAIRED = frozenset(
     {"run", "train", "val", "test", "train_epoch", "val_epoch", "test_epoch", "val_iter", "test_iter"}
+    | {"predict", "predict_iter"}
 )
 """The stages of a run with a `before_` and an `after_` event, between which `_between` makes a span.
 

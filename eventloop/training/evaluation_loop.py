@@ -1,30 +1,97 @@
-"""Run one pass over a validation or test loader, and emit its events."""
+"""Run one pass over a validation, test or prediction loader, with its events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from eventloop.data.loader_info import persists, to_device
-from eventloop.data.loader_state import random_state, set_random_state
+from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
+from eventloop.data.side_pass import open_aside
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
+from eventloop.evaluation.prediction import predicting
 from eventloop.evaluation.schedule import Evaluate
+from eventloop.migration.names import knowing_calls
+from eventloop.model.forward import outputs_of_inputs
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
-from eventloop.training.scopes import EpochScope, EvalScope, keep_until_end
+from eventloop.training.scopes import EpochScope, EvalScope, RunScope, keep_until_end
 from eventloop.util.checks import length_of
 
 
-def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
-    """Return the trainer's loader for a mode, or raise ValueError if it has no such loader."""
+class Evaluations(LoopTrainer):
+    """The methods of `Trainer` that evaluate and predict."""
+
+    autocast: Callable[[], AbstractContextManager[Any]]
+    _predict_step: Callable[[Any, Any], Any] | None
+
+    @knowing_calls
+    def val(self) -> dict[str, float]:
+        """Validate once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "val")
+
+    @knowing_calls
+    def test(self) -> dict[str, float]:
+        """Test once and return the metrics."""
+        with RunScope(self):
+            return evaluate(self, "test")
+
+    @knowing_calls
+    def predict(self, loader: Iterable[Any], *, to: Any = None) -> Any:
+        """Return the outputs of the model for all batches of a loader, on the CPU.
+
+        Tensors and arrays are concatenated along dimension 0, or listed by sample if their other dimensions
+        differ. Mappings and tuples are joined by field, lists one after the other; of any other object there
+        is a list with one for each batch. Every rank returns the outputs of all ranks. The samples of a
+        `DataLoader` over a map-style data set have the order of the data set, each once, whatever its sampler
+        and the padding of a `DistributedSampler`; those of any other loader have its order, rank after rank.
+
+        The model is in eval mode, without gradients, and has the weights that a validation would have, such
+        as the average of an `EMAHook`. Modes and random states are restored.
+
+        Args:
+            loader: an iterable of batches: inputs alone, or `(inputs, target)`, else give `predict_step` to
+                the Trainer.
+            to: a function `(outputs)`, or a coroutine function, that receives the outputs of each batch in
+                the background, in the order of the loader. Each rank passes on its own batches. Or a writer
+                that receives `batch_predicted`. Nothing is kept then. At most 256 MiB of outputs wait for it.
+
+        Returns:
+            The outputs; None with `to`, after it has received everything, or if a stop cut the pass short.
+
+        Raises:
+            TypeError, ValueError: `loader` is not an iterable of batches or is empty, or `to` is neither a
+                function of the outputs nor a writer of `batch_predicted`.
+            Exception: `to` has raised it.
+            RuntimeError: a writer did not receive all batches.
+        """
+        check_loader("loader", loader)
+        with RunScope(self):
+            return predict(self, loader, to)
+
+    def predict_step(self, batch: Any) -> Any:
+        """Return the outputs for one batch.
+
+        Raises:
+            TypeError: there is no `predict_step=...`, and the batch is a tuple of more than two.
+        """
+        with self.autocast():
+            if self._predict_step is not None:
+                return self._predict_step(self, batch)
+            return outputs_of_inputs(self.model, batch)
+
+
+def check_loaders(trainer: LoopTrainer, mode: str) -> dict[str, Iterable[Any]]:
+    """Return the loaders of a mode by name; the name of a single one is ""."""
     loaders = {"train": trainer.train_loader, "val": trainer.val_loader, "test": trainer.test_loader}
-    if (loader := loaders[mode]) is None:
+    if (given := loaders[mode]) is None:
         does = "train" if mode == "train" else "evaluate"
         raise ValueError(f"the trainer has no {mode}_loader to {does} on: pass {mode}_loader=...")
-    return loader
+    return named_loaders(given)
 
 
 def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -> dict[str, float]:
@@ -38,26 +105,31 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     Raises:
         ValueError: the trainer has no loader for `mode`, or the loader is empty.
     """
-    loader = check_loader(trainer, mode)
+    loaders = check_loaders(trainer, mode)
     with trainer.clock.excluding():
-        put_back = before_drawing(trainer.model, trainer.loader, loader) if scheduled else None
+        put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
-            _evaluate(trainer, mode, loader, scope, counts=scheduled)
-        if put_back is not None and not scope.complete:  # a resumed run repeats it with the same numbers
+            _evaluate(trainer, mode, loaders, scope, counts=scheduled)
+        if put_back is not None and not scope.complete:  # it runs again, and must draw the same numbers
             put_back()
     return scope.metrics
 
 
 def _evaluate(
-    trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], scope: EvalScope, *, counts: bool
+    trainer: LoopTrainer,
+    mode: Evaluate,
+    loaders: Mapping[str, Iterable[Any]],
+    scope: EvalScope,
+    *,
+    counts: bool,
 ) -> None:
     batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
     trainer.model.eval()
     try:
         with EpochScope(trainer, mode) as epoch:
-            evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
-            if _run_pass(trainer, mode, loader, evaluation):
-                epoch.metrics = scope.metrics = evaluation.compute()
+            metrics = _metrics(trainer, mode, loaders)
+            if metrics is not None:
+                epoch.metrics = scope.metrics = metrics
                 epoch.complete = scope.complete = True
                 trainer.position.evaluated += counts
     finally:
@@ -65,20 +137,63 @@ def _evaluate(
         trainer.batch, trainer.outputs = batch, outputs
 
 
-def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
+def _metrics(
+    trainer: LoopTrainer, mode: str, loaders: Mapping[str, Iterable[Any]]
+) -> dict[str, float] | None:
+    """Return the metrics of all loaders, one after the other; None if a stop cut the passes short."""
+    metrics: dict[str, float] = {}
+    for number, (name, loader) in enumerate(loaders.items()):
+        if number and trainer.stopping:  # asked for in the last batch of a loader
+            return None
+        evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
+
+        def add(outputs: Any, evaluation: Evaluation = evaluation) -> None:
+            evaluation.add(outputs, batch_size(trainer.batch))
+
+        if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": name}):
+            return None
+        metrics |= {of_loader(name, metric): value for metric, value in evaluation.compute().items()}
+    return metrics
+
+
+def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
+    """Predict on a loader as `Trainer.predict`, with all events, within a run."""
+    with (
+        trainer.clock.excluding(),
+        EvalScope(trainer, "predict") as scope,
+        predicting(trainer, loader, to) as prediction,
+    ):
+        step = trainer.predict_step
+        scope.complete = _run_pass(trainer, "predict", prediction.loader, step, prediction.add, {})
+        return prediction.end(complete=scope.complete)
+
+
+def _run_pass(
+    trainer: LoopTrainer,
+    mode: str,
+    loader: Iterable[Any],
+    step: Callable[[Any], Any],
+    take: Callable[[Any], None],
+    fields: Mapping[str, str],
+) -> bool:
+    """Give the outputs of `step` for each batch to `take`; return False if a stop cut the pass short.
+
+    Args:
+        fields: fields of the events around an iteration.
+    """
     before, after = EVAL_ITERATIONS[mode]
     bus = trainer.bus
     passing, batches = Pass(trainer.stops, length_of(loader)), 0
-    reading = _opened(trainer, loader)
+    reading = open_aside(trainer.loader, loader)
     for batch_idx, batch in enumerate(reading):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):
-            trainer.announce(before, batch_idx=batch_idx)
+            trainer.announce(before, batch_idx=batch_idx, **fields)
         with torch.no_grad():
-            trainer.outputs = trainer.val_step(trainer.batch)
-        evaluation.add(trainer.outputs, batch_size(trainer.batch))
+            trainer.outputs = step(trainer.batch)
+        take(trainer.outputs)
         if bus.wants(after):
-            trainer.announce(after, batch_idx=batch_idx)
+            trainer.announce(after, batch_idx=batch_idx, **fields)
         batches += 1
         bus.poll(trainer)
         if passing.stops(batches):
@@ -86,19 +201,6 @@ def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evalu
             return False
     passing.end(batches)
     if not batches:
-        raise ValueError(f"the {mode} loader is empty: a pass over it gave no batch")
+        name = f" {fields['loader']!r}" if fields.get("loader") else ""
+        raise ValueError(f"the {mode} loader{name} is empty: a pass over it gave no batch")
     return True
-
-
-def _opened(trainer: LoopTrainer, loader: Iterable[Any]) -> Iterator[Any]:
-    """Begin a pass over a loader of an evaluation, without an effect on the random state of the training.
-
-    Persistent workers draw their seed when a process begins its first pass. A resumed run makes its first
-    pass at another time than an uninterrupted run, and the training must get the same random numbers in both.
-    """
-    if not persists(loader):
-        return iter(loader)
-    trains_with = random_state(trainer.loader)
-    iterator = iter(loader)
-    set_random_state(trainer.loader, trains_with)
-    return iterator

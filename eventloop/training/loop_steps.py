@@ -9,9 +9,11 @@ from typing import Any
 from eventloop.data.position import Within
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.events import (
+    AfterPredictIter,
     AfterTestIter,
     AfterTrainIter,
     AfterValIter,
+    BeforePredictIter,
     BeforeTestIter,
     BeforeTrainIter,
     BeforeValIter,
@@ -23,8 +25,9 @@ from eventloop.training.scopes import EpochScope, EvalScope, RunScope, TrainScop
 EVAL_ITERATIONS: dict[str, tuple[type[Any], type[Any]]] = {
     "val": (BeforeValIter, AfterValIter),
     "test": (BeforeTestIter, AfterTestIter),
+    "predict": (BeforePredictIter, AfterPredictIter),
 }
-"""The events at the begin and the end of an iteration of an evaluation, by mode."""
+"""The events around an iteration of an evaluation or prediction, by mode."""
 
 
 class SkipIteration(Exception):
@@ -168,15 +171,19 @@ class LoopSteps(LoopTrainer):
         self._evaluated = EvalScope(self, mode), EpochScope(self, mode)
         self._enter("evaluation", self.clock.excluding(), *self._evaluated)
 
-    def begin_val_iter(self, batch: Any, batch_idx: int) -> None:
-        """Begin an iteration of an evaluation: emit `before_val_iter`, or `before_test_iter`."""
-        self.batch = batch
-        self.announce(EVAL_ITERATIONS[self.mode][0], batch_idx=batch_idx)
+    def begin_val_iter(self, batch: Any, batch_idx: int, loader: str = "") -> None:
+        """Begin an iteration of an evaluation: emit `before_val_iter`, or `before_test_iter`.
 
-    def end_val_iter(self, outputs: Any, batch_idx: int) -> None:
+        Args:
+            loader: the name of the loader, if there are several.
+        """
+        self.batch = batch
+        self.announce(EVAL_ITERATIONS[self.mode][0], batch_idx=batch_idx, loader=loader)
+
+    def end_val_iter(self, outputs: Any, batch_idx: int, loader: str = "") -> None:
         """End an iteration of an evaluation: emit `after_val_iter`, or `after_test_iter`."""
         self.outputs = outputs
-        self.announce(EVAL_ITERATIONS[self.mode][1], batch_idx=batch_idx)
+        self.announce(EVAL_ITERATIONS[self.mode][1], batch_idx=batch_idx, loader=loader)
         self.bus.poll(self)
 
     def end_val(self, metrics: Mapping[str, float]) -> None:

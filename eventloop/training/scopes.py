@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from eventloop.bus.subscription import DrainReport
 from eventloop.eventlog.undelivered import keep_undelivered
 from eventloop.events import (
     COMPLETED,
+    AfterPredict,
     AfterRun,
     AfterTest,
     AfterTestEpoch,
@@ -27,6 +27,7 @@ from eventloop.events import (
     AfterTrainEpoch,
     AfterVal,
     AfterValEpoch,
+    BeforePredict,
     BeforeRun,
     BeforeTest,
     BeforeTestEpoch,
@@ -36,32 +37,11 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
-from eventloop.reporting.summary import shortfalls
+from eventloop.stops.ending import ERROR, LEFT, drain, ends_at_once, log_rest
 from eventloop.training.protocols import LoopTrainer
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
-
-LEFT = "left"
-ERROR = "error"
-AT_ONCE_SECONDS = 0.2
-"""Seconds for background subscribers after a second Ctrl-C; only subscribers that hang need all of them."""
-
-
-def ends_at_once(trainer: LoopTrainer) -> bool:
-    """Return whether a Ctrl-C ends the run at once: a second one, or one after a request to stop.
-
-    The end of the run then waits for nothing.
-    """
-    error = trainer.failure
-    if not isinstance(error, KeyboardInterrupt):
-        return False
-    if trainer.asked_to_stop:  # by the first Ctrl-C, or otherwise
-        return True
-    earlier = error.__context__
-    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
-        earlier = earlier.__context__
-    return earlier is not None
 
 
 class Scope:
@@ -163,48 +143,9 @@ class RunScope(Scope):
             raise
         finally:
             try:
-                _log_rest(trainer)
+                log_rest(trainer)
             finally:
-                _drain(trainer, closes=closes, at_once=at_once)
-
-
-def _log_rest(trainer: LoopTrainer) -> None:
-    """Log the metrics that handlers of `after_run` put after the logger's handler had run."""
-    metrics = trainer.metrics
-    relieve, metrics.relieve = metrics.relieve, None  # breaks a reference cycle with the trainer
-    if relieve is not None and (metrics.pending or metrics.pending_media):
-        relieve()
-
-
-def _drain(trainer: LoopTrainer, *, closes: bool, at_once: bool) -> None:
-    """Deliver all events at the end of a run, and log which were lost.
-
-    Args:
-        closes: whether to close the bus as well, as after an error or a signal, when the program may end
-            here.
-        at_once: whether to give writers only a moment, as after a second Ctrl-C; later events are lost. A
-            Ctrl-C during the delivery has the same effect.
-    """
-    trainer.running = False
-    bus = trainer.bus
-    if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
-        bus.overtime = False
-    with bus.telling_losses():
-        try:
-            report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
-        except KeyboardInterrupt:
-            _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
-            raise
-        _tell_shortfalls(report, at_once=at_once)
-    if not at_once:
-        bus.deliver_mail(trainer)  # health events of the drain itself
-
-
-def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
-    if at_once and not report.complete:
-        return  # `close` has logged the lost events
-    for line in shortfalls(report.stats):
-        logger.warning("not everything was delivered: %s", line)
+                drain(trainer, closes=closes, at_once=at_once)
 
 
 class TrainScope(Scope):
@@ -221,23 +162,27 @@ class TrainScope(Scope):
 
 
 class EvalScope(Scope):
-    """A validation or test, from its `before_` to its `after_` event; sets `trainer.mode` meanwhile."""
+    """A validation, test or prediction: `before_val` to `after_val`, and so on. Sets the mode."""
+
+    _EVENTS: dict[str, tuple[type[Event], type[Event]]] = {  # noqa: RUF012
+        "val": (BeforeVal, AfterVal),
+        "test": (BeforeTest, AfterTest),
+        "predict": (BeforePredict, AfterPredict),
+    }
 
     def __init__(self, trainer: LoopTrainer, mode: str) -> None:
         super().__init__(trainer)
-        val = mode == "val"
-        self._before: type[Event] = BeforeVal if val else BeforeTest
-        self._after: type[Event] = AfterVal if val else AfterTest
         self._mode = mode
         self._outer_mode = trainer.mode
 
     def begin(self) -> None:
         self.trainer.mode = self._mode
-        self.trainer.announce(self._before)
+        self.trainer.announce(self._EVENTS[self._mode][0])
 
     def end(self, reason: str, error: BaseException | None) -> None:
+        metrics = {} if self._mode == "predict" else {"metrics": self.metrics}
         try:
-            self.trainer.announce(self._after, reason=reason, metrics=self.metrics)
+            self.trainer.announce(self._EVENTS[self._mode][1], reason=reason, **metrics)
         finally:
             self.trainer.mode = self._outer_mode
 

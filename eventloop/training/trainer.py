@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import ref
 
 import torch
 
@@ -28,6 +26,7 @@ from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
+from eventloop.data.loader_info import Loaders
 from eventloop.data.position import LoaderPosition, Within
 from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
@@ -44,8 +43,9 @@ from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
+from eventloop.stops.held_loops import HeldLoops
 from eventloop.stops.stopping import Stopping
-from eventloop.training.evaluation_loop import check_loader, evaluate
+from eventloop.training.evaluation_loop import Evaluations, check_loaders
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
@@ -58,7 +58,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 @knowing_attributes
-class Trainer(LoopSteps):
+class Trainer(LoopSteps, Evaluations):
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -79,8 +79,10 @@ class Trainer(LoopSteps):
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
             feed the evaluator. By default the loss, and the accuracy where targets are class indices.
+        predict_step: `(trainer, batch) -> outputs` of `predict`; by default `model(inputs)`.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
-        train_loader, val_loader, test_loader: iterables of batches.
+        train_loader, val_loader, test_loader: iterables of batches. The last two may be several by name, as
+            in `val_loader=dict(clean=..., noisy=...)`, whose metrics are "clean/accuracy", "noisy/accuracy".
         schedulers: PyTorch's learning rate schedulers, stepped by the param_scheduler hook.
         max_epochs, max_iters: exactly one; it is the unit in which the run is measured. A trainer that only
             tests takes `max_epochs=1`.
@@ -123,10 +125,11 @@ class Trainer(LoopSteps):
         loss_fn: LossFn | None = None,
         train_step: Step | None = None,
         val_step: Step | None = None,
+        predict_step: Step | None = None,
         evaluator: Evaluators | None = None,
         train_loader: Iterable[Any] | None = None,
-        val_loader: Iterable[Any] | None = None,
-        test_loader: Iterable[Any] | None = None,
+        val_loader: Loaders | None = None,
+        test_loader: Loaders | None = None,
         schedulers: Sequence[Any] | Any = (),
         max_epochs: int | None = None,
         max_iters: int | None = None,
@@ -146,7 +149,7 @@ class Trainer(LoopSteps):
         check_lists(hooks=hooks, custom_hooks=custom_hooks, writers=() if writers is None else writers)
         check_default_hooks(default_hooks)
         check_bus(bus)
-        check_signatures(train_step=train_step, val_step=val_step)
+        check_signatures(train_step=train_step, val_step=val_step, predict_step=predict_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
         interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
         schedule = ValSchedule(interval, val_begin, dynamic_intervals)
@@ -160,6 +163,7 @@ class Trainer(LoopSteps):
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
+        self._predict_step = predict_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
         own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
@@ -185,8 +189,7 @@ class Trainer(LoopSteps):
         self.ignored_outputs: set[str] = set()
         """Names of the values of `val_step` that are not numbers and were already logged as ignored."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
-        self._loops: list[ref[Generator[Any]]] = []  # of a hand-written loop, outermost first
-        self._thread = threading.current_thread()  # of the run
+        self._held = HeldLoops()
         self.stops = Stopping(self)
         self.passing = None
         self._open = []
@@ -235,20 +238,8 @@ class Trainer(LoopSteps):
             return self.train()
         schedule = WorkflowSchedule(workflow)
         for mode in schedule.modes:
-            check_loader(self, mode)
+            check_loaders(self, mode)
         self._train(schedule)
-
-    @knowing_calls
-    def val(self) -> dict[str, float]:
-        """Validate once and return the metrics."""
-        with RunScope(self):
-            return evaluate(self, "val")
-
-    @knowing_calls
-    def test(self) -> dict[str, float]:
-        """Test once and return the metrics."""
-        with RunScope(self):
-            return evaluate(self, "test")
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch to a hand-written loop, and validate between epochs.
@@ -258,7 +249,7 @@ class Trainer(LoopSteps):
         """
         loop = self._epochs()
         if not self.running:
-            self._loops = [ref(loop)]
+            self._held.begin(loop)
         return loop
 
     def _epochs(self) -> Generator[int]:
@@ -267,7 +258,7 @@ class Trainer(LoopSteps):
             try:
                 yield from TrainLoop(self, self._schedule).epochs()
             finally:  # Close batch generators: they must not continue in the next run.
-                _close(self._loops[1:])
+                self._held.close_inner()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch to a hand-written loop, which sets `trainer.outputs` for each.
@@ -280,7 +271,7 @@ class Trainer(LoopSteps):
             RuntimeError: the call is not inside `for epoch in trainer.epochs()`.
         """
         loop = self._batches(loader)
-        self._loops.append(ref(loop))
+        self._held.add(loop)
         return loop
 
     def _batches(self, loader: Iterable[Any]) -> Generator[Any]:
@@ -318,7 +309,7 @@ class Trainer(LoopSteps):
 
     def _train(self, schedule: Schedule) -> None:
         self.refuse_within("train")
-        loop, loader = TrainLoop(self, schedule), check_loader(self, "train")
+        loop, loader = TrainLoop(self, schedule), check_loaders(self, "train")[""]
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
         self.state.check_loader(loader)
@@ -441,7 +432,7 @@ class Trainer(LoopSteps):
 
     @property
     def mode(self) -> str:
-        """The current phase of the run, "train", "val" or "test"; metrics are stored under it."""
+        """The current phase: "train", "val", "test" or "predict". Metrics are put under it."""
         return self.metrics.mode
 
     @mode.setter
@@ -484,7 +475,7 @@ class Trainer(LoopSteps):
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
-        self._thread, self.running = threading.current_thread(), True
+        self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:
         """Prepare the trainer for a training epoch."""
@@ -501,30 +492,12 @@ class Trainer(LoopSteps):
         Raises:
             RuntimeError: it is called during a run, by a handler or on another thread.
         """
-        if self.running and not self._may_close_loops():
+        if self.running and not (self.mode == "train" and self._held.may_be_closed()):
             raise RuntimeError(
                 "trainer.close() was called in the middle of a run of this trainer, by a handler or on "
                 f"another thread ({threading.current_thread().name!r}; the run is on "
-                f"{self._thread.name!r}): call trainer.stop(reason), which ends the run after the "
+                f"{self._held.thread.name!r}): call trainer.stop(reason), which ends the run after the "
                 "iteration, and close the trainer after the run"
             )
-        _close(self._loops)
+        self._held.close()
         self.bus.close()
-
-    def _may_close_loops(self) -> bool:
-        """Return whether the run is a hand-written training loop that this thread may close.
-
-        The loop's generator must be suspended, and the loop's thread must be this one or have ended.
-        """
-        states = [inspect.getgeneratorstate(loop) for held in self._loops if (loop := held()) is not None]
-        waits = states[:1] == [inspect.GEN_SUSPENDED] and inspect.GEN_RUNNING not in states
-        here = self._thread is threading.current_thread() or not self._thread.is_alive()
-        return here and waits and self.mode == "train"
-
-
-def _close(loops: Sequence[ref[Generator[Any]]]) -> None:
-    """Close generators, the innermost first, except those that are executing."""
-    for held in reversed(loops):
-        loop = held()
-        if loop is not None and not loop.gi_running:
-            loop.close()

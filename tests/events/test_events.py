@@ -50,6 +50,13 @@ def test_catalogue_holds_every_family() -> None:
     """Each event the design names is declared."""
     phases = [f"{when}_{mode}" for mode in ("train", "val", "test") for when in ("before", "after")]
     expected = {f"{phase}{unit}" for phase in phases for unit in ("", "_epoch", "_iter")}
+    expected |= {
+        "before_predict",
+        "after_predict",
+        "before_predict_iter",
+        "after_predict_iter",
+        "batch_predicted",
+    }
     expected |= {"before_run", "after_run", "after_backward", "before_optimizer_step", "after_optimizer_step"}
     expected |= {"optimizer_step_skipped", "before_save_checkpoint", "checkpoint_saved", "checkpoint_failed"}
     expected |= {"after_load_checkpoint", "scalars_logged", "image_logged", "histogram_logged", "text_logged"}

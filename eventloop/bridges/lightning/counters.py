@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eventloop.bridges.foreign import ForeignCall
+from eventloop.data.loader_info import named_loaders
 from eventloop.events.priority import Priority
 from eventloop.util.checks import length_of
 
@@ -49,8 +50,10 @@ class Counters:
         native.should_stop = False
         length = None if trainer.train_loader is None else length_of(trainer.train_loader)
         native.fit_loop.max_batches = float("inf") if length is None else length
-        length = None if trainer.val_loader is None else length_of(trainer.val_loader)
-        native.fit_loop.epoch_loop.val_loop._max_batches = [float("inf") if length is None else length]
+        lengths = [length_of(loader) for loader in named_loaders(trainer.val_loader).values()] or [None]
+        native.fit_loop.epoch_loop.val_loop._max_batches = [
+            float("inf") if length is None else length for length in lengths
+        ]
         config = import_module(f"{self._pl.__name__}.utilities.types").LRSchedulerConfig
         native.strategy.lr_scheduler_configs = [
             config(each, interval="step") for each in trainer.schedulers if hasattr(each, "optimizer")

@@ -17,7 +17,7 @@ REFUSED = {
     "BatchSizeFinder": "a loop over batch sizes by hand, or Lightning itself",
     "StochasticWeightAveraging": 'hooks=[EMAHook(ema_type="StochasticWeightAverage")]',
     "Checkpoint": "hooks=[CheckpointHook(...)]",
-    "BasePredictionWriter": "a loop over the batches to predict",
+    "BasePredictionWriter": "trainer.predict(loader, to=...)",
     "ThroughputMonitor": "the phases and times in eventloop report",
     "EventLoopCallback": "its hooks and writers in the arguments of this Trainer",
 }

@@ -1,0 +1,265 @@
+"""Collect the outputs of a prediction, or stream them to a function or writer in the background.
+
+`eventloop.training.evaluation_loop.predict` runs the pass over the loader.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import torch
+
+from eventloop.bus import Bus
+from eventloop.bus.subscription import Subscription
+from eventloop.checkpoint.weights import modes_kept
+from eventloop.data.loader_state import own_random_state, set_samplers
+from eventloop.data.rng import module_generators, set_module_generators
+from eventloop.data.side_pass import apart, position_of
+from eventloop.evaluation.dataset_order import NotedIndices, in_dataset_order
+from eventloop.evaluation.encoding import encode, outputs_of
+from eventloop.evaluation.outputs import OnHost
+from eventloop.events import BatchPredicted, Event
+from eventloop.events.catalogue import find_event, several
+from eventloop.events.run import CurrentRun
+from eventloop.util.functions import check_call, handler_name, is_coroutine_function
+
+BACKLOG_BYTES = 256 * 2**20
+"""Outputs that may wait for `to`. The prediction waits for a subscriber that is further behind."""
+_LOOK_SECONDS = 0.1
+
+
+class PredictingTrainer(Protocol):
+    """The parts of a trainer that a prediction needs."""
+
+    model: torch.nn.Module
+    loader: Iterable[Any] | None
+    bus: Bus
+    facts: CurrentRun
+    batch: Any
+    outputs: Any
+
+    @property
+    def passing(self) -> object | None:
+        """The pass of the training epoch under way, None outside of epochs."""
+
+    def announce(self, event_type: type[Event], **fields: Any) -> None:
+        """Emit an event with the trainer's counters."""
+
+
+class Sink(Protocol):
+    """Takes the outputs of each batch in order, on the host."""
+
+    def receive(self, outputs: Any) -> None:
+        """Take the outputs of the next batch."""
+
+    def end(self, *, complete: bool) -> Any:
+        """Return the result of the prediction; `complete` is False if a stop cut the pass short."""
+
+
+@contextmanager
+def predicting(trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> Iterator[Prediction]:
+    """Set the model to eval mode for a prediction on a loader.
+
+    When the block ends, the modes of all modules, the random states from which the pass has drawn, and the
+    trainer's batch and outputs are restored.
+
+    Raises:
+        TypeError: the pass would move the position of the train loader, within an epoch.
+    """
+    if (
+        loader is trainer.loader
+        and trainer.passing is not None
+        and (found := position_of(loader)) is not None
+    ):
+        raise TypeError(
+            f"predict: loader must be another than the train loader within an epoch, got one with a "
+            f"{type(found).__name__} that has a state_dict: a second pass would move its position"
+        )
+    model, batch, outputs = trainer.model, trainer.batch, trainer.outputs
+    modules = module_generators(model)
+    # those of the train loader keep the position that its pass has reached
+    samplers = {} if loader is trainer.loader else own_random_state(loader)["samplers"]
+    try:
+        with apart(loader) as reading, modes_kept(model):
+            model.eval()
+            noted = NotedIndices(reading)
+            if to is None:
+                yield Prediction(reading, Collection(noted))
+            else:
+                with Stream(trainer, to, noted) as stream:
+                    yield Prediction(reading, stream)
+    finally:
+        set_samplers(loader, samplers)
+        set_module_generators(model, modules)
+        trainer.batch, trainer.outputs = batch, outputs
+
+
+class Prediction:
+    """Copy the outputs of each batch to the host while the device computes the next batch.
+
+    Args:
+        loader: the iterable of batches to read.
+        sink: receives each batch's outputs, one batch later.
+    """
+
+    def __init__(self, loader: Iterable[Any], sink: Sink) -> None:
+        self.loader = loader
+        self._sink = sink
+        self._copy: OnHost | None = None
+
+    def add(self, outputs: Any) -> None:
+        """Begin to copy the outputs of a batch, and pass on those of the batch before."""
+        begun = OnHost(outputs)
+        self._settle()
+        self._copy = begun
+
+    def _settle(self) -> None:
+        if self._copy is not None:
+            copied, self._copy = self._copy.wait(), None
+            self._sink.receive(copied)
+
+    def end(self, *, complete: bool) -> Any:
+        """Pass on the outputs of the last batch, and return the result of the prediction."""
+        self._settle()
+        return self._sink.end(complete=complete)
+
+
+class Collection:
+    """Keep the outputs of all batches."""
+
+    def __init__(self, noted: NotedIndices) -> None:
+        self._noted = noted
+        self._batches: list[Any] = []
+
+    def receive(self, outputs: Any) -> None:
+        """Keep the outputs of the next batch."""
+        self._batches.append(outputs)
+
+    def end(self, *, complete: bool) -> Any:
+        """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
+        return in_dataset_order(self._batches, self._noted.all()) if complete else None
+
+
+class Stream:
+    """Emit `batch_predicted` for each batch, to a background subscriber of its own.
+
+    Args:
+        to: a function or coroutine function of a batch's outputs, or a writer of `batch_predicted`.
+
+    Raises:
+        TypeError, ValueError: `to` cannot be called with outputs, or is a writer of other events.
+    """
+
+    def __init__(self, trainer: PredictingTrainer, to: Any, noted: NotedIndices) -> None:
+        self._trainer, self._noted = trainer, noted
+        self._errors: list[Exception] = []  # of a function; the first ends the subscription
+        self._subscription = _subscribe(trainer, to, self._errors)
+        assert self._subscription.lane is not None
+        self._lane = self._subscription.lane
+        self._sent = self._bytes = 0
+        self._sizes: deque[int] = deque()  # of the events that are not handled yet
+
+    def receive(self, outputs: Any) -> None:
+        """Emit the outputs of the next batch, and wait if the subscriber is too far behind.
+
+        Raises:
+            RuntimeError: the subscriber has ended.
+        """
+        data = encode(outputs)
+        indices = self._noted.of_batch(self._sent)
+        self._trainer.announce(BatchPredicted, batch_idx=self._sent, indices=indices, data=data)
+        self._sent += 1
+        self._sizes.append(len(data))
+        self._bytes += len(data)
+        self._wait_for(BACKLOG_BYTES)
+        if self._lane.done:
+            self._raise_if_short()
+
+    def end(self, *, complete: bool) -> None:
+        """Wait until the subscriber has received everything.
+
+        Raises:
+            Exception: the error that `to` has raised.
+            RuntimeError: the subscriber has ended, or an event was dropped or has failed.
+        """
+        self._wait_for(0)
+        self._raise_if_short()
+
+    def _wait_for(self, most: int) -> None:
+        while self._backlog() > most and not self._lane.done:
+            self._lane.flush_soon(calls=False).made.wait(_LOOK_SECONDS)
+
+    def _backlog(self) -> int:
+        """Return the bytes of the events that the subscriber has not handled."""
+        now = self._lane.account
+        while len(self._sizes) > self._sent - (now.delivered + now.failed + now.dropped):
+            self._bytes -= self._sizes.popleft()
+        return self._bytes
+
+    def _raise_if_short(self) -> None:
+        self._cancel()
+        if self._errors:
+            raise self._errors[0]
+        stats = self._subscription.stats
+        if stats.delivered < self._sent:
+            raise RuntimeError(
+                f"predict(to=...): {stats.name} received {stats.delivered} of {self._sent} batches - "
+                f"{stats.error or 'the rest was dropped'}"
+            )
+
+    def _cancel(self) -> None:
+        self._subscription.cancel()
+        self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception | None):
+            self._cancel()
+        else:  # a KeyboardInterrupt
+            self._subscription.cancel()
+
+
+def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> Subscription:
+    if hasattr(to, "attach") and hasattr(to, "write"):
+        if not any(each == "*" or find_event(each) is BatchPredicted for each in several(to.events)):
+            raise ValueError(
+                f"to: the writer {type(to).__name__} must receive batch_predicted, got events={to.events!r}: "
+                "set its events = (BatchPredicted,)"
+            )
+        subscription: Subscription = to.attach(trainer.bus, trainer.facts)
+        return subscription
+    check_call("to", to, "outputs")
+    offload = None if is_coroutine_function(to) else "thread"
+    return trainer.bus.subscribe(_receiver(to, errors), BatchPredicted, offload=offload)
+
+
+def _receiver(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[BatchPredicted], Any]:
+    """Return a handler that calls `to` with the outputs of an event, and appends its error to `errors`."""
+
+    @contextmanager
+    def noting() -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            errors.append(error)
+            raise
+
+    async def receive_async(event: BatchPredicted) -> None:
+        with noting():
+            await to(outputs_of(event))
+
+    def receive(event: BatchPredicted) -> None:
+        with noting():
+            to(outputs_of(event))
+
+    receiver = receive_async if is_coroutine_function(to) else receive
+    receiver.__qualname__ = handler_name(to)
+    return receiver

@@ -1,0 +1,84 @@
+"""Deliver all events at the end of a run, or only some after a second Ctrl-C, and log the lost ones."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from eventloop.bus import Bus
+from eventloop.bus.subscription import DrainReport
+from eventloop.metrics import EventStorage
+from eventloop.reporting.summary import shortfalls
+
+logger = logging.getLogger("eventloop")
+
+LEFT = "left"
+"""The `reason` of a closing event whose hand-written loop was left by `break`, `return` or an exception."""
+ERROR = "error"
+"""The `reason` of a closing event after an error."""
+AT_ONCE_SECONDS = 0.2
+"""Seconds for background subscribers after a second Ctrl-C. Only hanging subscribers use them up."""
+
+
+class EndingTrainer(Protocol):
+    """The parts of a trainer that the end of a run reads and sets."""
+
+    bus: Bus
+    metrics: EventStorage
+    running: bool
+    asked_to_stop: bool
+    failure: BaseException | None
+
+
+def ends_at_once(trainer: EndingTrainer) -> bool:
+    """Return whether the run is ended by a Ctrl-C that came after a request to stop, or by a second one.
+
+    Nothing may be waited for then.
+    """
+    error = trainer.failure
+    if not isinstance(error, KeyboardInterrupt):
+        return False
+    if trainer.asked_to_stop:  # by the first Ctrl-C, or otherwise
+        return True
+    earlier = error.__context__
+    while earlier is not None and not isinstance(earlier, KeyboardInterrupt):
+        earlier = earlier.__context__
+    return earlier is not None
+
+
+def log_rest(trainer: EndingTrainer) -> None:
+    """Log the metrics that handlers of `after_run` put after the logger ran."""
+    metrics = trainer.metrics
+    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
+    if relieve is not None and (metrics.pending or metrics.pending_media):
+        relieve()
+
+
+def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
+    """Deliver all events at the end of a run, and log what was lost.
+
+    Args:
+        closes: whether to close the bus too, as after an error or a signal, when the program may end here.
+        at_once: whether to give writers only a moment, as after a second Ctrl-C; events left then are
+            lost. A Ctrl-C during the delivery has the same effect.
+    """
+    trainer.running = False
+    bus = trainer.bus
+    if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
+        bus.overtime = False
+    with bus.telling_losses():
+        try:
+            report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
+        except KeyboardInterrupt:
+            _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
+            raise
+        _tell_shortfalls(report, at_once=at_once)
+    if not at_once:
+        bus.deliver_mail(trainer)  # health events of the drain itself
+
+
+def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
+    if at_once and not report.complete:
+        return  # `close` has logged what it leaves
+    for line in shortfalls(report.stats):
+        logger.warning("not everything was delivered: %s", line)
