@@ -17,7 +17,7 @@ from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
-from eventloop.util.checks import at_least, check_bools, length_of, positive
+from eventloop.util.checks import at_least, check_bools, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -232,7 +232,7 @@ class TestHook(Hook):
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Reset the timers, and start to time the wait for the first batch."""
         self.reset_timer()
-        self._length = length_of(trainer.test_loader) if trainer.test_loader is not None else None
+        self._length = trainer.limits.length("test", trainer.test_loader)
         self._begin_batch()
 
     def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:

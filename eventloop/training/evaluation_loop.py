@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from eventloop.data.limits import first
 from eventloop.data.loader_info import persists, to_device
 from eventloop.data.loader_state import random_state, set_random_state
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
@@ -15,7 +16,6 @@ from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, keep_until_end
-from eventloop.util.checks import length_of
 
 
 def check_loader(trainer: LoopTrainer, mode: str) -> Iterable[Any]:
@@ -67,8 +67,8 @@ def _evaluate(
 def _run_pass(trainer: LoopTrainer, mode: Evaluate, loader: Iterable[Any], evaluation: Evaluation) -> bool:
     before, after = EVAL_ITERATIONS[mode]
     bus = trainer.bus
-    passing, batches = Pass(trainer.stops, length_of(loader)), 0
-    reading = _opened(trainer, loader)
+    passing, batches = Pass(trainer.stops, trainer.limits.length(mode, loader)), 0
+    reading = first(_opened(trainer, loader), trainer.limits.cut(mode, loader))
     for batch_idx, batch in enumerate(reading):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):

@@ -11,7 +11,6 @@ import torch
 
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.events.priority import Priority
-from eventloop.util.checks import length_of
 
 
 class Counters:
@@ -47,9 +46,9 @@ class Counters:
     def _begin(self, trainer: Any, event: Any) -> None:
         native = self._native
         native.should_stop = False
-        length = None if trainer.train_loader is None else length_of(trainer.train_loader)
+        length = trainer.limits.length("train", trainer.train_loader)
         native.fit_loop.max_batches = float("inf") if length is None else length
-        length = None if trainer.val_loader is None else length_of(trainer.val_loader)
+        length = trainer.limits.length("val", trainer.val_loader)
         native.fit_loop.epoch_loop.val_loop._max_batches = [float("inf") if length is None else length]
         config = import_module(f"{self._pl.__name__}.utilities.types").LRSchedulerConfig
         native.strategy.lr_scheduler_configs = [
