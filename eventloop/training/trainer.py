@@ -52,6 +52,8 @@ from eventloop.training.evaluation_loop import check_loader, evaluate
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
+from eventloop.tuning.curve import LRCurve
+from eventloop.tuning.range_test import find_lr
 from eventloop.util.anchored_path import AnchoredPath
 
 logger = logging.getLogger("eventloop")
@@ -265,6 +267,35 @@ class Trainer(LoopSteps, Resumable):
         """Test once and return the metrics."""
         with RunScope(self):
             return evaluate(self, "test")
+
+    def find_lr(
+        self,
+        start_lr: float = 1e-7,
+        end_lr: float = 10.0,
+        iterations: int = 100,
+        *,
+        smoothing: float = 0.05,
+        divergence: float = 5.0,
+    ) -> LRCurve:
+        """Train on rising learning rates, and return the losses: the learning rate range test.
+
+            print(trainer.find_lr().suggestion)
+
+        Nothing of it stays: model, optimizer, random states and metrics are restored to the bit, and the
+        loader begins again. No event is emitted. Of the hooks only that of the optimizer acts.
+
+        Args:
+            start_lr, end_lr: the rates, in equal ratios; all param groups have the same.
+            iterations: their number, in as many passes over the train loader as it takes.
+            smoothing: the weight of a new loss in the exponential average.
+            divergence: end early when the loss is so many times the lowest one.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, there are several optimizers, or the train loader
+                cannot be read twice.
+        """
+        self.refuse_within("find_lr")
+        return find_lr(self, start_lr, end_lr, iterations, smoothing, divergence)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch that is left, for a hand-written loop. Validate in between.
