@@ -43,6 +43,7 @@ from eventloop.metrics.rows import Place
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
 from eventloop.model.device_clock import device_clock
 from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.model.summary import model_summary
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.methods import Resumable
@@ -395,6 +396,17 @@ class Trainer(LoopSteps, Resumable):
             if self._val_step is not None:
                 return val_outputs(self._val_step(self, batch))
             return predict(self.model, self.loss_fn, batch)
+
+    def model_summary(self, batch: Any = None, *, depth: int = 3) -> str:
+        """Return a table of the model's layers and parameters; with a batch, of shapes and multiply-adds too.
+
+            print(trainer.model_summary(next(iter(loader))))
+
+        Args:
+            batch: a batch `(inputs, target)`, inputs, or a mapping of the model's arguments.
+            depth: levels of modules within modules.
+        """
+        return model_summary(self.model, batch, depth, self.device, self.autocast)
 
     def summary(self) -> str:
         """Return a text: where the time went, what each handler cost, and what each subscriber received."""
