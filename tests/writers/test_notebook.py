@@ -174,7 +174,8 @@ def test_a_validation_alone(attach: Attach, page: Page, capsys: pytest.CaptureFi
 
 def test_names_are_escaped(attach: Attach, page: Page) -> None:
     """A metric's name is text, and not part of the page."""
-    emit(attach(ConsoleWriter()), train(180), val(180, **{"<b>mean</b>": 0.5}))
+    named = ScalarsLogged(mode="val", step=180, scalars={"<b>mean</b>": 0.5})
+    emit(attach(ConsoleWriter()), train(180), named)
 
     assert "<th>val &lt;b&gt;mean&lt;/b&gt;</th>" in "".join(page.html.values())
 
