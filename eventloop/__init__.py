@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from eventloop.metrics import get_event_storage as get_event_storage
     from eventloop.training.loop_steps import SkipIteration as SkipIteration
     from eventloop.training.trainer import Trainer as Trainer
+    from eventloop.tuning.curve import LRCurve as LRCurve
 
 __all__ = [
     "HOOKS",
@@ -36,6 +37,7 @@ __all__ = [
     "Bus",
     "Event",
     "EventStorage",
+    "LRCurve",
     "Priority",
     "SkipIteration",
     "Trainer",
@@ -48,6 +50,7 @@ __all__ = [
 
 _NEED_TORCH = {
     "EventStorage": "eventloop.metrics",
+    "LRCurve": "eventloop.tuning.curve",
     "SkipIteration": "eventloop.training.loop_steps",
     "Trainer": "eventloop.training.trainer",
     "get_event_storage": "eventloop.metrics",

@@ -19,7 +19,7 @@ from eventloop.optim.param_groups import (
     write_value,
 )
 from eventloop.optim.schedulers import build_schedulers
-from eventloop.util.checks import check_bools, check_choice, length_of, number, positive
+from eventloop.util.checks import check_bools, check_choice, number, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -211,7 +211,7 @@ class ParamUpdaterHook(Hook):
         return self.warmup_iters * self._epoch_length(trainer, "warmup_by_epoch=True")
 
     def _epoch_length(self, trainer: Trainer, why: str) -> int:
-        length = length_of(trainer.loader)
+        length = trainer.limits.length("train", trainer.loader)
         if length is None:
             raise ValueError(
                 f"{type(self).__name__} with {why} needs the number of iterations of an epoch, and the train "

@@ -18,7 +18,7 @@ from eventloop.events import AfterTestIter, BeforeTestEpoch, BeforeTestIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
-from eventloop.util.checks import at_least, check_bools, length_of, positive
+from eventloop.util.checks import at_least, check_bools, positive
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -233,7 +233,8 @@ class TestHook(Hook):
     def before_test_epoch(self, trainer: Trainer, event: BeforeTestEpoch) -> None:
         """Reset the timers, and start to time the wait for the first batch."""
         self.reset_timer()
-        self._lengths = {n: length_of(each) for n, each in named_loaders(trainer.test_loader).items()}
+        loaders = named_loaders(trainer.test_loader)
+        self._lengths = {name: trainer.limits.length("test", loader) for name, loader in loaders.items()}
         self._begin_batch()
 
     def before_test_iter(self, trainer: Trainer, event: BeforeTestIter) -> None:

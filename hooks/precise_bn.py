@@ -185,7 +185,7 @@ class PreciseBN(Hook):
             ran = update_bn_stats(
                 trainer.model,
                 loader,
-                self._num_iter,
+                trainer.fast_dev_run or self._num_iter,
                 forward=self._forward_of(trainer),
                 device=trainer.device,
                 unbiased=self._unbiased,

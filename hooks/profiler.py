@@ -24,7 +24,6 @@ from eventloop.util.checks import (
     check_choice,
     check_keys,
     check_optional_bools,
-    length_of,
     positive,
 )
 
@@ -134,7 +133,8 @@ class ProfilerHook(Hook):
                 f"ProfilerHook profiles one epoch at most, got profile_times={self._times} epochs: pass "
                 "by_epoch=False to count iterations"
             )
-        total, steps = trainer.max_iters, length_of(trainer.train_loader) if by_epoch else self._times
+        total = trainer.max_iters
+        steps = trainer.limits.length("train", trainer.train_loader) if by_epoch else self._times
         if not by_epoch and total is not None and self._times > total:
             raise ValueError(f"profile_times={self._times} is more than the {total} iterations of the run")
         if steps is not None and steps < self._steps_needed:

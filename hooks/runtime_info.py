@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parameter import is_lazy
 
-from eventloop.events import AfterTrainIter, BeforeRun, RunInfo
+from eventloop.bus import Bus
+from eventloop.events import AfterTrainIter, BeforeRun, BeforeTrainIter, RunInfo
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.hooks.log_text import log_text
+from eventloop.model.summary import import_torchinfo
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.util.checks import check_bools
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -27,12 +31,31 @@ class RuntimeInfoHook(Hook):
 
     Args:
         info: further facts for `run_info`, such as a seed, an experiment's name or a config's text.
+        model_summary: log `trainer.model_summary` of the first batch, before the first iteration.
+
+    Raises:
+        TypeError: `model_summary` is not a bool.
+        ImportError: `model_summary` is True, and torchinfo is not installed.
     """
 
     priority = Priority.VERY_HIGH
 
-    def __init__(self, info: dict[str, str] | None = None) -> None:
+    def __init__(self, info: dict[str, str] | None = None, model_summary: bool = False) -> None:
+        check_bools(model_summary=model_summary)
         self._info = dict(info or {})
+        self._model_summary = model_summary
+        if model_summary:
+            import_torchinfo()
+
+    def attach(self, bus: Bus) -> None:
+        """Subscribe the event methods and, if asked, a handler that logs the summary once."""
+        super().attach(bus)
+        if self._model_summary:
+            bus.subscribe(self._log_summary, BeforeTrainIter, priority=self.priority, once=True)
+
+    def _log_summary(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        if trainer.rank == 0:
+            log_text(trainer, "model_summary", trainer.model_summary(trainer.batch))
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Emit `run_info` with the facts of the run."""

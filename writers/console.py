@@ -1,7 +1,7 @@
-"""The console writer: a progress bar on a terminal, plain lines anywhere else.
+"""The console writer: a progress bar on a terminal or in a notebook, plain lines anywhere else.
 
-The trainer adds a `ConsoleWriter` by default where a terminal or a notebook shows it. `lines` makes its texts
-and `progress` draws its bar.
+The trainer adds a `ConsoleWriter` by default where a terminal or a notebook shows it. `lines` makes its
+texts; `progress` and `notebook` draw its bars.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from eventloop.events.run import Run
 from eventloop.util.checks import check_optional_bools, positive
 from eventloop.util.formatting import on_a_line
 from eventloop.util.printable import printable
-from eventloop.util.terminal import drop_output, is_terminal
+from eventloop.util.terminal import drop_output, in_notebook, is_terminal
 from eventloop.writers.lines import Columns, Pace, notice, score_line, train_line
+from eventloop.writers.notebook import NotebookBar
 from eventloop.writers.writer import Writer
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class ConsoleWriter(Writer):
         Epoch(train)  [2][ 40/180]  lr: 1.0000e-03  eta: 0:00:08   203.4 it/s   loss: 0.1234      time: 0.0049
         Epoch(val)  [2]  accuracy: 0.9800      loss: 0.0700
 
+    In a notebook there is a bar, which is updated in place, and a table with a row for each validation.
+
     A value that is logged repeatedly stays in the same column from line to line.
 
     Speed and remaining time are computed from the scalar `time`, seconds per iteration, smoothed; without
@@ -63,8 +66,8 @@ class ConsoleWriter(Writer):
         interval: minimum number of iterations between two training lines. The first line comes at a multiple
             of it or later; values logged in between appear in the next line. The progress bar follows every
             event, at most ten times a second.
-        progress: True for the bar, False for lines, None for the bar where the output is a terminal and rich
-            is installed.
+        progress: True for the bar, False for lines, None for the bar in a notebook, and where the output is a
+            terminal and rich is installed.
         stream: where to write; by default `sys.stdout` as it is when the run begins.
 
     Raises:
@@ -86,9 +89,11 @@ class ConsoleWriter(Writer):
         self.interval = interval
         self.progress = progress
         self.stream = stream
+        self._notebook = stream is None and progress is not False and in_notebook()
         wanted = _moves_cursor(stream or sys.stdout) if progress is None else progress
+        wanted = wanted and not self._notebook
         self._module = _import_progress(required=progress is True) if wanted else None
-        self._bar: ProgressBar | None = None
+        self._bar: ProgressBar | NotebookBar | None = None
         self.nobody_reads = False
         """True once the reader of the pipe closed it, or without a stream; nothing is written then."""
         self._start_over()
@@ -101,7 +106,9 @@ class ConsoleWriter(Writer):
         if out is None:
             return
         self._out = out
-        if self._module is not None and (self.progress or _moves_cursor(self._out)):
+        if self._notebook:
+            self._bar = NotebookBar(out)
+        elif self._module is not None and (self.progress or _moves_cursor(self._out)):
             self._bar = self._module.ProgressBar(self._out)
 
     def write(self, event: Event) -> None:
@@ -120,7 +127,8 @@ class ConsoleWriter(Writer):
                 if self._bar is not None and isinstance(event, ScalarsLogged):
                     self._bar.note("")  # the evaluation is over
                 self._settle(ended=isinstance(event, AfterRun))
-                self._say(self._line(event), lines=isinstance(event, TextLogged))
+                if self._bar is None or not self._bar.running or not self._bar.takes(event):
+                    self._say(self._line(event), lines=isinstance(event, TextLogged))
 
     def _line(self, event: Event) -> str:
         if isinstance(event, ScalarsLogged):

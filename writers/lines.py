@@ -1,4 +1,4 @@
-"""Format events as console lines; used by `ConsoleWriter` and `ProgressBar`. Nothing here does I/O."""
+"""Format events as console lines; used by `ConsoleWriter` and its bars. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from eventloop.events import (
 )
 from eventloop.events.base import event_name
 from eventloop.events.run import Run
+from eventloop.reporting.advice import LOADER_SHARE
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
 POSITION, ETA, SPEED = range(3)
@@ -170,6 +171,31 @@ def number(name: str, value: float) -> str:
     return f"{value:.4e}" if is_rate(name) or small else f"{value:.4f}"
 
 
+def bar_fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> list[str]:
+    """Return the fields after a progress bar, the most important first, each with a constant width."""
+    fields = []
+    if "loss" in latest:
+        fields.append(f"  loss {_short('loss', latest['loss']):>7}")
+    if pace.speed:
+        fields.append(f"  {pace.speed:>10}")
+    if eta := pace.eta(event):
+        fields.append(f"  eta {eta:>{ETA_WIDTH}}")
+    waits, whole = latest.get("data_time", 0.0), latest.get("time", 0.0)
+    if waits > LOADER_SHARE * whole:
+        fields.append(f"  data {waits / whole:.0%}")
+    if "lr" in latest:
+        fields.append(f"  lr {_short('lr', latest['lr']):>7}")
+    return fields
+
+
+def _short(name: str, value: float) -> str:
+    """Format a value in at most seven characters, with as many digits as fit."""
+    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
+    if abs(value) >= 1:
+        texts.insert(1, f"{value:.5g}")
+    return next((text for text in texts if len(text) <= 7), texts[-1])
+
+
 @lru_cache(maxsize=4096)
 def is_rate(name: str) -> bool:
     """Return whether `name` is a learning rate, such as `lr`, `base_lr` or `lr/group1`."""
@@ -183,18 +209,19 @@ def one_line(text: str) -> str:
 
 def _position(event: ScalarsLogged, run: Run) -> str:
     if event.max_epochs is None:
-        return f"Iter({event.mode}) [{_of(event.step, event.max_iters)}]"
+        return f"Iter({event.mode}) [{of(event.step, event.max_iters)}]"
     length = run.iters_per_epoch
-    iteration = _of((event.step - 1) % length + 1 if length else event.step, length)
+    iteration = of((event.step - 1) % length + 1 if length else event.step, length)
     return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{iteration}]"
+
+
+def of(done: int, total: int | None) -> str:
+    """Return ` 40/180`, in the width of the total, or `40` without a total."""
+    return str(done) if total is None else f"{_padded(done, total)}/{total}"
 
 
 def _epoch(number: int, total: int) -> str:
     return f"[{number}]".rjust(len(str(total)) + 2)
-
-
-def _of(done: int, total: int | None) -> str:
-    return str(done) if total is None else f"{_padded(done, total)}/{total}"
 
 
 def _padded(done: int, total: int | None) -> str:

@@ -13,9 +13,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from eventloop.events import ScalarsLogged
-from eventloop.reporting.advice import LOADER_SHARE
-from eventloop.writers.lines import ETA_WIDTH, Pace, number
+from eventloop.events import Event, ScalarsLogged
+from eventloop.writers.lines import Pace, bar_fields, of
 
 REFRESH_SECONDS = 0.1
 """The bar is drawn at most once in this time."""
@@ -61,6 +60,10 @@ class ProgressBar:
         self._note = activity
         self.draw()
 
+    def takes(self, event: Event) -> bool:
+        """Return False: events are lines above the bar."""
+        return False
+
     def say(self, line: str) -> None:
         """Print an ordinary line above the bar."""
         self._console.print(line, soft_wrap=True)
@@ -91,13 +94,13 @@ class ProgressBar:
         Fields that do not fit are left out.
         """
         done, total = event.step, event.max_iters
-        head, tail = f"{self._note or 'iter':<5} ", f" {_of(done, total)}"
+        head, tail = f"{self._note or 'iter':<5} ", f" {of(done, total)}"
         if event.max_epochs is not None:
             head = (
-                f"{self._note or 'epoch':<5} {_of(min(event.epoch + 1, event.max_epochs), event.max_epochs)} "
+                f"{self._note or 'epoch':<5} {of(min(event.epoch + 1, event.max_epochs), event.max_epochs)} "
             )
         left = self._console.width - len(head) - len(tail) - 1
-        for field in _fields(event, latest, pace):
+        for field in bar_fields(event, latest, pace):
             if len(field) > left:
                 break
             tail, left = tail + field, left - len(field)
@@ -108,32 +111,3 @@ class ProgressBar:
         full, rest = ("#", "-") if self._console.options.ascii_only else ("━", "─")
         filled = width * min(done, total) // total
         return [(full * filled, "cyan"), (rest * (width - filled), "bright_black")]
-
-
-def _fields(event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> list[str]:
-    """Return the fields after the bar, the most important first."""
-    fields = []
-    if "loss" in latest:
-        fields.append(f"  loss {_short('loss', latest['loss']):>7}")
-    if pace.speed:
-        fields.append(f"  {pace.speed:>10}")
-    if eta := pace.eta(event):
-        fields.append(f"  eta {eta:>{ETA_WIDTH}}")
-    waits, whole = latest.get("data_time", 0.0), latest.get("time", 0.0)
-    if waits > LOADER_SHARE * whole:
-        fields.append(f"  data {waits / whole:.0%}")
-    if "lr" in latest:
-        fields.append(f"  lr {_short('lr', latest['lr']):>7}")
-    return fields
-
-
-def _of(done: int, total: int | None) -> str:
-    return str(done) if total is None else f"{done:>{len(str(total))}}/{total}"
-
-
-def _short(name: str, value: float) -> str:
-    """Format a value in at most seven characters, with as many digits as fit."""
-    texts = [number(name, value), f"{value:.1e}", f"{value:.0e}"]
-    if abs(value) >= 1:
-        texts.insert(1, f"{value:.5g}")
-    return next((text for text in texts if len(text) <= 7), texts[-1])

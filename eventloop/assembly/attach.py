@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from eventloop.assembly.argument_checks import take_bus
+from eventloop.assembly.dev_run import is_left_out
 from eventloop.bus import Bus
+from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
-from eventloop.util.checks import check_path, length_of
+from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
 
@@ -36,6 +38,8 @@ class AssembledTrainer(Protocol):
     epoch: int
     max_iters: int | None
     max_epochs: int | None
+    limits: Limits
+    fast_dev_run: int
     rank: int
     world_size: int
     host: str
@@ -128,7 +132,8 @@ def facts_of(trainer: AssembledTrainer) -> Run:
     return Run(
         work_dir=str(trainer.work_dir.absolute()), start_iter=trainer.iter, start_epoch=trainer.epoch,
         max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
-        iters_per_epoch=length_of(trainer.train_loader), rank=trainer.rank, world_size=trainer.world_size,
+        iters_per_epoch=trainer.limits.length("train", trainer.train_loader),
+        rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 
@@ -151,6 +156,8 @@ def attach_all(
 ) -> tuple[list[Any], list[Any]]:
     """Build configs, name the hooks, and subscribe hooks and writers. Writers write on rank 0 only.
 
+    In a dev run those that `is_left_out` names are built and checked, and not subscribed.
+
     Raises:
         TypeError, ValueError: an object is not a hook or writer, a name is unknown, or two hooks share a
             name.
@@ -167,14 +174,16 @@ def attach_all(
         check_owner(hook, trainer.host)
         hook.check(trainer)
     take_bus(trainer.bus)
+    dev_run = bool(trainer.fast_dev_run)
     for _, hook in named:
-        hook.attach(trainer.bus)
+        if not (dev_run and is_left_out(hook)):
+            hook.attach(trainer.bus)
     if writers is None:
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     for writer in built:
         _check_attachable(writer, "writer")
-        if trainer.rank == 0:
+        if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
             writer.attach(trainer.bus, trainer.facts)
     return [hook for _, hook in named], built
 

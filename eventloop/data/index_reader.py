@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
+from eventloop.data.limits import first
 from eventloop.data.loader_state import random_state, set_random_state
 from eventloop.data.resumable_loader import Indices, rebuild
 from eventloop.data.rng import changed_generators, rng_state
@@ -41,19 +42,26 @@ class IndexReader:
         self._seeded_with: torch.Tensor | None = None
         self._seeded_here = True  # True if the current pass seeded the workers, False if an earlier one did
 
-    def open(self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
+    def open(
+        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], limit: int | None = None
+    ) -> Iterator[Any]:
+        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes.
+
+        Workers are given no list of indices beyond the limit, so they read and draw nothing beyond it.
+        """
         self._settle(skip)
-        length = length_of(loader)
+        length = length_of(loader) if limit is None else limit
         if loader.num_workers and skip and length is not None and skip >= length:
-            _draw_out(loader, opened_with)
+            _draw_out(loader, opened_with, limit)
             return iter(())  # all batches were trained on
         if not (loader.num_workers and loader.in_order):
-            return self._without_states(loader, skip, opened_with) if skip else iter(loader)
+            batches = self._without_states(loader, skip, opened_with) if skip else iter(loader)
+            return first(batches, limit, skip)
         if self._rebuilt is not None and not skip:
             self._seeded_here = False
+            _lists_of(self._rebuilt).limit = limit
             return self._batches(iter(self._rebuilt), 0)
-        return self._batches(self._start(loader, skip, opened_with), skip)
+        return self._batches(self._start(loader, skip, opened_with, limit), skip)
 
     def state_dict(self, loader: DataLoader[Any], batch_idx: int) -> dict[str, Any]:
         """Return the random states of the workers, and the generator's state before their seed was drawn."""
@@ -119,7 +127,7 @@ class IndexReader:
         return iter(rebuild(loader, indices, seeds, loader.collate_fn, loader.worker_init_fn))
 
     def _start(
-        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any]
+        self, loader: DataLoader[Any], skip: int, opened_with: Mapping[str, Any], limit: int | None
     ) -> Iterator[FromWorker]:
         """Start workers at the beginning of a pass, or at the batch where a resumed pass continues."""
         self._rebuilt = None  # ends its workers, which have read ahead of this pass
@@ -131,9 +139,9 @@ class IndexReader:
             self._states = {}
         idle = skip % loader.num_workers  # the number of workers that have had their turn in this round
         inside = InWorker(loader.collate_fn, loader.worker_init_fn, self._states, idle)
-        lists = iter(Indices(_lists_of(loader)))
+        lists = iter(Indices(_lists_of(loader), limit=limit))
         _drop(lists, skip)
-        indices = Indices(_lists_of(loader), chain([[]] * idle, lists))
+        indices = Indices(_lists_of(loader), chain([[]] * idle, lists), limit)
         rebuilt = rebuild(loader, indices, seeds, inside.collate, inside.init)
         iterator = iter(rebuilt)
         for _ in range(idle):
@@ -202,11 +210,11 @@ def _source_of(loader: DataLoader[Any]) -> torch.Generator:
     return torch.default_generator if source is None else source
 
 
-def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any]) -> None:
+def _draw_out(loader: DataLoader[Any], opened_with: Mapping[str, Any], limit: int | None) -> None:
     """Draw all lists of indices of a pass from the sampler, as a complete pass with workers has done."""
     now = random_state(loader)
     set_random_state(loader, opened_with, opening=True)
-    for _ in _lists_of(loader):
+    for _ in islice(_lists_of(loader), limit):
         pass
     set_random_state(loader, now)
 

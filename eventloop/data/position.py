@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary, finalize
 from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
+from eventloop.data.limits import Limits
 from eventloop.data.loader_info import named_loaders, of_loader
 from eventloop.data.loader_state import (
     generator_states,
@@ -26,7 +27,6 @@ from eventloop.data.loader_state import (
     set_samplers,
 )
 from eventloop.data.readers import Reader, reader_of
-from eventloop.util.checks import length_of
 
 
 class PositionedTrainer(Protocol):
@@ -36,6 +36,7 @@ class PositionedTrainer(Protocol):
     epoch: int
     batch_idx: int
     max_iters: int | None
+    limits: Limits
     loader: Iterable[Any] | None
     val_loader: Iterable[Any] | None
     test_loader: Iterable[Any] | None
@@ -45,7 +46,7 @@ class PositionedTrainer(Protocol):
         """Return whether the length of the run is given in epochs."""
 
 
-__all__ = ["LoaderPosition", "Within", "length_of", "set_sampler_epoch"]
+__all__ = ["LoaderPosition", "Within", "set_sampler_epoch"]
 
 logger = logging.getLogger("eventloop")
 
@@ -64,7 +65,7 @@ class LoaderPosition:
         self._trainer = trainer
         self._passes = 0  # number of passes opened
         self.length: int | None = None
-        """The number of batches of the current pass, if the loader has a length."""
+        """The number of batches of the current pass, if it is known."""
         self._opened_with: dict[str, Any] = {}
         # states of a checkpoint, kept until the loader is opened
         self._own: dict[str, Mapping[str, Any]] = {}
@@ -83,7 +84,7 @@ class LoaderPosition:
 
     @property
     def at_end(self) -> bool:
-        """Return whether the epoch has no batch left; False if the loader has no length.
+        """Return whether the epoch has no batch left; False if its number of batches is not known.
 
         A run measured in iterations has one epoch, which ends with its last iteration.
         """
@@ -103,7 +104,7 @@ class LoaderPosition:
 
     def open(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Open a pass over the train loader, and return its batches, after a resume only the rest."""
-        self.length = length_of(loader)
+        self.length = self._trainer.limits.length("train", loader)
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
         self._restore_own(loader, opening=not skip)
@@ -119,7 +120,7 @@ class LoaderPosition:
         if not skip:
             self._opened_with = random_state(loader)
             self._opened_at = self._trainer.iter, self._trainer.epoch
-        return reader.open(loader, skip, self._opened_with)
+        return reader.open(loader, skip, self._opened_with, self._trainer.limits.cut("train", loader))
 
     def _take_back(self, loader: Iterable[Any], skip: int) -> None:
         """Restore the random state of a pass that is opened again because its first iteration failed."""

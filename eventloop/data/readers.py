@@ -19,7 +19,8 @@ The order is exactly that of the uninterrupted run if it is decided by
 - a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state at the opening of the pass.
   This state must determine the next pass, or be a position in this one, which is then found by drawing.
 
-State in other places is not found, such as generators of transforms or a count of passes in an attribute. Use
+With a limit of batches the second kind of sampler, with a position in its state, is not exact. State in other
+places is not found, such as generators of transforms or a count of passes in an attribute. Use
 torchdata's StatefulDataLoader for it. From the state of a dataset in worker processes, only the global
 generators are restored, and only for a map-style dataset.
 """
@@ -32,6 +33,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from eventloop.data.index_reader import IndexReader
+from eventloop.data.limits import first
 from eventloop.data.loader_info import persists, why_not_by_index
 from eventloop.data.loader_state import (
     own_random_state,
@@ -50,7 +52,9 @@ logger = logging.getLogger("eventloop")
 class Reader(Protocol):
     """The interface of an object that opens the passes over one loader."""
 
-    def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
+    def open(
+        self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
+    ) -> Iterator[Any]:
         """Begin a pass over the loader, and return its batches without the first `skip`.
 
         If batches are skipped, the random state of this process is the same after the call as before it.
@@ -59,6 +63,8 @@ class Reader(Protocol):
             loader: the loader.
             skip: the number of batches that were already trained on.
             opened_with: the random state with which the pass was first opened.
+            limit: the number of batches, those skipped included, after which the pass is cut short; None if
+                the loader ends it.
         """
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
@@ -93,15 +99,16 @@ class PlainReader:
     def __init__(self, why: str) -> None:
         self._why = why
 
-    def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
+    def open(
+        self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
+    ) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
         iterator: Iterator[Any]
-        length = length_of(loader)
+        length = length_of(loader) if limit is None else limit
         if not skip:
-            iterator = iter(loader)
-            return iterator
+            return first(iter(loader), limit)
         if isinstance(loader, list | tuple):
-            return islice(loader, skip, None)
+            return islice(loader, skip, limit)
         if length is not None and skip >= length and not any(own_random_state(loader).values()):
             return iter(())  # no batch is left, and no sampler draws at the end
         logger.warning(
@@ -115,7 +122,7 @@ class PlainReader:
         for _ in range(skip):
             next(iterator, None)
         set_random_state(loader, now)
-        return iterator
+        return first(iterator, limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return an empty state, because the number of batches is enough."""
@@ -139,25 +146,35 @@ class StatefulReader:
     generator from which a user's sampler draws. With torchdata's StatefulDistributedSampler, it resumes
     within a pass, but after a checkpoint at the end of a pass it has no batches, which ends the run with an
     error. In a plain DataLoader that sampler is exact everywhere.
+
+    At the end of a pass that a limit cuts short, the loader's state is one within the pass. A resumed run
+    opens that pass, leaves it, and opens the next one.
     """
 
     def __init__(self) -> None:
         self._began = self._loaded = False
+        self._cut = False  # whether a limit cuts the passes short
+        self._leaves = False  # whether the loaded state is of the end of a pass that was cut short
 
-    def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
+    def open(
+        self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
+    ) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
-        began, loaded = self._began, self._loaded
+        began, loaded, self._cut = self._began, self._loaded, limit is not None
         self._began, self._loaded = True, False
         if skip and not (began or loaded):
             why = f"the checkpoint has no state of the {type(loader).__name__}"
-            return PlainReader(why).open(loader, skip, opened_with)
+            return PlainReader(why).open(loader, skip, opened_with, limit)
         if skip and not loaded:
             loader.load_state_dict(loader.state_dict())  # continues the pass that a stop interrupted
         now = rng_state()
+        if loaded and self._leaves and not skip:
+            iter(loader)
+            set_rng_state(now)
         iterator: Iterator[Any] = iter(loader)
         if skip:
             set_rng_state(now)
-        return iterator
+        return first(iterator, limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loader's own state.
@@ -166,10 +183,11 @@ class StatefulReader:
             TypeError: the state contains values that could not be loaded with `weights_only=True`.
         """
         name = type(loader).__name__
-        return {"stateful": plain(loader.state_dict(), f"train loader ({name}.state_dict())")}
+        state = plain(loader.state_dict(), f"train loader ({name}.state_dict())")
+        return {"stateful": state, "cut": self._cut and not batch_idx}
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Restore the loader's own state, if the checkpoint has one."""
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
-            self._loaded = True
+            self._loaded, self._leaves = True, state.get("cut", False)

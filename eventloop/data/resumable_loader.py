@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -21,14 +22,20 @@ class Indices:
     Args:
         batch_sampler: the source of the lists.
         first: the lists of the first pass; None takes them from `batch_sampler` as well.
+        limit: the number of lists of a pass from `batch_sampler`; None takes all of them.
     """
 
-    def __init__(self, batch_sampler: Iterable[list[Any]], first: Iterable[list[Any]] | None = None) -> None:
-        self._batch_sampler, self._first = batch_sampler, first
+    def __init__(
+        self,
+        batch_sampler: Iterable[list[Any]],
+        first: Iterable[list[Any]] | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self._batch_sampler, self._first, self.limit = batch_sampler, first, limit
 
     def __iter__(self) -> Iterator[list[Any]]:
         first, self._first = self._first, None
-        yield from self._batch_sampler if first is None else first
+        yield from islice(self._batch_sampler, self.limit) if first is None else first
 
 
 def rebuild(

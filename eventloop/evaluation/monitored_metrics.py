@@ -82,6 +82,11 @@ class MonitoredMetrics:
         self._possible = None if possible is None else self._of_loaders(possible)
         self._unchecked: list[tuple[str, str]] = []  # metrics, and the options that name them
 
+    def shorten(self, batches: int) -> None:
+        """Validate at most so many batches in the sanity validation."""
+        if self._sanity_val is not None:
+            self._sanity_val = min(self._sanity_val, batches)
+
     def require(self, metric: str, option: str) -> None:
         """Check that the validation can report a metric; hooks call this in their `check`.
 

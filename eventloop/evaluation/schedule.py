@@ -79,6 +79,27 @@ class ValSchedule:
         }  # fmt: skip
 
 
+def schedule_of(
+    validates: bool,
+    by_epoch: bool,
+    interval: int | None,
+    begin: int,
+    dynamic_intervals: Sequence[tuple[int, int]] | None,
+    dev_run: int,
+) -> Schedule:
+    """Return the schedule of a trainer's validations, by its arguments.
+
+    Args:
+        interval: None for every epoch, or every 1000 iterations.
+        dev_run: the number of batches of a dev run, which validates at its end; 0 for a normal run.
+    """
+    interval = interval if interval is not None else 1 if by_epoch else 1000
+    schedule = ValSchedule(interval, begin, dynamic_intervals)
+    if not validates:
+        return Never()
+    return ValSchedule(dev_run) if dev_run else schedule
+
+
 class WorkflowSchedule:
     """mmcv's workflow: `[("train", 2), ("val", 1)]` trains two units and validates once, repeatedly.
 

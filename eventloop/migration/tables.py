@@ -13,7 +13,8 @@ def _table(*rows: tuple[str, str]) -> dict[str, str]:
 
 
 _TORCHRUN = "torchrun to run the script, and DistributedDataParallel(model) as the model"
-_SUBSET = "a loader of torch.utils.data.Subset(data, range(n))"
+_LIMIT = "limit_batches=dict(train=..., val=..., test=...), each a number (int) or a share (float)"
+_OVERFIT = "limit_batches=..., with shuffle=False, and val_loader=... the same loader as train_loader"
 _ACCUMULATE = "hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)] of the Trainer"
 _AMP = 'hooks=[AmpOptimizerHook(dtype="bfloat16")] of the Trainer'
 _NORM = "grad_clip=dict(max_norm=..., norm_type=2)"
@@ -62,10 +63,16 @@ ARGUMENTS = {
         ("num_train_epochs", "max_epochs=..."),
         ("check_val_every_n_epoch val_check_interval eval_steps", "val_interval=..., in the unit of the run"),
         ("num_sanity_val_steps", "sanity_val=..., in batches"),
-        ("limit_train_batches limit_val_batches limit_test_batches overfit_batches", _SUBSET),
-        ("fast_dev_run", "max_iters=..., with a work_dir of its own"),
+        ("limit_train_batches limit_val_batches limit_test_batches", _LIMIT),
+        ("overfit_batches", _OVERFIT),
+        # Keras', Composer's and torchtnt's
+        ("steps_per_epoch validation_steps train_subset_num_batches eval_subset_num_batches", _LIMIT),
+        ("max_steps_per_epoch max_train_steps_per_epoch max_eval_steps_per_epoch epoch_length", _LIMIT),
         ("accelerator", "device=..."),
         ("deterministic", "torch.use_deterministic_algorithms(True) in the script"),
+        ("auto_lr_find", "trainer.find_lr(), before trainer.train()"),
+        ("enable_model_summary weights_summary",
+         "default_hooks=dict(runtime_info=dict(model_summary=True)), or trainer.model_summary(batch)"),
         ("profiler", "hooks=[ProfilerHook(...)], or `eventloop report` for the costs of a run"),
         ("args", "arguments of the Trainer in place of TrainingArguments"),
         ("train_dataset data_collator", "train_loader=DataLoader(data, collate_fn=...)"),
@@ -137,6 +144,7 @@ ATTRIBUTES = _table(
     ("fit train_loop fit_loop", _TRAINS),
     ("val_loop validate evaluate", "trainer.val()"),
     ("test_loop", "trainer.test()"),
+    ("lr_find tune tuner", "trainer.find_lr()"),
     ("train_dataloader", "trainer.train_loader"),
     ("val_dataloader val_dataloaders", "trainer.val_loader"),
     ("test_dataloader test_dataloaders", "trainer.test_loader"),
@@ -155,7 +163,8 @@ ATTRIBUTES = _table(
     ("current_epoch", "trainer.epoch"),
     ("inner_iter", "trainer.batch_idx"),
     ("max_steps max_iter estimated_stepping_batches", "trainer.max_iters"),
-    ("num_training_batches", "len(trainer.train_loader)"),
+    ("num_training_batches", 'trainer.limits.length("train", trainer.train_loader)'),
+    ("limit_train_batches limit_val_batches limit_test_batches overfit_batches", "trainer.limits"),
     ("callbacks", "trainer.hooks"),
     ("register_hook register_hooks build_hooks add_callback", "hooks=[...] of the Trainer"),
     ("build_writers", "writers=[...] of the Trainer"),
@@ -175,6 +184,8 @@ ATTRIBUTES = _table(
 
 CALLS = _table(
     ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
+    ("epoch_length steps_per_epoch validation_steps",
+     "limit_batches=dict(train=..., val=...) of the Trainer"),
     ("dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
      "an argument of the Trainer: train_loader, val_loader or test_loader; or predict(loader)"),
     ("return_predictions", "to=..., which receives the outputs of each batch in place of a result"),
@@ -200,6 +211,8 @@ CLASSES = _table(
     ("GradientAccumulationScheduler", "GradientCumulativeOptimizerHook(cumulative_iters=...)"),
     ("WeightAveraging EMAWeightAveraging EMAHandler", "EMAHook(momentum=...), whose momentum is 1 - decay"),
     ("StochasticWeightAveraging", 'EMAHook(ema_type="StochasticWeightAverage", begin_epoch=...)'),
+    ("FastaiLRFinder LearningRateFinder Tuner", "find_lr of the Trainer"),
+    ("ModelSummary RichModelSummary", "RuntimeInfoHook(model_summary=True), or model_summary of the Trainer"),
     ("LearningRateMonitor", "LRScheduler, for the rates of every iteration; each log has the newest"),
     ("AutogradProfiler PyTorchProfiler TorchProfiler", "ProfilerHook"),
     ("TorchMemoryStats DeviceStatsMonitor", "MemoryHook"),

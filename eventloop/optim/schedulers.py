@@ -37,8 +37,14 @@ from eventloop.optim.decays import (
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.windows import Window
 from eventloop.registry import Registry, build
-from eventloop.util.checks import length_of
 from eventloop.util.suggest import suggest
+
+
+class PassLengths(Protocol):
+    """The lengths of passes over loaders, such as those that the trainer's limits leave."""
+
+    def length(self, mode: str, loader: Iterable[Any] | None) -> int | None:
+        """Return the number of batches of a pass."""
 
 
 class ScheduledTrainer(Protocol):
@@ -49,6 +55,10 @@ class ScheduledTrainer(Protocol):
     train_loader: Iterable[Any] | None
     max_epochs: int | None
     max_iters: int | None
+
+    @property
+    def limits(self) -> PassLengths:
+        """Return the limits of the trainer's passes."""
 
 
 class _OfMomentum(Window):
@@ -181,7 +191,7 @@ def _build(trainer: ScheduledTrainer, config: Mapping[str, Any], optimizer: Opti
         arguments["end"] = trainer.max_epochs if arguments.get("by_epoch", True) else trainer.max_iters
     if not convert:
         return build({"type": cls, **arguments}, optimizer=optimizer)
-    length = length_of(trainer.train_loader)
+    length = trainer.limits.length("train", trainer.train_loader)
     if not issubclass(cls, NamedWindow):
         raise TypeError(
             f"convert_to_iter_based is for schedules of eventloop.optim.schedulers, not {cls.__name__}"

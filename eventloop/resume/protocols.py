@@ -11,6 +11,7 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.checkpoint.saving.overlapped_copy import Copying
+from eventloop.data.limits import Limits
 from eventloop.data.position import LoaderPosition
 from eventloop.events import Event
 from eventloop.metrics import EventStorage
@@ -39,6 +40,8 @@ class ResumableTrainer(Protocol):
     epoch: int
     max_iters: int | None
     max_epochs: int | None
+    limits: Limits
+    fast_dev_run: int
     loader: Iterable[Any] | None
     checkpoint: dict[str, Any] | None
     checkpoint_dir: Path

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler
 
+from eventloop.data.limits import Limits
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import number_like
 from eventloop.optim.windows import PROGRESS
@@ -67,7 +68,7 @@ class Settings:
             self._constants = [_constants(state) for state in self._built]
             self._options = _options_of_hooks(trainer)
             if trainer.loader is not None:
-                self._loader = trainer.loader, _of_loader(trainer.loader)
+                self._loader = trainer.loader, _of_loader(trainer.loader, trainer.limits)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings for a checkpoint's `meta`, from which `compare` of a later run reads them."""
@@ -114,7 +115,8 @@ class Settings:
         trainer, noted = self._trainer, self._loader
         found: dict[str, Any] = {}
         if trainer.loader is not None:  # the loader of a hand-written loop is known at its first epoch
-            found = noted[1] if noted and noted[0] is trainer.loader else _of_loader(trainer.loader)
+            same = noted is not None and noted[0] is trainer.loader
+            found = noted[1] if noted and same else _of_loader(trainer.loader, trainer.limits)
         return {
             **found,
             **trainer._schedule.settings(),
@@ -241,13 +243,13 @@ class Settings:
 # --- gathering ---------------------------------------------------------------------------------------------
 
 
-def _of_loader(loader: Any) -> dict[str, Any]:
+def _of_loader(loader: Any, limits: Limits) -> dict[str, Any]:
     batch_size = getattr(loader, "batch_size", None)
     if batch_size is None:
         batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
     return {
         "batch_size": batch_size,
-        "loader_length": length_of(loader),
+        "loader_length": limits.length("train", loader),
         "dataset_length": length_of(getattr(loader, "dataset", None)),
         "sampler": _samplers(loader),
     }

@@ -56,9 +56,7 @@ class Rollback:
             copies: False for an object whose `load_state_dict` replaces its attributes and changes none in
                 place; then only the attributes are kept.
         """
-        state = copy.deepcopy(owner.state_dict()) if copies else None
-        attributes = dict(getattr(owner, "__dict__", {}))
-        self.on_rollback(name, partial(_restore, owner, attributes, state))
+        self.on_rollback(name, keep(owner, copies=copies))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
         """Complete the load by calling `steps`; from the first step on, nothing is rolled back.
@@ -107,6 +105,12 @@ class Rollback:
                 logger.exception("%s could not be restored to its state before loading %s", name, self.source)
                 failed.append(name)
         return failed
+
+
+def keep(owner: Any, *, copies: bool = True) -> Callable[[], None]:
+    """Return a function that restores an object's attributes and its state, as `Rollback.snapshot` does."""
+    state = copy.deepcopy(owner.state_dict()) if copies else None
+    return partial(_restore, owner, dict(getattr(owner, "__dict__", {})), state)
 
 
 def _restore(owner: Any, attributes: dict[str, Any], state: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
@@ -19,7 +20,6 @@ from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, RunScope, keep_until_end
-from eventloop.util.checks import length_of
 
 
 class Evaluations(LoopTrainer):
@@ -183,8 +183,8 @@ def _run_pass(
     """
     before, after = EVAL_ITERATIONS[mode]
     bus = trainer.bus
-    passing, batches = Pass(trainer.stops, length_of(loader)), 0
-    reading = open_aside(trainer.loader, loader)
+    passing, batches = Pass(trainer.stops, trainer.limits.length(mode, loader)), 0
+    reading = first(open_aside(trainer.loader, loader), trainer.limits.cut(mode, loader))
     for batch_idx, batch in enumerate(reading):
         trainer.batch = to_device(batch, trainer.device)
         if bus.wants(before):

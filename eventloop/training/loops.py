@@ -12,7 +12,6 @@ from eventloop.stops.stopping import Pass
 from eventloop.training.evaluation_loop import evaluate
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import keep_until_end
-from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
 
@@ -61,7 +60,7 @@ class TrainLoop:
             ValueError: the loader is empty, or every batch of a pass was skipped.
         """
         trainer = self._trainer
-        length = length_of(loader) if trainer.by_epoch else None
+        length = trainer.limits.length("train", loader) if trainer.by_epoch else None
         trainer.passing = passing = Pass(trainer.stops, length, endless=length is None, trains=True)
         reading = self._batches(loader)
         trainer.clock.begin_pass()

@@ -10,6 +10,7 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.costs.step_clock import StepClock
+from eventloop.data.limits import Limits
 from eventloop.data.position import LoaderPosition, Within
 from eventloop.evaluation.evaluation import Evaluator
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
@@ -31,6 +32,7 @@ class LoopTrainer(Protocol):
     loader: Iterable[Any] | None
     max_epochs: int | None
     max_iters: int | None
+    limits: Limits
 
     bus: Bus
     facts: CurrentRun

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,20 @@ from eventloop.assembly.argument_checks import (
     check_trainer,
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
+from eventloop.assembly.dev_run import batches_of, make_temporary_dir, shorten
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
+from eventloop.data.limits import LimitBatches, Limits
 from eventloop.data.loader_info import Loaders
 from eventloop.data.position import LoaderPosition, Within
 from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
 from eventloop.evaluation.monitored_metrics import MonitoredMetrics
-from eventloop.evaluation.schedule import Never, Schedule, ValSchedule, Workflow, WorkflowSchedule
+from eventloop.evaluation.schedule import Schedule, Workflow, WorkflowSchedule, schedule_of
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
@@ -39,9 +42,10 @@ from eventloop.metrics.rows import Place
 from eventloop.migration.names import knowing_attributes, knowing_calls, knowing_others
 from eventloop.model.device_clock import device_clock
 from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
+from eventloop.model.summary import model_summary
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.reporting.summary import run_costs, summarize
-from eventloop.resume.setting_changes import Changed
+from eventloop.resume.methods import Resumable
 from eventloop.resume.state import TrainerState
 from eventloop.stops.held_loops import HeldLoops
 from eventloop.stops.stopping import Stopping
@@ -49,8 +53,9 @@ from eventloop.training.evaluation_loop import Evaluations, check_loaders
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
 from eventloop.training.scopes import EpochScope, RunScope, TrainScope
+from eventloop.tuning.curve import LRCurve
+from eventloop.tuning.range_test import find_lr
 from eventloop.util.anchored_path import AnchoredPath
-from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
 
@@ -58,7 +63,7 @@ Step = Callable[["Trainer", Any], Any]
 
 
 @knowing_attributes
-class Trainer(LoopSteps, Evaluations):
+class Trainer(LoopSteps, Evaluations, Resumable):
     """Train a model, and emit an event on `trainer.bus` for each step of the way.
 
     trainer = Trainer(model, optimizer=opt, loss_fn=F.cross_entropy, train_loader=train, val_loader=val,
@@ -91,6 +96,11 @@ class Trainer(LoopSteps, Evaluations):
         sanity_val: batches to validate before the first iteration, without events and without an effect on
             the run, so that errors are found early. By default 1 if a hook monitors a metric whose presence
             only a batch can show, such as a metric of `val_step`; 0 skips the sanity validation.
+        limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
+            these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
+        fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
+            batches, validate and test on as many, in a temporary `work_dir`, without checkpoints, early
+            stopping and writers, except a `ConsoleWriter`. The lengths and limits given are not used.
         hooks, writers: objects, or configs `dict(type="EMAHook", ...)`. A hook of a default hook's class
             takes its place. `writers=None` shows progress (a `ConsoleWriter`) where standard error is a
             terminal, or in a notebook, and nothing elsewhere; `writers=[]` shows nothing.
@@ -137,6 +147,8 @@ class Trainer(LoopSteps, Evaluations):
         val_begin: int = 1,
         dynamic_intervals: Sequence[tuple[int, int]] | None = None,
         sanity_val: int | None = None,
+        limit_batches: LimitBatches | None = None,
+        fast_dev_run: bool | int = False,
         hooks: Sequence[Any] = (),
         writers: Sequence[Any] | None = None,
         custom_hooks: Sequence[Any] = (),
@@ -151,9 +163,12 @@ class Trainer(LoopSteps, Evaluations):
         check_bus(bus)
         check_signatures(train_step=train_step, val_step=val_step, predict_step=predict_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
-        interval = val_interval if val_interval is not None else 1 if max_epochs is not None else 1000
-        schedule = ValSchedule(interval, val_begin, dynamic_intervals)
-        self._schedule: Schedule = schedule if val_loader is not None else Never()
+        self.limits, self.fast_dev_run = Limits(limit_batches), batches_of(fast_dev_run)
+        self.limits.check(train=train_loader, val=val_loader, test=test_loader)
+        validates, by_epoch = val_loader is not None, max_epochs is not None
+        self._schedule: Schedule = schedule_of(
+            validates, by_epoch, val_interval, val_begin, dynamic_intervals, self.fast_dev_run
+        )
         self.device = choose_device(device)
         self.model = model if self.device is None else model.to(self.device)
         steps = (default_hooks or {}).get("optimizer", "by default") is not None
@@ -169,7 +184,7 @@ class Trainer(LoopSteps, Evaluations):
         own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
-        if max_epochs is not None and (length := length_of(train_loader)) is not None:
+        if max_epochs is not None and (length := self.limits.length("train", train_loader)) is not None:
             self.max_iters = max_epochs * length
         self.rank, self.world_size = rank_and_world_size()
         self.iter = self.epoch = self.batch_idx = 0
@@ -202,10 +217,14 @@ class Trainer(LoopSteps, Evaluations):
         self.state = TrainerState(self)
         self.copying = Copying(self)
         self.bus: Bus = bus if bus is not None else Bus()
-        self.work_dir = make_work_dir(work_dir)
+        make_dir = partial(make_temporary_dir, self) if self.fast_dev_run else make_work_dir
+        self.work_dir = make_dir(work_dir)
         self.checkpoint_dir = self.work_dir
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
+        if self.fast_dev_run:
+            shorten(self)
+            self.monitored.shorten(self.fast_dev_run)
 
     # --- running -------------------------------------------------------------------------------------------
 
@@ -240,6 +259,35 @@ class Trainer(LoopSteps, Evaluations):
         for mode in schedule.modes:
             check_loaders(self, mode)
         self._train(schedule)
+
+    def find_lr(
+        self,
+        start_lr: float = 1e-7,
+        end_lr: float = 10.0,
+        iterations: int = 100,
+        *,
+        smoothing: float = 0.05,
+        divergence: float = 5.0,
+    ) -> LRCurve:
+        """Train on rising learning rates, and return the losses: the learning rate range test.
+
+            print(trainer.find_lr().suggestion)
+
+        Nothing of it stays: model, optimizer, random states and metrics are restored to the bit, and the
+        loader begins again. No event is emitted. Of the hooks only that of the optimizer acts.
+
+        Args:
+            start_lr, end_lr: the rates, in equal ratios; all param groups have the same.
+            iterations: their number, in as many passes over the train loader as it takes.
+            smoothing: the weight of a new loss in the exponential average.
+            divergence: end early when the loss is so many times the lowest one.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, there are several optimizers, or the train loader
+                cannot be read twice.
+        """
+        self.refuse_within("find_lr")
+        return find_lr(self, start_lr, end_lr, iterations, smoothing, divergence)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each remaining epoch to a hand-written loop, and validate between epochs.
@@ -341,6 +389,17 @@ class Trainer(LoopSteps, Evaluations):
                 return val_outputs(self._val_step(self, batch))
             return predict(self.model, self.loss_fn, batch)
 
+    def model_summary(self, batch: Any = None, *, depth: int = 3) -> str:
+        """Return a table of the model's layers and parameters; with a batch, of shapes and multiply-adds too.
+
+            print(trainer.model_summary(next(iter(loader))))
+
+        Args:
+            batch: a batch `(inputs, target)`, inputs, or a mapping of the model's arguments.
+            depth: levels of modules within modules.
+        """
+        return model_summary(self.model, batch, depth, self.device, self.autocast)
+
     def summary(self) -> str:
         """Return a text with the phases' times, the cost of each handler, and each subscriber's events."""
         return summarize(self)
@@ -348,68 +407,6 @@ class Trainer(LoopSteps, Evaluations):
     def costs(self) -> RunCosts:
         """Return the costs of the run as a record. Call it on the training thread, at any time."""
         return run_costs(self)
-
-    # --- saving and resuming -------------------------------------------------------------------------------
-
-    def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
-        """Load the whole state of a run from a checkpoint, so that `train` continues the run.
-
-        trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
-
-        Args:
-            path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
-                regular one rather than the best one), "best" for its best checkpoint (by the first metric of
-                `save_best`), or a path. A name alone, such as "iter_50", is also looked for among the run's
-                checkpoints, in the directories of all checkpoint hooks. A training that continues from
-                another checkpoint than "auto" durably leaves newer checkpoints behind: later calls of "auto"
-                follow the new lineage.
-            changed: which settings to use where this trainer's differ from the checkpoint's: hyper-parameters
-                of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch size,
-                lengths of loader and data set, number of processes, autocast.
-
-                - "refuse" raises an error that lists them.
-                - "keep" uses the checkpoint's hyper-parameters and scheduler arguments.
-                - "apply" uses this trainer's: a schedule continues as if it had had these arguments from the
-                  first step, also after a learning rate of 0. If that cannot be computed (for a schedule
-                  that follows a metric, or whose class is yours), the current value is scaled, and the
-                  schedule continues from it.
-
-                All other settings, such as options of hooks, are this trainer's with "keep" and "apply".
-                `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals` and the choice of
-                hooks may always differ. Differences that are not refused are logged, and so is a learning
-                rate that stays 0. Each of several ranks continues with its own random state and loader
-                position; with another number of ranks the random numbers differ.
-
-        Returns:
-            The path of the checkpoint that was read.
-
-        Raises:
-            FileNotFoundError: there is no such checkpoint.
-            CheckpointError: the checkpoint cannot be read, has a value of a wrong type, belongs to another
-                model or to a run with other settings, or one of its schedules ends before the run does.
-                Nothing of it is loaded.
-            Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
-            TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
-        """
-        return self.state.resume(path, changed)
-
-    def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
-        """Load only the weights of a checkpoint.
-
-        Args:
-            path: as in `resume`, or a file of another program: a `.safetensors` file, or a file that
-                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top
-                level, or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.`
-                of all names is removed.
-            strict: raise an error for names that only one side has. Without it they are logged, and only
-                shapes must agree.
-
-        Raises:
-            FileNotFoundError, CheckpointError: as `resume`; with `strict` also for missing or unexpected
-                names.
-            ImportError: the file is a `.safetensors` file, and safetensors is not installed.
-        """
-        self.state.load_weights(path, strict=strict)
 
     # --- what loops, scopes and hooks call -----------------------------------------------------------------
 

@@ -112,14 +112,19 @@ def test_without_rich_a_terminal_gets_lines(
 def test_a_notebook_shows_progress(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As lines on standard output, below the cell: standard error is red there."""
-    shell = SimpleNamespace(kernel=object())
+    """As a bar below the cell, and lines on standard output: standard error is red there."""
+    shell, shown = SimpleNamespace(kernel=object()), list[str]()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setattr(
+        "eventloop.writers.notebook._publish",
+        lambda data, display_id, update: shown.append(data["text/plain"]),
+    )
     make_trainer().train()
 
     said = capsys.readouterr()
-    assert said.out.startswith("Epoch(train) [")
-    assert "Epoch(train)" not in said.err
+    assert shown[-1].startswith("epoch 2/2 ")
+    assert said.out.endswith("Run ended at iteration 6: completed\n")
+    assert "Run ended" not in said.err
 
 
 @pytest.mark.parametrize(("rank", "expected"), [(0, ["ConsoleWriter"]), (1, [])])

@@ -145,11 +145,18 @@ class Sub(DataLoader[Any]):
     """A subclass of DataLoader, which may read in any way."""
 
 
-def run(make_trainer: MakeTrainer, loader: Any, directory: Path, stop: int | None, seen: list[Any]) -> None:
+def run(
+    make_trainer: MakeTrainer,
+    loader: Any,
+    directory: Path,
+    stop: int | None,
+    seen: list[Any],
+    limit: int | None = None,
+) -> None:
     """Train one part of a run, resumed if there is a checkpoint."""
     trainer = make_trainer(
         train_loader=loader, train_step=lambda trainer, batch: trainer.model(batch[1]).sum(), work_dir=directory,
-        hooks=[CheckpointHook(interval=-1)], max_epochs=EPOCHS,
+        hooks=[CheckpointHook(interval=-1)], max_epochs=EPOCHS, limit_batches=limit,
     )  # fmt: skip
     if any(directory.glob("*_*")):
         trainer.resume()
@@ -166,16 +173,20 @@ def values(batch: Any) -> list[Any]:
 
 
 def whole_and_parts(
-    make_trainer: MakeTrainer, directory: Path, loader: Callable[[], Any], stops: list[int]
+    make_trainer: MakeTrainer,
+    directory: Path,
+    loader: Callable[[], Any],
+    stops: list[int],
+    limit: int | None = None,
 ) -> tuple[list[Any], list[Any]]:
     """Return the batches of an uninterrupted run, and those of an interrupted one with other seeds."""
     whole: list[Any] = []
     parts: list[Any] = []
     seed()
-    run(make_trainer, loader(), directory / "whole", None, whole)
+    run(make_trainer, loader(), directory / "whole", None, whole, limit)
     for number, stop in enumerate([*stops, None]):
         seed(7 if not number else 99 + number)
-        run(make_trainer, loader(), directory / "parts", stop, parts)
+        run(make_trainer, loader(), directory / "parts", stop, parts, limit)
     return whole, parts
 
 

@@ -35,3 +35,12 @@ def test_torchdata_finds_every_batch_again(
     whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], stops)
 
     assert parts == whole
+
+
+@pytest.mark.parametrize("stops", [[1], [3], [3, 4, 6]], ids=str)
+@pytest.mark.parametrize("loader", ["global", "workers"])
+def test_with_a_limit(make_trainer: MakeTrainer, tmp_path: Path, loader: str, stops: list[int]) -> None:
+    """So it does within a limited pass, and at its end."""
+    whole, parts = whole_and_parts(make_trainer, tmp_path, LOADERS[loader], stops, limit=3)
+
+    assert parts == whole

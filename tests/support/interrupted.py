@@ -71,6 +71,7 @@ class Case:
         workers, persistent, context: of the loader.
         cumulative_iters: batches to a step.
         by_epoch: whether the run is measured in epochs.
+        limit: the most batches of a pass.
     """
 
     order: str = "global"
@@ -79,6 +80,7 @@ class Case:
     cumulative_iters: int = 1
     by_epoch: bool = True
     context: str | None = None
+    limit: int | None = None
 
     def loader(self) -> DataLoader[Any]:
         """Return a new loader, as a new process would make it."""
@@ -122,7 +124,7 @@ def build(case: Case, directory: Path) -> tuple[Trainer, dict[int, float]]:
         model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=case.loader(), hooks=hooks,
         schedulers=[torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=2 * ITERS)],
         max_epochs=EPOCHS if case.by_epoch else None, max_iters=None if case.by_epoch else ITERS,
-        work_dir=directory, bus=Bus(drain_timeout=20.0),
+        work_dir=directory, bus=Bus(drain_timeout=20.0), limit_batches=case.limit,
     )  # fmt: skip
     losses: dict[int, float] = {}
     trainer.bus.subscribe(

@@ -20,7 +20,6 @@ from ignite.engine import Engine, Events, State
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.data.loader_info import named_loaders
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrainEpoch
-from eventloop.util.checks import length_of
 from eventloop.util.functions import handler_name
 
 SYSTEM = "ignite"
@@ -122,7 +121,7 @@ class _Engines:
         for engine in engines:
             engine.state.max_epochs, engine.state.epoch_length = (
                 trainer.max_epochs,
-                length_of(trainer.train_loader),
+                trainer.limits.length("train", trainer.train_loader),
             )
 
     def own_calls(self) -> Iterable[ForeignCall]:
@@ -207,7 +206,8 @@ def _move(state: State, trainer: Any, ours: Any) -> None:
 
 def _move_evaluator(state: State, trainer: Any, ours: Any) -> None:
     loader = named_loaders(trainer.val_loader).get(getattr(ours, "loader", ""))
-    state.epoch, state.max_epochs, state.epoch_length = 1, 1, length_of(loader)
+    state.epoch, state.max_epochs = 1, 1
+    state.epoch_length = trainer.limits.length("val", loader)
     state.iteration = ours.batch_idx + 1 if hasattr(ours, "batch_idx") else state.epoch_length or 0
     state.batch, state.output = trainer.batch, trainer.outputs
     state.metrics.update(getattr(ours, "metrics", {}))

@@ -12,7 +12,6 @@ import torch
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.data.loader_info import named_loaders
 from eventloop.events.priority import Priority
-from eventloop.util.checks import length_of
 
 
 class Counters:
@@ -48,9 +47,10 @@ class Counters:
     def _begin(self, trainer: Any, event: Any) -> None:
         native = self._native
         native.should_stop = False
-        length = None if trainer.train_loader is None else length_of(trainer.train_loader)
+        length = trainer.limits.length("train", trainer.train_loader)
         native.fit_loop.max_batches = float("inf") if length is None else length
-        lengths = [length_of(loader) for loader in named_loaders(trainer.val_loader).values()] or [None]
+        loaders = named_loaders(trainer.val_loader).values()
+        lengths = [trainer.limits.length("val", loader) for loader in loaders] or [None]
         native.fit_loop.epoch_loop.val_loop._max_batches = [
             float("inf") if length is None else length for length in lengths
         ]

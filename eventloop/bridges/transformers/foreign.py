@@ -15,7 +15,6 @@ from eventloop.events import ScalarsLogged
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.optim.optimizers import each_optimizer
-from eventloop.util.checks import length_of
 
 require("transformers", "transformers", "5.0", extra="transformers")
 
@@ -155,7 +154,7 @@ class OwnTrainer:
     def _count(self, trainer: Any, event: Any) -> None:
         self._updated = self._opens = self._stepped
         self.state.global_step += self._updated
-        length = length_of(trainer.loader)
+        length = trainer.limits.length("train", trainer.loader)
         self.state.epoch = event.epoch + ((event.batch_idx + 1) / length if length else 0.0)
         if self._logs:
             self._updates[event.iter + 1] = self.state.global_step
@@ -177,7 +176,7 @@ class OwnTrainer:
         prefix = {"val": "eval_", "test": "test_"}.get(event.mode, "")
         step = self._updates.get(event.step, event.step if self._every_iteration else self.state.global_step)
         self._updates = {each: count for each, count in self._updates.items() if each >= event.step}
-        length = length_of(self._ours.loader)
+        length = self._ours.limits.length("train", self._ours.loader)
         epoch = event.step / length if length else float(event.epoch)
         logs = {prefix + NAMES.get(name, name): value for name, value in event.scalars.items()}
         self.state.log_history.append({**logs, "epoch": epoch, "step": step})

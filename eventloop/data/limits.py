@@ -1,0 +1,103 @@
+"""Limit the number of batches of a pass over a loader, for each mode of a trainer.
+
+The loops, the position and the hooks that need the length of an epoch ask the trainer's `Limits` for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, TypeVar
+
+from eventloop.data.loader_info import named_loaders
+from eventloop.util.checks import check_keys, length_of
+
+T = TypeVar("T")
+
+Limit = int | float
+LimitBatches = Limit | Mapping[str, Limit]
+
+MODES = ("train", "val", "test")
+_EXPECTED = "a number of batches (an int of at least 1) or a share of them (a float above 0, at most 1.0)"
+_ROUNDING = 1e-9  # 0.29 * 100 is a little below 29
+
+
+class Limits:
+    """The largest number of batches of a pass, for each mode.
+
+    Args:
+        given: a number of batches, a share of them, a mapping of these by mode, or None for no limit.
+
+    Raises:
+        TypeError, ValueError: `given` is something else, or out of range.
+    """
+
+    def __init__(self, given: LimitBatches | None = None) -> None:
+        self._of_all: Limit | None = None
+        self._by_mode: dict[str, Limit] = {}
+        if isinstance(given, Mapping):
+            check_keys("limit_batches", given, MODES)
+            self._by_mode = {mode: _checked(f"limit_batches[{mode!r}]", one) for mode, one in given.items()}
+        elif given is not None:
+            self._of_all = _checked("limit_batches", given)
+
+    def length(self, mode: str, loader: Iterable[Any] | None) -> int | None:
+        """Return the number of batches of a pass, or None if it is not known.
+
+        That of a loader without a length is its limit; its passes may be shorter.
+
+        Raises:
+            ValueError: the limit is a share, and the loader has no length or too few batches for it.
+        """
+        limit = self._by_mode.get(mode, self._of_all) if mode in MODES else None  # a prediction is whole
+        length = length_of(loader)
+        if loader is None or limit is None:
+            return length
+        if isinstance(limit, int):
+            return limit if length is None else min(limit, length)
+        if limit == 1.0:
+            return length
+        if length is None:
+            raise ValueError(
+                f"limit_batches={limit} for {mode!r} is a share of the batches, and the {mode} loader has no "
+                "length: give a number of batches, an int"
+            )
+        batches = int(limit * length + _ROUNDING)
+        if not batches:
+            raise ValueError(
+                f"limit_batches={limit} of the {length} batches of the {mode} loader is less than one batch: "
+                f"give at least {1 / length:.3g}, or a number of batches, an int"
+            )
+        return batches
+
+    def check(self, **loaders: Iterable[Any] | None) -> None:
+        """Refuse a share of loaders that have no length, or too few batches for it.
+
+        Args:
+            loaders: the loaders by mode; several of a mode are a mapping.
+        """
+        for mode, several in loaders.items():
+            for loader in named_loaders(several).values():
+                self.length(mode, loader)
+
+    def cut(self, mode: str, loader: Iterable[Any]) -> int | None:
+        """Return the number of batches after which a pass is cut short, or None if it ends by itself."""
+        batches = self.length(mode, loader)
+        return None if batches == length_of(loader) else batches
+
+
+def first(batches: Iterator[T], limit: int | None, skipped: int = 0) -> Iterator[T]:
+    """Return the batches of a pass up to its limit; no batch beyond it is fetched.
+
+    Args:
+        skipped: the number of batches of the pass that come before those of `batches`.
+    """
+    return batches if limit is None else islice(batches, max(0, limit - skipped))
+
+
+def _checked(name: str, limit: object) -> Limit:
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
+        raise TypeError(f"{name} must be {_EXPECTED}, got {limit!r}")
+    if limit < 1 if isinstance(limit, int) else not 0 < limit <= 1:
+        raise ValueError(f"{name} must be {_EXPECTED}, got {limit!r}")
+    return limit

@@ -1,0 +1,155 @@
+"""The learning rate range test: train on rising learning rates, and record the losses.
+
+Leslie N. Smith, "Cyclical Learning Rates for Training Neural Networks", https://arxiv.org/abs/1506.01186.
+The curve and the suggestion are those of ignite's `FastaiLRFinder`, bit by bit.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from eventloop.assembly.argument_checks import check_step
+from eventloop.data.limits import Limits, first
+from eventloop.data.loader_info import to_device
+from eventloop.data.side_pass import position_of
+from eventloop.evaluation.evaluation import gather
+from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter, Event
+from eventloop.optim.param_groups import write_value
+from eventloop.tuning.curve import LRCurve
+from eventloop.tuning.kept import TriedTrainer, trial
+from eventloop.util.checks import number, positive
+
+logger = logging.getLogger("eventloop")
+
+ENDED = "range test"
+"""The reason with which the optimizer hook's epoch ends: it must not step with what is left of a window."""
+
+
+class TestedTrainer(TriedTrainer, Protocol):
+    """The parts of a trainer that a range test uses."""
+
+    device: torch.device | None
+    limits: Limits
+    loss_fn: Any
+    custom_step: Callable[..., Any] | None
+    steps_itself: bool
+
+    def train_step(self, batch: Any) -> dict[str, Any]: ...
+    def announce(self, event_type: type[Event], **fields: Any) -> None: ...
+
+
+class Range(NamedTuple):
+    """The arguments of a range test."""
+
+    start: float
+    end: float
+    iterations: int
+    smoothing: float
+    divergence: float
+
+    def rate(self, iteration: int) -> float:
+        """Return the learning rate of an iteration, counted from 0; the last one has the end."""
+        return float(self.start * (self.end / self.start) ** ((iteration + 1) / self.iterations))
+
+
+def find_lr(
+    trainer: TestedTrainer,
+    start_lr: float,
+    end_lr: float,
+    iterations: int,
+    smoothing: float,
+    divergence: float,
+) -> LRCurve:
+    """Run the test that `Trainer.find_lr` describes."""
+    tested = _checked(start_lr, end_lr, iterations, smoothing, divergence)
+    check_step(trainer.custom_step, trainer.loss_fn, trainer.optimizer, steps_itself=trainer.steps_itself)
+    if not isinstance(trainer.optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            "find_lr tests the learning rate of one optimizer, and the trainer's optimizer is "
+            f"{trainer.optimizer!r:.100}: test each model with a trainer of its own"
+        )
+    loader = _checked_loader(trainer.train_loader)
+    with trial(trainer, loader) as alone:
+        curve = _run(trainer, tested, _endless(alone, trainer.limits.cut("train", loader)))
+    if not curve.diverged:
+        logger.info(
+            "the loss has not diverged up to the learning rate %g: a larger end_lr shows more", end_lr
+        )
+    return curve
+
+
+def _checked(start: float, end: float, iterations: int, smoothing: float, divergence: float) -> Range:
+    start, end = number("start_lr", start, above=0), number("end_lr", end, above=0)
+    if end <= start:
+        raise ValueError(f"end_lr must be above start_lr={start}, got {end}")
+    positive("iterations", iterations)
+    smoothing = number("smoothing", smoothing, above=0, most=1)
+    return Range(start, end, iterations, smoothing, number("divergence", divergence, above=1))
+
+
+def _checked_loader(loader: Iterable[Any] | None) -> Iterable[Any]:
+    """Return the train loader if a pass over it can be repeated by the training."""
+    if loader is None:
+        raise ValueError("find_lr trains on batches of the train loader: give the Trainer a train_loader")
+    moved = loader if hasattr(loader, "__next__") else position_of(loader)
+    if moved is not None:
+        raise TypeError(
+            f"find_lr reads batches that the training must read again, and the position of the "
+            f"{type(moved).__name__} in the train loader would stay moved: give a trainer for the test a "
+            "DataLoader over a map-style data set, or a list of batches"
+        )
+    return loader
+
+
+def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
+    """Yield the batches of one pass after another."""
+    while True:
+        empty = True
+        for batch in first(iter(loader), limit):
+            empty = False
+            yield batch
+        if empty:
+            raise ValueError("the train loader is empty: a pass over it gave no batch")
+
+
+def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCurve:
+    trainer.model.train()
+    trainer.announce(BeforeRun)
+    trainer.announce(BeforeTrain)
+    curve = LRCurve([], [], False)
+    try:
+        for iteration in range(tested.iterations):
+            # as in ignite, whose schedule sets the rate of an iteration for the step of the next one
+            _set_rate(trainer, tested.rate(max(0, iteration - 1)))
+            loss = _step(trainer, next(batches), iteration)
+            if curve.losses:
+                loss = tested.smoothing * loss + (1 - tested.smoothing) * curve.losses[-1]
+            if not math.isfinite(loss):
+                return LRCurve(curve.lrs, curve.losses, True)
+            curve.lrs.append(tested.rate(iteration))
+            curve.losses.append(loss)
+            if loss > tested.divergence * (lowest := min(curve.losses)) and lowest > 0:
+                return LRCurve(curve.lrs, curve.losses, True)
+        return curve
+    finally:
+        trainer.announce(AfterTrainEpoch, reason=ENDED)
+
+
+def _set_rate(trainer: TestedTrainer, rate: float) -> None:
+    for group in trainer.optimizer.param_groups:
+        write_value(group, "lr", rate)
+
+
+def _step(trainer: TestedTrainer, batch: Any, iteration: int) -> float:
+    """Train on a batch, and return the mean of its loss over ranks; this waits for the device."""
+    trainer.batch, trainer.outputs = to_device(batch, trainer.device), None
+    trainer.announce(BeforeTrainIter, batch_idx=iteration)
+    trainer.outputs = trainer.train_step(trainer.batch)
+    trainer.announce(AfterTrainIter, batch_idx=iteration)
+    losses = gather(float(trainer.outputs["loss"]))
+    return sum(losses) / len(losses)
