@@ -1,10 +1,10 @@
 """Define the events of a run, as immutable records that can be encoded.
 
-An event holds numbers, strings, paths and bytes, never a live object, so it can be sent to a thread, process
-or file. Counters follow MMEngine: `iter` is the 0-based index of the current train iteration and `epoch` of
-the current epoch. In `after_train_iter` both are those of the completed iteration. In `after_train_epoch`
-`epoch` is the completed epoch and `iter` the next iteration. In a validation after an epoch `epoch` is the
-number of completed epochs. `step` is the number of completed train iterations.
+An event holds numbers, strings, paths and bytes, never a live object, so it can be sent. Counters
+follow MMEngine: `iter` and `epoch` are the 0-based indices of the current train iteration and epoch. In
+`after_train_iter` both are those of the completed iteration. In `after_train_epoch` `epoch` is the completed
+epoch and `iter` the next iteration. In a validation after an epoch `epoch` is the number of completed epochs.
+`step` is the number of completed train iterations.
 
     before_run
       before_train
@@ -348,8 +348,7 @@ class PreemptionRequested(_LoopEvent, kw_only=True):
 class HandlerFailed(Event, kw_only=True):
     """A background subscriber raised an error, or a delivery exceeded its `stall_timeout`.
 
-    `error` is the exception as text, `count` the number of failed events so far, and `cost` the duration of
-    the delivery in seconds.
+    `error` is the exception's text, `count` the failed events so far, `cost` the seconds of the delivery.
     """
 
     handler: str = ""

@@ -2,56 +2,59 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
+
+logger = logging.getLogger("eventloop")
 
 
 class Resumable:
     """Load a checkpoint into a trainer: all of its state, or the weights alone."""
 
     state: TrainerState
+    fast_dev_run: int
 
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
-        """Continue from a checkpoint: model, optimizer, schedulers, hooks, counters, random state, loader
-        position.
+        """Load the whole state of a run from a checkpoint, so that `train` continues the run.
 
         trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
 
         Args:
-            path: "auto" for the newest whole checkpoint of the run (at one iteration the regular checkpoint
-                rather than the best one), "best" for its best checkpoint (of several metrics by the first of
+            path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
+                regular one rather than the best one), "best" for its best checkpoint (by the first metric of
                 `save_best`), or a path. A name alone, such as "iter_50", is also looked for among the run's
                 checkpoints, in the directories of all checkpoint hooks. A training that continues from
                 another checkpoint than "auto" durably leaves newer checkpoints behind: later calls of "auto"
                 follow the new lineage.
-            changed: what to do if this trainer has other settings than the checkpoint's run: hyper-parameters
+            changed: which settings to use where this trainer's differ from the checkpoint's: hyper-parameters
                 of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch size,
                 lengths of loader and data set, number of processes, autocast.
 
                 - "refuse" raises an error that lists them.
                 - "keep" uses the checkpoint's hyper-parameters and scheduler arguments.
-                - "apply" uses this trainer's: a schedule continues where it would be now if it had had these
-                  arguments from the first step, with a learning rate of 0 too. Where that cannot be computed
-                  (after a schedule that follows a metric, or is of a class of yours), the current value is
-                  scaled and the schedule continues from there.
+                - "apply" uses this trainer's: a schedule continues as if it had had these arguments from the
+                  first step, also after a learning rate of 0. If that cannot be computed (for a schedule
+                  that follows a metric, or whose class is yours), the current value is scaled, and the
+                  schedule continues from it.
 
                 All other settings, such as options of hooks, are this trainer's with "keep" and "apply".
                 `max_epochs`, `max_iters`, `val_interval`, `val_begin`, `dynamic_intervals` and the choice of
                 hooks may always differ. Differences that are not refused are logged, and so is a learning
-                rate of 0 that stays 0. With several ranks each continues with its own random state and its
-                own loader position; with another number of ranks random numbers differ.
+                rate that stays 0. Each of several ranks continues with its own random state and loader
+                position; with another number of ranks the random numbers differ.
 
         Returns:
-            The file that was read.
+            The path of the checkpoint that was read.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.
             CheckpointError: the checkpoint cannot be read, has a value of a wrong type, belongs to another
                 model or to a run with other settings, or one of its schedules ends before the run does.
                 Nothing of it is loaded.
-            Exception: a hook refuses its state. Nothing is loaded then either, and a note says so.
+            Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
             TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
         return self.state.resume(path, changed)
@@ -61,9 +64,9 @@ class Resumable:
 
         Args:
             path: as in `resume`, or a file of another program: a `.safetensors` file, or a file that
-                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top,
-                or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.` of all
-                names is removed.
+                `torch.load` reads with `weights_only=True`, with the tensors of a model by name at the top
+                level, or at `state_dict`, `model_state_dict` or `model`. A prefix `module.` or `_orig_mod.`
+                of all names is removed.
             strict: raise an error for names that only one side has. Without it they are logged, and only
                 shapes must agree.
 
@@ -72,4 +75,7 @@ class Resumable:
                 names.
             ImportError: the file is a `.safetensors` file, and safetensors is not installed.
         """
+        if self.fast_dev_run and str(path) in ("auto", "best"):  # as at the end of a script
+            logger.warning("fast_dev_run saves no checkpoint: load_checkpoint(%r) loads nothing", str(path))
+            return
         self.state.load_weights(path, strict=strict)

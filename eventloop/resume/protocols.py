@@ -41,7 +41,6 @@ class ResumableTrainer(Protocol):
     max_iters: int | None
     max_epochs: int | None
     limits: Limits
-    fast_dev_run: int
     loader: Iterable[Any] | None
     checkpoint: dict[str, Any] | None
     checkpoint_dir: Path

@@ -317,13 +317,7 @@ class TrainerState:
             )
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
-        """Load the weights of a checkpoint into the model, as `Trainer.load_checkpoint` does.
-
-        A dev run has saved no checkpoint, so for "auto" and "best" it logs that, and goes on.
-        """
-        if self._trainer.fast_dev_run and str(path) in ("auto", "best"):
-            logger.warning("fast_dev_run saves no checkpoint: load_checkpoint(%r) loads nothing", str(path))
-            return
+        """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
         self._trainer.copying.join()
         place, checkpoint = self._find(path, None)
         with self._trainer.bus.holding(AfterLoadCheckpoint):

@@ -201,3 +201,22 @@ def test_a_stop_in_a_validation(make_trainer: MakeTrainer) -> None:
 
     assert [event.reason for event in ends] == ["completed"]
     assert set(ends[0].metrics) == {"loss", "accuracy"}
+
+
+def test_each_of_several_loaders_is_limited_and_no_prediction(make_trainer: MakeTrainer) -> None:
+    """A limit is one of a pass over one loader; predictions are of all samples."""
+    loaders = {"clean": batches(4), "noisy": batches(6)}
+    trainer = make_trainer(train_loader=batches(10), val_loader=loaders, limit_batches=0.5)
+    rows = record(trainer)
+
+    trainer.val()
+    predicted = trainer.predict(batches(4))
+
+    assert names(rows).count("after_val_iter") == 2 + 3
+    assert len(predicted) == sum(len(inputs) for inputs, _ in batches(4))
+
+
+def test_a_share_of_one_of_several_loaders_without_a_length_is_refused(make_trainer: MakeTrainer) -> None:
+    """As that of a single loader is."""
+    with pytest.raises(ValueError, match=r"limit_batches=0\.5 for 'val' is a share .* has no length"):
+        make_trainer(val_loader={"clean": batches(4), "noisy": Stream(4)}, limit_batches=0.5)
