@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from eventloop.checkpoint.weights import modes_kept
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
@@ -123,17 +124,17 @@ def _evaluate(
     *,
     counts: bool,
 ) -> None:
-    batch, outputs, was_training = trainer.batch, trainer.outputs, trainer.model.training
-    trainer.model.eval()
+    batch, outputs = trainer.batch, trainer.outputs
     try:
-        with EpochScope(trainer, mode) as epoch:
-            metrics = _metrics(trainer, mode, loaders)
-            if metrics is not None:
-                epoch.metrics = scope.metrics = metrics
-                epoch.complete = scope.complete = True
-                trainer.position.evaluated += counts
+        with modes_kept(trainer.model):
+            trainer.model.eval()
+            with EpochScope(trainer, mode) as epoch:
+                metrics = _metrics(trainer, mode, loaders)
+                if metrics is not None:
+                    epoch.metrics = scope.metrics = metrics
+                    epoch.complete = scope.complete = True
+                    trainer.position.evaluated += counts
     finally:
-        trainer.model.train(was_training)
         trainer.batch, trainer.outputs = batch, outputs
 
 

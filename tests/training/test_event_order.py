@@ -81,6 +81,21 @@ def test_iteration_based_validation_lies_between_two_iterations(make_trainer: Ma
     assert rows[-4:-3] == [("after_val", 4, 0)]
 
 
+def test_a_frozen_module_stays_in_eval_mode_after_a_validation(make_trainer: MakeTrainer) -> None:
+    """A validation within an epoch gives each module its own mode again, as in Lightning."""
+    trainer = make_trainer(val_loader=batches(2), max_iters=3, val_interval=1)
+    trainer.bus.subscribe(lambda event: trainer.model[1].eval(), "before_train_epoch")  # type: ignore[index]
+    modes: list[list[bool]] = []
+    trainer.bus.subscribe(
+        lambda event: modes.append([module.training for module in trainer.model.children()]),
+        "before_train_iter",
+    )
+
+    trainer.train()
+
+    assert modes == [[True, False, True, True]] * 3
+
+
 @pytest.mark.parametrize("mode", ["val", "test"])
 def test_an_evaluation_alone(make_trainer: MakeTrainer, mode: str) -> None:
     """`val()` and `test()` are runs of their own, each on its loader, with nothing of training in them. The closing
