@@ -1,4 +1,4 @@
-"""Relative links of README, CONTRIBUTING and docs lead to files of the repository."""
+"""Relative links of README, CONTRIBUTING, examples and docs lead to files of the repository."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 
