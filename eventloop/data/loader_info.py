@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.utils import data
 from torch.utils.data import DataLoader, IterableDataset
+
+_MOST_LOADERS = 64
+"""The most items of an attribute among which DataLoaders are looked for; a longer one holds data."""
 
 
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
@@ -31,9 +34,46 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
     return None
 
 
-def persists(loader: Any) -> bool:
-    """Return whether a loader's workers serve more than one pass."""
-    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
+def parts_of(loader: object) -> dict[str, Any]:
+    """Return a loader and the DataLoaders that it reads, each once, by the path of its attribute.
+
+    The path of the loader itself is "". The others are attributes of it, or items of an attribute that is a
+    short list, tuple or dict: a loader that combines several, or wraps one, holds them so.
+    """
+    found: dict[str, Any] = {"": loader}
+    for name, value in getattr(loader, "__dict__", {}).items():
+        for path, item in _items(name, value):
+            if isinstance(item, DataLoader) and all(item is not other for other in found.values()):
+                found[path] = item
+    return found
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an attribute and its items, with their paths; not the items of a collection of data."""
+    yield name, value
+    if isinstance(value, dict | list | tuple) and len(value) <= _MOST_LOADERS:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{name}[{key!r}]", item) for key, item in pairs)
+
+
+def has_workers(loader: object) -> bool:
+    """Return whether a loader, or a DataLoader that it reads, reads its data set in worker processes."""
+    return any(isinstance(part, DataLoader) and part.num_workers > 0 for part in parts_of(loader).values())
+
+
+def persists(loader: object) -> bool:
+    """Return whether workers of a loader, or of a DataLoader that it reads, serve more than one pass."""
+    return any(
+        isinstance(part, DataLoader) and part.num_workers > 0 and part.persistent_workers
+        for part in parts_of(loader).values()
+    )
+
+
+def is_stream(loader: object) -> bool:
+    """Return whether a loader, or a DataLoader that it reads, has an IterableDataset."""
+    return any(
+        isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader).values()
+    )
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:

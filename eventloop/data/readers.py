@@ -6,8 +6,7 @@
   twice.
 - A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can.
 - For any other iterable the batches that were trained on are read again and dropped. This is also done if
-  `state_dict` raises, as that of accelerate's loaders does. Those read one batch ahead: random numbers that a
-  data set without workers draws from a global generator for that batch are drawn again.
+  `state_dict` raises, as that of accelerate's loaders does.
 
 The order is exactly that of the uninterrupted run if it is decided by
 
@@ -15,33 +14,27 @@ The order is exactly that of the uninterrupted run if it is decided by
   its first list of indices, as with `shuffle=True` and torch's samplers;
 - a generator of Python, NumPy or torch that is an attribute of the loader, of its sampler or batch sampler,
   or of its dataset. Its state is in the checkpoint;
-- a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state when the pass was opened,
-  which must decide the next pass, or its position in this one; the position is then found by drawing.
+- a sampler with `state_dict` and `load_state_dict`, or an IterableDataset with them that is read in this
+  process. The checkpoint has its state when the pass was opened, which must decide the next pass, or its
+  position in this one; the position is then found by drawing.
 
 State anywhere else is not found, such as generators of transforms or a count of passes in an attribute. Use
 torchdata's StatefulDataLoader for it. Of the state that a dataset has in worker processes only the global
-generators are restored, and only for a map-style dataset.
+generators are restored, and only for a map-style dataset. Where batches are read again, a warning says so if
+the last of them is not the one that was trained on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, Protocol
 
 from eventloop.data.index_reader import IndexReader
-from eventloop.data.loader_info import persists, why_not_by_index
-from eventloop.data.loader_state import (
-    own_random_state,
-    random_state,
-    saves_itself,
-    set_random_state,
-    state_dict_error,
-)
+from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
+from eventloop.data.loader_state import random_state, saves_itself, set_random_state, state_dict_error
+from eventloop.data.plain_reader import PlainReader
 from eventloop.data.plain_values import plain
-from eventloop.data.rng import rng_state, set_rng_state
-from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
 
@@ -78,64 +71,11 @@ def reader_of(loader: Iterable[Any]) -> Reader:
     return PlainReader(why) if (why := why_not_by_index(loader)) else IndexReader()
 
 
-class PlainReader:
-    """The reader of any iterable: it reads the batches that were trained on again, and drops them.
-
-    A list or tuple is sliced instead.
-
-    Args:
-        why: why no other reader fits, for the log.
-    """
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
-        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
-        iterator: Iterator[Any]
-        length = length_of(loader)
-        if not skip:
-            iterator = iter(loader)
-            return iterator
-        if isinstance(loader, list | tuple):
-            return islice(loader, skip, None)
-        if length is not None and skip >= length and not any(own_random_state(loader).values()):
-            return iter(())  # no batch is left, and no sampler draws at the end
-        logger.warning(
-            "the first %d batches of the pass, which were trained on, are read again and dropped: %s",
-            skip,
-            self._why,
-        )
-        now = random_state(loader)
-        set_random_state(loader, opened_with, opening=True)
-        iterator = iter(loader)
-        for _ in range(skip):
-            next(iterator, None)
-        set_random_state(loader, now)
-        return iterator
-
-    def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """Return an empty state: the position in the pass is enough."""
-        return {}
-
-    def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Warn if the loader has persistent workers, because no checkpoint holds their random states."""
-        if persists(loader):
-            logger.warning(
-                "the loader's persistent workers start with other random numbers than those of the "
-                "interrupted run, because %s: use persistent_workers=False for an exact resume",
-                self._why,
-            )
-
-
 class StatefulReader:
     """The reader of a loader that saves its own position, like torchdata's StatefulDataLoader.
 
-    A resumed run is as exact as the loader is. torchdata 0.11 resumes at the right sample with
-    `shuffle=True`, also with workers. It does not save the random state of its workers, nor that of a
-    generator that a sampler of yours draws from. With its StatefulDistributedSampler in it, it resumes within
-    a pass, but after a checkpoint at the end of a pass it has no batches, which ends the run with an error.
-    In a plain DataLoader that sampler is exact everywhere.
+    A resumed run is as exact as the loader is; a warning names what the state of its kind may lack. The
+    loader begins with the random state that the pass was opened with, so that it may draw its order again.
     """
 
     def __init__(self) -> None:
@@ -150,11 +90,14 @@ class StatefulReader:
             return PlainReader(why).open(loader, skip, opened_with)
         if skip and not loaded:
             loader.load_state_dict(loader.state_dict())  # the pass a stop cut short
-        now = rng_state()
-        iterator: Iterator[Any] = iter(loader)
+        now = random_state(loader)
         if skip:
-            set_rng_state(now)
-        return iterator
+            set_random_state(loader, opened_with)
+            _begin_loaded(loader)
+            iterator: Iterator[Any] = iter(loader)
+            set_random_state(loader, now)
+            return iterator
+        return _after_loaded(loader, now) if loaded else iter(loader)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loader's own state.
@@ -170,3 +113,44 @@ class StatefulReader:
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
             self._loaded = True
+            _warn_of_lacks(loader)
+
+
+def _begin_loaded(loader: Any) -> None:
+    """Let a loader begin the pass of the state that was loaded; torchdata's do so when asked for a state."""
+    for part in parts_of(loader).values():
+        if saves_itself(part):
+            part.state_dict()
+
+
+def _after_loaded(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the batches of the pass after the one at whose end the loader's state was saved.
+
+    The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
+    With torchdata's StatefulDistributedSampler a first pass is the rest of the former one, which is empty.
+    """
+    _begin_loaded(loader)
+    for _ in range(2):
+        empty = True
+        set_random_state(loader, now)
+        for batch in loader:
+            empty = False
+            yield batch
+        if not empty:
+            return
+
+
+def _warn_of_lacks(loader: Any) -> None:
+    """Warn of what the state of a loader may lack; nothing tells whether its batches depend on that."""
+    lacks = []
+    if has_workers(loader):
+        lacks.append("random numbers that are drawn in its workers")
+    if is_stream(loader):
+        lacks.append("samples that its data set has read ahead, as into a shuffle buffer")
+    if lacks:
+        logger.warning(
+            "the %s goes on by its own state, which may lack %s: if its data set has them, the batches are "
+            "not exactly those of the interrupted run; a torch DataLoader restores them or reads them again",
+            type(loader).__name__,
+            " and ".join(lacks),
+        )
