@@ -49,6 +49,8 @@ class PlainReader:
         if isinstance(loader, list | tuple):
             return islice(loader, skip, None)
         saved = self._saved or self.state_dict(loader, skip)
+        if persists(loader) or saved.get("batch_idx") != skip:
+            saved = {}  # workers that persist have other random numbers, of which the log warns
         self._given, self._last, self._saved = skip, None, {}
         self._read_with.clear()
         if not skip:
@@ -64,7 +66,7 @@ class PlainReader:
         now = random_state(loader)
         set_random_state(loader, opened_with, opening=True)
         iterator = iter(loader)
-        _drop(iterator, skip, saved if saved.get("batch_idx") == skip else {}, type(loader).__name__)
+        _drop(iterator, skip, saved, type(loader).__name__)
         set_random_state(loader, now)
         return self._batches(iterator)
 
@@ -132,7 +134,7 @@ def _another(number: int, kind: str, drawn: list[str]) -> str:
             "num_workers=1, or let it draw from a generator that is an attribute of the data set"
         )
     return (
-        f"{found}has another order than in the interrupted run, so samples are trained on twice or not at "
-        "all; shuffle it by a seed that is the same in each process, or use a loader with state_dict and "
+        f"{found}gives other batches than in the interrupted run, so samples may be trained on twice or not "
+        "at all; shuffle it by a seed that is the same in each process, or use a loader with state_dict and "
         "load_state_dict"
     )

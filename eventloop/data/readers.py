@@ -80,6 +80,7 @@ class StatefulReader:
 
     def __init__(self) -> None:
         self._began = self._loaded = False
+        self._fresh: list[tuple[Any, dict[str, Any]]] = []  # the loader and its parts before they were loaded
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
@@ -97,7 +98,7 @@ class StatefulReader:
             iterator: Iterator[Any] = iter(loader)
             set_random_state(loader, now)
             return iterator
-        return _after_loaded(loader, now) if loaded else iter(loader)
+        return _after_loaded(loader, now, self._fresh) if loaded else iter(loader)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loader's own state.
@@ -111,6 +112,8 @@ class StatefulReader:
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Restore the loader's own state, if the checkpoint has one."""
         if "stateful" in state:
+            parts = [part for part in parts_of(loader).values() if hasattr(part, "__dict__")]
+            self._fresh = [(part, dict(vars(part))) for part in parts]
             loader.load_state_dict(state["stateful"])
             self._loaded = True
             _warn_of_lacks(loader)
@@ -123,13 +126,24 @@ def _begin_loaded(loader: Any) -> None:
             part.state_dict()
 
 
-def _after_loaded(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+def _after_loaded(
+    loader: Any, now: Mapping[str, Any], fresh: list[tuple[Any, dict[str, Any]]]
+) -> Iterator[Any]:
     """Yield the batches of the pass after the one at whose end the loader's state was saved.
 
     The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
     With torchdata's StatefulDistributedSampler a first pass is the rest of the former one, which is empty.
+
+    Args:
+        fresh: the attributes of the loader and its parts before it was loaded. torchdata reads a stream
+            without a state up to its end, and raises StopIteration there.
     """
-    _begin_loaded(loader)
+    try:
+        _begin_loaded(loader)
+    except StopIteration:
+        for part, attributes in fresh:
+            vars(part).clear()
+            vars(part).update(attributes)
     for _ in range(2):
         empty = True
         set_random_state(loader, now)

@@ -86,7 +86,7 @@ def train(name: str, part: str, folder: Path) -> None:
     torch.manual_seed(options.seed)
     loader = ROWS[name].make(folder)
     torch.manual_seed(options.seed)
-    model = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    model = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
     trainer = Trainer(
         model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), train_loader=loader, max_epochs=EPOCHS,
         train_step=lambda trainer, batch: model(features(batch)).square().mean(),

@@ -56,7 +56,7 @@ LINES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
     "order": (
         Other,
         Other,
-        "batch 4 of the pass, read again, .*: the Other has another order .* a seed that is the",
+        "batch 4 of the pass, read again, .*: the Other gives other batches .* a seed that is the",
     ),
     "numbers": (
         Drawing,
