@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from eventloop.data.loader_info import parts_of
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
@@ -154,7 +154,7 @@ def state_dict_error(loader: Any) -> str:
     `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
     begin a pass.
     """
-    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
+    if _is_of_torchdata(loader):
         return ""
     try:
         known = _errors.get(loader)
@@ -163,6 +163,25 @@ def state_dict_error(loader: Any) -> str:
     if known is None:
         known = _errors[loader] = _ask(loader)
     return known
+
+
+def counts_a_stream(loader: Any) -> bool:
+    """Return whether a loader reads a stream without a state through torchdata's StatefulDataLoader.
+
+    Its state is then a number of batches, which are read again. torchdata 0.11 counts them twice, so that the
+    second resume within a pass skips too many.
+    """
+    return any(
+        _is_of_torchdata(part)
+        and isinstance(part.dataset, IterableDataset)
+        and not has_state_dict(part.dataset)
+        for part in parts_of(loader).values()
+        if isinstance(part, DataLoader)
+    )
+
+
+def _is_of_torchdata(loader: Any) -> bool:
+    return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def _ask(loader: Any) -> str:

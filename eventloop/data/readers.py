@@ -30,9 +30,17 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from torch.utils.data import DataLoader
+
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
-from eventloop.data.loader_state import random_state, saves_itself, set_random_state, state_dict_error
+from eventloop.data.loader_state import (
+    counts_a_stream,
+    random_state,
+    saves_itself,
+    set_random_state,
+    state_dict_error,
+)
 from eventloop.data.plain_reader import PlainReader
 from eventloop.data.plain_values import plain
 
@@ -60,6 +68,8 @@ class Reader(Protocol):
 
 def reader_of(loader: Iterable[Any]) -> Reader:
     """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
+    if counts_a_stream(loader):
+        return PlainReader("its data set is an IterableDataset without state_dict and load_state_dict")
     if saves_itself(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
@@ -80,7 +90,6 @@ class StatefulReader:
 
     def __init__(self) -> None:
         self._began = self._loaded = False
-        self._fresh: list[tuple[Any, dict[str, Any]]] = []  # the loader and its parts before they were loaded
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
@@ -98,7 +107,7 @@ class StatefulReader:
             iterator: Iterator[Any] = iter(loader)
             set_random_state(loader, now)
             return iterator
-        return _after_loaded(loader, now, self._fresh) if loaded else iter(loader)
+        return _after_loaded(loader, now) if loaded else iter(loader)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loader's own state.
@@ -112,8 +121,6 @@ class StatefulReader:
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
         """Restore the loader's own state, if the checkpoint has one."""
         if "stateful" in state:
-            parts = [part for part in parts_of(loader).values() if hasattr(part, "__dict__")]
-            self._fresh = [(part, dict(vars(part))) for part in parts]
             loader.load_state_dict(state["stateful"])
             self._loaded = True
             _warn_of_lacks(loader)
@@ -126,24 +133,13 @@ def _begin_loaded(loader: Any) -> None:
             part.state_dict()
 
 
-def _after_loaded(
-    loader: Any, now: Mapping[str, Any], fresh: list[tuple[Any, dict[str, Any]]]
-) -> Iterator[Any]:
+def _after_loaded(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the batches of the pass after the one at whose end the loader's state was saved.
 
     The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
     With torchdata's StatefulDistributedSampler a first pass is the rest of the former one, which is empty.
-
-    Args:
-        fresh: the attributes of the loader and its parts before it was loaded. torchdata reads a stream
-            without a state up to its end, and raises StopIteration there.
     """
-    try:
-        _begin_loaded(loader)
-    except StopIteration:
-        for part, attributes in fresh:
-            vars(part).clear()
-            vars(part).update(attributes)
+    _begin_loaded(loader)
     for _ in range(2):
         empty = True
         set_random_state(loader, now)
@@ -157,14 +153,16 @@ def _after_loaded(
 def _warn_of_lacks(loader: Any) -> None:
     """Warn of what the state of a loader may lack; nothing tells whether its batches depend on that."""
     lacks = []
+    if not isinstance(loader, DataLoader):
+        lacks.append("random generators of its parts")
     if has_workers(loader):
         lacks.append("random numbers that are drawn in its workers")
     if is_stream(loader):
         lacks.append("samples that its data set has read ahead, as into a shuffle buffer")
     if lacks:
         logger.warning(
-            "the %s goes on by its own state, which may lack %s: if its data set has them, the batches are "
-            "not exactly those of the interrupted run; a torch DataLoader restores them or reads them again",
+            "the %s goes on by its own state, which may lack %s: if there are such, the batches are not "
+            "exactly those of the interrupted run; a torch DataLoader restores them or reads them again",
             type(loader).__name__,
             " and ".join(lacks),
         )

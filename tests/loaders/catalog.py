@@ -20,6 +20,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    default_collate,
     get_worker_info,
 )
 
@@ -96,26 +97,30 @@ class Shuffling(Stream):
 
 
 class Placed(Stream):
-    """A stream with another order in each pass, which saves its position."""
+    """A stream with another order in each epoch, which saves its position."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._passes = self._next = 0
+        self._epoch = self._next = 0
+        self._loaded: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        order = random.Random(self._passes).sample(range(COUNT), COUNT)[start::step]
+        order = random.Random(self._epoch).sample(range(COUNT), COUNT)[start::step]
+        self._next, self._loaded = self._loaded or 0, None
         while self._next < len(order):
             self._next += 1
             yield sample(order[self._next - 1])
-        self._passes, self._next = self._passes + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"passes": self._passes, "next": self._next}
+        return {"next": self._next}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._passes, self._next = state["passes"], state["next"]
+        self._loaded = state["next"]
 
 
 class Sub(DataLoader[Any]):
@@ -141,11 +146,11 @@ def stateful_distributed(kind: str) -> Any:
     )
 
 
-def nodes() -> Any:
+def nodes(sampler: Any) -> Any:
     """Return a Loader of torchdata's nodes."""
-    nodes: Any = import_module("torchdata.nodes")
-    source = nodes.SamplerWrapper(RandomSampler(range(COUNT), generator=torch.Generator().manual_seed(3)))
-    return nodes.Loader(nodes.Batcher(nodes.Mapper(source, sample), BATCH, drop_last=False))
+    made: Any = import_module("torchdata.nodes")
+    samples = made.Mapper(made.SamplerWrapper(sampler), sample)
+    return made.Loader(made.Mapper(made.Batcher(samples, BATCH, drop_last=False), default_collate))
 
 
 # --- of Hugging Face ---------------------------------------------------------------------------------------
@@ -273,7 +278,7 @@ ROWS: dict[str, Row] = {
     ),
     "DataLoader, StatefulDistributedSampler": Row(lambda _: stateful_distributed("plain"), package="torchdata"),
     "StatefulDataLoader, stream": Row(
-        lambda _: stateful(Stream(), num_workers=2), says=OWN_STATE, package="torchdata"
+        lambda _: stateful(Stream(True), num_workers=2), says=READ_AGAIN, package="torchdata"
     ),
     "StatefulDataLoader, stream with a state": Row(
         lambda _: stateful(Placed()), says=OWN_STATE, package="torchdata"
@@ -281,7 +286,15 @@ ROWS: dict[str, Row] = {
     "StatefulDataLoader, stream with a state, workers": Row(
         lambda _: stateful(Placed(), num_workers=2), says=OWN_STATE, package="torchdata"
     ),
-    "torchdata.nodes.Loader": Row(lambda _: nodes(), package="torchdata"),
+    "torchdata.nodes.Loader": Row(
+        lambda _: nodes(DistributedSampler(Samples(), 1, 0)), says=OWN_STATE, package="torchdata"
+    ),
+    "torchdata.nodes.Loader, shuffled by a generator": Row(
+        lambda _: nodes(RandomSampler(range(COUNT), generator=seeded())),
+        exact=False,
+        says=OWN_STATE,
+        package="torchdata",
+    ),
     "datasets, map": Row(
         lambda _: DataLoader(hugging_face(), BATCH, shuffle=True, num_workers=2), package="datasets"
     ),

@@ -93,7 +93,8 @@ def test_other_batches_are_logged(
 
 def step_in_place(trainer: Trainer, batch: Any) -> torch.Tensor:
     """Normalise a batch in place, and return its loss."""
-    return trainer.model(batch[0].div_(2)).sum()
+    loss: torch.Tensor = trainer.model(batch[0].div_(2)).sum()
+    return loss
 
 
 @pytest.mark.parametrize("resumes", [True, False], ids=["resumed", "goes on"])
@@ -158,7 +159,7 @@ class Own(IterableDataset[Any]):
 
 
 def _ranks() -> Zip:
-    samplers = [DistributedSampler(Numbered(), 2, rank) for rank in (0, 1)]
+    samplers: list[Any] = [DistributedSampler(Numbered(), 2, rank) for rank in (0, 1)]
     return Zip(*(DataLoader(Numbered(False), 2, sampler=sampler) for sampler in samplers))
 
 

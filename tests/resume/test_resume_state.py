@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -184,8 +184,8 @@ class Drawing(Hook):
     def state_dict(self) -> dict[str, Any]:
         return {"drawn": self.drawn, "generators": tuple(each.get_state() for each in self.generators)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.drawn = state["drawn"]
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawn = list(state["drawn"])
         for generator, saved in zip(self.generators, state["generators"], strict=True):
             generator.set_state(saved)
 
