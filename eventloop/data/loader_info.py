@@ -21,10 +21,8 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return f"a {kind} is not a torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
-    if type(loader) is not DataLoader:
-        return (
-            f"{kind} is a subclass of DataLoader, which may read in any way, and saves no position of its own"
-        )
+    if type(loader) is not DataLoader and not type(loader).__module__.startswith("torchdata."):
+        return f"{kind} is a subclass of DataLoader, which may read in any way"
     if isinstance(loader.dataset, IterableDataset):
         return "the loader's dataset is an IterableDataset, whose samples have no indices"
     if isinstance(loader.dataset, getattr(data, "MapDataPipe", ())):
@@ -32,6 +30,11 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
     if loader.batch_sampler is None:
         return "the loader has batch_size=None, and no lists of indices"
     return None
+
+
+def is_of_torchdata(loader: object) -> bool:
+    """Return whether a loader's class, or one that it derives from, is torchdata's."""
+    return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def parts_of(loader: object) -> dict[str, Any]:

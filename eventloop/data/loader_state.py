@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.loader_info import parts_of
+from eventloop.data.loader_info import is_of_torchdata, parts_of
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
@@ -154,7 +154,7 @@ def state_dict_error(loader: Any) -> str:
     `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
     begin a pass.
     """
-    if _is_of_torchdata(loader):
+    if is_of_torchdata(loader):
         return ""
     try:
         known = _errors.get(loader)
@@ -165,23 +165,17 @@ def state_dict_error(loader: Any) -> str:
     return known
 
 
-def counts_a_stream(loader: Any) -> bool:
-    """Return whether a loader reads a stream without a state through torchdata's StatefulDataLoader.
+def only_counts(loader: Any) -> bool:
+    """Return whether a loader reads a data set without a state through torchdata's StatefulDataLoader.
 
-    Its state is then a number of batches, which are read again. torchdata 0.11 counts them twice, so that the
-    second resume within a pass skips too many.
+    Its state is then a number of batches, and this package finds the place more exactly. torchdata 0.11
+    counts the batches of a stream twice, so that the second resume within a pass skips too many. It does not
+    save the random states of workers, and may draw the order of the samples again at another time.
     """
     return any(
-        _is_of_torchdata(part)
-        and isinstance(part.dataset, IterableDataset)
-        and not has_state_dict(part.dataset)
+        isinstance(part, DataLoader) and is_of_torchdata(part) and not has_state_dict(part.dataset)
         for part in parts_of(loader).values()
-        if isinstance(part, DataLoader)
     )
-
-
-def _is_of_torchdata(loader: Any) -> bool:
-    return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
 def _ask(loader: Any) -> str:
@@ -218,7 +212,7 @@ def _streamed_here(part: Any) -> list[tuple[str, Any]]:
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the `stateful_parts`; none if the loader saves its own state, because that includes theirs."""
     parts = stateful_parts(loader)
-    return {} if parts and saves_itself(loader) else parts
+    return {} if parts and saves_itself(loader) and not only_counts(loader) else parts
 
 
 def _load_sampler(sampler: Any, state: Any) -> None:

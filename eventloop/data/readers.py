@@ -4,7 +4,8 @@
 
 - For a `DataLoader` over a map-style dataset only the lists of indices are drawn again; no sample is read
   twice.
-- A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can.
+- A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can. torchdata's
+  StatefulDataLoader does so if its data set has a state; else it is read like a `DataLoader`.
 - For any other iterable the batches that were trained on are read again and dropped. This is also done if
   `state_dict` raises, as that of accelerate's loaders does.
 
@@ -35,7 +36,7 @@ from torch.utils.data import DataLoader
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
 from eventloop.data.loader_state import (
-    counts_a_stream,
+    only_counts,
     random_state,
     saves_itself,
     set_random_state,
@@ -68,9 +69,7 @@ class Reader(Protocol):
 
 def reader_of(loader: Iterable[Any]) -> Reader:
     """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
-    if counts_a_stream(loader):
-        return PlainReader("its data set is an IterableDataset without state_dict and load_state_dict")
-    if saves_itself(loader):
+    if saves_itself(loader) and not only_counts(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
         logger.info(

@@ -260,15 +260,11 @@ ROWS: dict[str, Row] = {
     "a subclass of DataLoader": Row(lambda _: Sub(Samples(), BATCH, shuffle=True), says=READ_AGAIN),
     "StatefulDataLoader": Row(lambda _: stateful(Samples(noise=True), shuffle=True), package="torchdata"),
     "StatefulDataLoader, workers": Row(
-        lambda _: stateful(Samples(), shuffle=True, num_workers=2), says=OWN_STATE, package="torchdata"
+        lambda _: stateful(Samples(noise=True), shuffle=True, num_workers=2), package="torchdata"
     ),
     "StatefulDataLoader, workers, snapshot_every_n_steps=4": Row(
-        lambda _: stateful(Samples(), shuffle=True, num_workers=2, snapshot_every_n_steps=4),
-        says=OWN_STATE, package="torchdata",
-    ),
-    "StatefulDataLoader, random numbers in workers": Row(
-        lambda _: stateful(Samples(noise=True), shuffle=True, num_workers=2), exact=False,
-        says=OWN_STATE, package="torchdata",
+        lambda _: stateful(Samples(noise=True), shuffle=True, num_workers=2, snapshot_every_n_steps=4),
+        package="torchdata",
     ),
     "StatefulDataLoader, sampler": Row(
         lambda _: stateful(Samples(), sampler=RandomSampler(range(COUNT), generator=seeded())), package="torchdata"
@@ -338,9 +334,16 @@ ROWS: dict[str, Row] = {
         lambda _: prepared(DataLoader(Samples(noise=True), BATCH, shuffle=True, num_workers=2)),
         says=READ_AGAIN, package="accelerate",
     ),
-    "Accelerate, use_seedable_sampler": Row(
+    "Accelerate, use_seedable_sampler, data_seed": Row(
+        lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_seedable_sampler=True, data_seed=3),
+        says=READ_AGAIN,
+        package="accelerate",
+    ),
+    "Accelerate, use_seedable_sampler, another seed in each process": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_seedable_sampler=True),
-        says=READ_AGAIN, package="accelerate",
+        exact=False,
+        says=ANOTHER,
+        package="accelerate",
     ),
     "Accelerate, random numbers without workers": Row(
         lambda _: prepared(DataLoader(Samples(noise=True), BATCH, shuffle=True)),
@@ -352,10 +355,10 @@ ROWS: dict[str, Row] = {
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_stateful_dataloader=True),
-        package="accelerate",
+        says=READ_AGAIN, package="accelerate",
     ),
-    "Accelerate, use_stateful_dataloader, stream": Row(
-        lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True),
+    "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
+        lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True, dispatch_batches=False),
         says=OWN_STATE, package="accelerate",
     ),
     "CombinedLoader": Row(

@@ -40,12 +40,20 @@ def test_a_resumed_run(tmp_path: Path, name: str) -> None:
     assert len(whole) == EPOCHS * PER_EPOCH + 1
     assert [min(part.keys() - {"weights"}) for part in parts] == [0, 4, SAVED_AT, 2 * PER_EPOCH]
     assert all(part.items() <= whole.items() for part in parts) is row.exact
-    for part in ("killed", "at the end of an epoch"):
-        log = (tmp_path / f"{part}.log").read_text()
-        assert {name for name, line in LINES.items() if re.search(line, log)} == said_by(row), log
+    first, second = (said(tmp_path, part) for part in ("killed", "at the end of an epoch"))
+    assert second == expected(row)
+    assert first == second or (
+        first < second and not row.exact
+    )  # a first epoch may be exact where others are not
 
 
-def said_by(row: Row) -> set[str]:
+def said(folder: Path, part: str) -> set[str]:
+    """Return which of the lines a part has logged."""
+    log = (folder / f"{part}.log").read_text()
+    return {name for name, line in LINES.items() if re.search(line, log)}
+
+
+def expected(row: Row) -> set[str]:
     """Return the lines that the resumes of a row log."""
     read_again = {READ_AGAIN} if row.says in (PERSISTENT, ANOTHER) else set()
     return read_again | ({row.says} if row.says else set())
