@@ -1,4 +1,4 @@
-"""Compare a batch that is read again after a resume with the one that was trained on.
+"""Compare a batch that is read again after a resume with the batch that was trained on.
 
 `PlainReader` uses it. A checkpoint holds a number that is computed from the last batch, and not the batch.
 """

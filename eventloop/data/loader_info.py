@@ -33,7 +33,7 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
 
 
 def is_of_torchdata(loader: object) -> bool:
-    """Return whether a loader's class, or one that it derives from, is torchdata's."""
+    """Return whether a loader's class, or a base class of it, is torchdata's."""
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 

@@ -197,7 +197,7 @@ def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
 def stateful_parts(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return what a pass over a loader moves and a `state_dict` saves, by the path of the attribute.
 
-    That are samplers with a `state_dict`, and each IterableDataset with one that is read in this process.
+    That are samplers with a `state_dict`, and each IterableDataset with a `state_dict` that is read here.
     """
     samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
     return samplers | _found(loader, _streamed_here)

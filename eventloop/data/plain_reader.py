@@ -30,8 +30,8 @@ _END = object()
 class PlainReader:
     """The reader of any iterable: it reads the batches that were trained on again, and drops them.
 
-    A list or tuple is sliced instead. A warning is logged if the last of these batches is not the one that
-    was trained on, because the order of the loader is then not that of the interrupted run.
+    A list or tuple is sliced instead. A warning is logged if the last of these batches differs from the
+    batch that was trained on, because the loader then has another order than in the interrupted run.
 
     Args:
         why: why no other reader fits, for the log.
@@ -71,7 +71,7 @@ class PlainReader:
         return self._batches(iterator)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """Return what is known of the last batch, if `batch_idx` batches were given out."""
+        """Return the print of the last batch and torch's states, if `batch_idx` batches were given out."""
         if not batch_idx or self._last is None or batch_idx != self._given:
             return {}
         return {"batch_idx": batch_idx, "last_batch": self._last.print(), "read_with": [*self._read_with]}
@@ -125,8 +125,8 @@ def _drop(iterator: Iterator[Any], skip: int, saved: Mapping[str, Any], kind: st
 
 
 def _another(number: int, kind: str, drawn: list[str]) -> str:
-    """Return the line of the log for a batch that is not the one that was trained on."""
-    found = f"batch {number} of the pass, read again, is not the one that was trained on: the {kind} "
+    """Return the line of the log for a batch that differs from the batch that was trained on."""
+    found = f"batch {number} of the pass, read again, differs from the batch that was trained on: the {kind} "
     if drawn:
         return (
             f"{found}draws from the global generator of {' and of '.join(drawn)} while it is read, and so "

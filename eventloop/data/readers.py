@@ -22,7 +22,7 @@ The order is exactly that of the uninterrupted run if it is decided by
 State anywhere else is not found, such as generators of transforms or a count of passes in an attribute. Use
 torchdata's StatefulDataLoader for it. Of the state that a dataset has in worker processes only the global
 generators are restored, and only for a map-style dataset. Where batches are read again, a warning says so if
-the last of them is not the one that was trained on.
+the last of them differs from the batch that was trained on.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class StatefulReader:
     """
 
     def __init__(self) -> None:
-        self._began = self._loaded = False
+        self._began = self._loaded = self._resumed = False
 
     def open(self, loader: Any, skip: int, opened_with: Mapping[str, Any]) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
@@ -102,11 +102,14 @@ class StatefulReader:
         now = random_state(loader)
         if skip:
             set_random_state(loader, opened_with)
+        if skip or loaded:
+            self._resumed = True
             _begin_loaded(loader)
-            iterator: Iterator[Any] = iter(loader)
-            set_random_state(loader, now)
-            return iterator
-        return _after_loaded(loader, now) if loaded else iter(loader)
+        if not skip:
+            return _next_pass(loader, now) if self._resumed else iter(loader)
+        iterator: Iterator[Any] = iter(loader)
+        set_random_state(loader, now)
+        return iterator
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
         """Return the loader's own state.
@@ -132,13 +135,12 @@ def _begin_loaded(loader: Any) -> None:
             part.state_dict()
 
 
-def _after_loaded(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the batches of the pass after the one at whose end the loader's state was saved.
+def _next_pass(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the batches of a whole pass, in a run that was resumed.
 
     The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
-    With torchdata's StatefulDistributedSampler a first pass is the rest of the former one, which is empty.
+    The first pass that torchdata's loaders open may be the rest of the former one, which is empty.
     """
-    _begin_loaded(loader)
     for _ in range(2):
         empty = True
         set_random_state(loader, now)

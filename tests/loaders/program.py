@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import time
 import warnings
 import zlib
 from collections.abc import Iterator
@@ -30,8 +31,10 @@ from eventloop.hooks import CheckpointHook
 from tests.loaders.catalog import PER_EPOCH, ROWS
 
 EPOCHS = 3
-SAVED_AT = PER_EPOCH + 4
-"""The iteration of the checkpoint after which a part is killed, in the middle of the second epoch."""
+STOPPED_AT, SAVED_AT = 6, PER_EPOCH + 6
+"""The iterations of the checkpoints in the middle of the first epoch and of the second."""
+DEADLINE = 60.0
+"""Seconds against hangs."""
 
 
 class Part(NamedTuple):
@@ -44,7 +47,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "whole": Part(7),
-    "stopped": Part(7, stop=4),
+    "stopped": Part(7, stop=STOPPED_AT),
     "killed": Part(101, killed=True),
     "at the end of an epoch": Part(102, stop=2 * PER_EPOCH),
     "rest": Part(103),
@@ -76,6 +79,14 @@ def digest(values: Any) -> str:
     return f"{crc:08x}"
 
 
+def until(path: Path) -> None:
+    """Wait for a checkpoint: its directory is renamed when it is durable."""
+    ends = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < ends, f"{path} was not saved"
+        time.sleep(0.01)
+
+
 def train(name: str, part: str, folder: Path) -> None:
     """Train one part of a run."""
     options, record = PARTS[part], (folder / f"{part}.jsonl").open("w", buffering=1)
@@ -98,10 +109,8 @@ def train(name: str, part: str, folder: Path) -> None:
         record.write(json.dumps([event.iter, digest(trainer.batch)]) + "\n")
         if event.iter + 1 == options.stop:
             trainer.stop("enough")
-
-    @trainer.bus.on("checkpoint_saved")
-    def kill(event: Any) -> None:
-        if options.killed and event.path.endswith(f"iter_{SAVED_AT}"):
+        if options.killed and event.iter == SAVED_AT + 1:
+            until(trainer.work_dir / f"iter_{SAVED_AT}")
             os.kill(os.getpid(), signal.SIGKILL)
 
     if options.seed != PARTS["whole"].seed:

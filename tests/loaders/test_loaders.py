@@ -12,7 +12,7 @@ import pytest
 
 from tests import forked
 from tests.loaders.catalog import ANOTHER, LINES, PER_EPOCH, PERSISTENT, READ_AGAIN, ROWS, Row
-from tests.loaders.program import EPOCHS, PARTS, SAVED_AT
+from tests.loaders.program import EPOCHS, PARTS, SAVED_AT, STOPPED_AT
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/howto/loaders.md"
@@ -38,7 +38,7 @@ def test_a_resumed_run(tmp_path: Path, name: str) -> None:
     assert ran.returncode == 0, ran.stderr
     whole, *parts = (seen(tmp_path, part) for part in PARTS)
     assert len(whole) == EPOCHS * PER_EPOCH + 1
-    assert [min(part.keys() - {"weights"}) for part in parts] == [0, 4, SAVED_AT, 2 * PER_EPOCH]
+    assert [min(part.keys() - {"weights"}) for part in parts] == [0, STOPPED_AT, SAVED_AT, 2 * PER_EPOCH]
     assert all(part.items() <= whole.items() for part in parts) is row.exact
     first, second = (said(tmp_path, part) for part in ("killed", "at the end of an epoch"))
     assert second == expected(row)
@@ -63,7 +63,7 @@ def table() -> dict[str, list[str]]:
     """Return the rows of the page's table: by the loader, the other cells."""
     rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
-    start = next(i for i, row in enumerate(cells) if row[0] == "loader") + 2
+    start = next(i for i, row in enumerate(cells) if row[0] == "loader") + 1
     return {name: others for name, *others in cells[start : start + len(ROWS)]}
 
 
