@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from eventloop.data.position import set_sampler_epoch
+from eventloop.data.loader_state import set_epoch
 from eventloop.events import BeforeTrainEpoch
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 
 class DistSamplerSeedHook(Hook):
-    """Call `set_epoch` of the train loader or its sampler before each epoch.
+    """Call `set_epoch` of the train loader, or of its sampler and data set, before each epoch.
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook
         Trainer(..., default_hooks=dict(sampler_seed=None))    # this one does without
 
-    A distributed sampler then shuffles differently in each epoch. The first of these that has `set_epoch` is
-    used: the loader, its sampler, its batch sampler's sampler. A run measured in iterations does the same at
-    each pass over the loader.
+    A distributed sampler then shuffles differently in each epoch, and so does a streamed data set of Hugging
+    Face. Called are the loader, or else its sampler (or its batch sampler's) and its data set, each if it has
+    `set_epoch`; in a loader that combines others, those of each. A run measured in iterations does the same
+    at each pass over the loader.
     """
 
     priority = Priority.NORMAL
     owns = "the seeds of the samplers"
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Set the epoch of the loader's sampler."""
+        """Set the epoch of the loader."""
         if trainer.by_epoch and trainer.loader is not None:
-            set_sampler_epoch(trainer.loader, trainer.epoch)
+            set_epoch(trainer.loader, trainer.epoch)

@@ -95,7 +95,28 @@ def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]
             state = torch.load(file, map_location=map_location, weights_only=True)
     except Exception as error:
         raise CheckpointError(f"{path} cannot be read as a checkpoint: {error}") from error
-    return as_checkpoint(state, path)
+    return as_checkpoint(_with_own_bytes(state), path)
+
+
+def _with_own_bytes(value: Any) -> Any:
+    """Give each vector of bytes in a state a storage of its own; in a file several share one.
+
+    Such vectors are states of random generators. `set_state` of a `torch.Generator` reads them from the start
+    of the storage, wherever the vector begins, and ends the process if it finds something else there.
+    """
+    if isinstance(value, torch.Tensor):
+        alone = (
+            value.dtype != torch.uint8 or value.ndim != 1 or value.numel() == value.untyped_storage().nbytes()
+        )
+        return value if alone else value.clone()
+    if type(value) is dict:
+        for key, item in value.items():
+            value[key] = _with_own_bytes(item)
+    elif type(value) is list:
+        value[:] = map(_with_own_bytes, value)
+    elif type(value) is tuple:
+        return tuple(map(_with_own_bytes, value))
+    return value
 
 
 Check = Callable[[dict[str, Any], str], object]

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -68,15 +68,17 @@ def of_loader(loader: str, name: str) -> str:
     return f"{loader}/{name}" if loader else name
 
 
+_MOST_LOADERS = 64
+"""The most items of an attribute among which DataLoaders are looked for; a longer one holds data."""
+
+
 def why_not_by_index(loader: Iterable[Any]) -> str | None:
     """Return the reason why a pass over a loader cannot be resumed by indices; None if it can."""
     kind = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return f"a {kind} is not a torch.utils.data.DataLoader, and has no state_dict and load_state_dict"
-    if type(loader) is not DataLoader:
-        return (
-            f"{kind} is a subclass of DataLoader, which may read in any way, and saves no position of its own"
-        )
+    if type(loader) is not DataLoader and not type(loader).__module__.startswith("torchdata."):
+        return f"{kind} is a subclass of DataLoader, which may read in any way"
     if isinstance(loader.dataset, IterableDataset):
         return "the loader's dataset is an IterableDataset, whose samples have no indices"
     if isinstance(loader.dataset, getattr(data, "MapDataPipe", ())):
@@ -86,9 +88,51 @@ def why_not_by_index(loader: Iterable[Any]) -> str | None:
     return None
 
 
-def persists(loader: Any) -> bool:
-    """Return whether a loader's workers stay alive for more than one pass."""
-    return isinstance(loader, DataLoader) and loader.num_workers > 0 and loader.persistent_workers
+def is_of_torchdata(loader: object) -> bool:
+    """Return whether a loader's class, or a base class of it, is torchdata's."""
+    return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
+
+
+def parts_of(loader: object) -> dict[str, Any]:
+    """Return a loader and the DataLoaders that it reads, each once, by the path of its attribute.
+
+    The path of the loader itself is "". The others are attributes of it, or items of an attribute that is a
+    short list, tuple or dict: a loader that combines several, or wraps one, holds them so.
+    """
+    found: dict[str, Any] = {"": loader}
+    for name, value in getattr(loader, "__dict__", {}).items():
+        for path, item in _items(name, value):
+            if isinstance(item, DataLoader) and all(item is not other for other in found.values()):
+                found[path] = item
+    return found
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an attribute and its items, with their paths; not the items of a collection of data."""
+    yield name, value
+    if isinstance(value, dict | list | tuple) and len(value) <= _MOST_LOADERS:
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{name}[{key!r}]", item) for key, item in pairs)
+
+
+def has_workers(loader: object) -> bool:
+    """Return whether a loader, or a DataLoader that it reads, reads its data set in worker processes."""
+    return any(isinstance(part, DataLoader) and part.num_workers > 0 for part in parts_of(loader).values())
+
+
+def persists(loader: object) -> bool:
+    """Return whether workers of a loader, or of a DataLoader that it reads, serve more than one pass."""
+    return any(
+        isinstance(part, DataLoader) and part.num_workers > 0 and part.persistent_workers
+        for part in parts_of(loader).values()
+    )
+
+
+def is_stream(loader: object) -> bool:
+    """Return whether a loader, or a DataLoader that it reads, has an IterableDataset."""
+    return any(
+        isinstance(getattr(part, "dataset", None), IterableDataset) for part in parts_of(loader).values()
+    )
 
 
 def to_device(batch: Any, device: torch.device | None) -> Any:

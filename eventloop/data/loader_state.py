@@ -5,36 +5,78 @@ the path of an attribute such as "sampler.generator", to a state:
 
 - `generators`: generators of Python, NumPy and torch that are attributes of the loader, its sampler, its
   batch sampler or its dataset, but not of their parts, such as transforms or nested datasets;
-- `samplers`: the states of samplers with `state_dict` and `load_state_dict`.
+- `samplers`: the states of samplers with `state_dict` and `load_state_dict`, and of an IterableDataset with
+  these methods that is read in this process.
+
+All of this is also found in the DataLoaders that are attributes of a loader, which combines or wraps them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torch.utils.data import DataLoader, IterableDataset
+
+from eventloop.data.loader_info import is_of_torchdata, parts_of
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
 
 
 def samplers_of(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return a loader's samplers, each once, by the path of the attribute that holds them.
+    """Return the samplers of a loader and of its parts, each once, by the path of the attribute.
 
     The paths are `sampler`, `batch_sampler.sampler` and `batch_sampler`.
     """
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found: dict[str, Any] = {}
-    for place, sampler in (
-        ("sampler", getattr(loader, "sampler", None)),
+    return _found(loader, _samplers)
+
+
+def datasets_of(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return the data sets of a loader and of its parts, each once, by the path of the attribute."""
+    return _found(loader, lambda part: [("dataset", getattr(part, "dataset", None))])
+
+
+def _samplers(part: Any) -> list[tuple[str, Any]]:
+    batch_sampler = getattr(part, "batch_sampler", None)
+    return [
+        ("sampler", getattr(part, "sampler", None)),
         ("batch_sampler.sampler", getattr(batch_sampler, "sampler", None)),
         ("batch_sampler", batch_sampler),
-    ):
-        if sampler is not None and all(sampler is not other for other in found.values()):
-            found[place] = sampler
+    ]
+
+
+def _found(loader: Any, within: Callable[[Any], list[tuple[str, Any]]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for path, part in parts_of(loader).items():
+        for place, value in within(part):
+            if value is not None and all(value is not other for other in found.values()):
+                found[f"{path}.{place}" if path else place] = value
     return found
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Call `set_epoch` of the loader, else of each of its parts, else of a part's sampler and dataset.
+
+    Of a part's samplers the first that has the method is called, because a batch sampler passes it on.
+    """
+    for part in parts_of(loader).values():
+        if _set_epoch([part], epoch):
+            if part is loader:
+                return
+            continue
+        _set_epoch([sampler for _, sampler in _samplers(part)], epoch)
+        _set_epoch([getattr(part, "dataset", None)], epoch)
+
+
+def _set_epoch(owners: list[Any], epoch: int) -> bool:
+    for owner in owners:
+        if callable(set_epoch := getattr(owner, "set_epoch", None)):
+            set_epoch(epoch)
+            return True
+    return False
 
 
 def random_state(loader: Iterable[Any] | None) -> dict[str, Any]:
@@ -115,7 +157,7 @@ def state_dict_error(loader: Any) -> str:
     `state_dict` is called once for each loader. It is not called for torchdata's loaders, where it would
     begin a pass.
     """
-    if any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__):
+    if is_of_torchdata(loader):
         return ""
     try:
         known = _errors.get(loader)
@@ -124,6 +166,19 @@ def state_dict_error(loader: Any) -> str:
     if known is None:
         known = _errors[loader] = _ask(loader)
     return known
+
+
+def only_counts(loader: Any) -> bool:
+    """Return whether a loader reads a data set without a state through torchdata's StatefulDataLoader.
+
+    Its state is then a number of batches, and this package finds the place more exactly. torchdata 0.11
+    counts the batches of a stream twice, so that the second resume within a pass skips too many. It does not
+    save the random states of workers, and may draw the order of the samples again at another time.
+    """
+    return any(
+        isinstance(part, DataLoader) and is_of_torchdata(part) and not has_state_dict(part.dataset)
+        for part in parts_of(loader).values()
+    )
 
 
 def _ask(loader: Any) -> str:
@@ -138,17 +193,29 @@ def _ask(loader: Any) -> str:
 
 
 def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
-    owners = {"loader": loader, **samplers_of(loader), "dataset": getattr(loader, "dataset", None)}
-    return generators_in(owners)
+    parts = {path or "loader": part for path, part in parts_of(loader).items()}
+    return generators_in({**parts, **samplers_of(loader), **datasets_of(loader)})
+
+
+def stateful_parts(loader: Iterable[Any] | None) -> dict[str, Any]:
+    """Return what a pass over a loader moves and a `state_dict` saves, by the path of the attribute.
+
+    That are samplers with a `state_dict`, and each IterableDataset with a `state_dict` that is read here.
+    """
+    samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
+    return samplers | _found(loader, _streamed_here)
+
+
+def _streamed_here(part: Any) -> list[tuple[str, Any]]:
+    dataset = getattr(part, "dataset", None)
+    here = isinstance(dataset, IterableDataset) and not getattr(part, "num_workers", 0)
+    return [("dataset", dataset)] if here and saves_itself(dataset) else []
 
 
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return the samplers that have a `state_dict`, by the path of the attribute that holds them.
-
-    None are returned if the loader saves its own state, because that includes the samplers' states.
-    """
-    samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
-    return {} if samplers and saves_itself(loader) else samplers
+    """Return the `stateful_parts`; none if the loader saves its own state, because that includes theirs."""
+    parts = stateful_parts(loader)
+    return {} if parts and saves_itself(loader) and not only_counts(loader) else parts
 
 
 def _load_sampler(sampler: Any, state: Any) -> None:

@@ -21,7 +21,7 @@ from eventloop.data.loader_state import (
     lost_generators,
     own_random_state,
     random_state,
-    samplers_of,
+    set_epoch,
     set_generators,
     set_random_state,
     set_samplers,
@@ -46,7 +46,7 @@ class PositionedTrainer(Protocol):
         """Return whether the length of the run is given in epochs."""
 
 
-__all__ = ["LoaderPosition", "Within", "set_sampler_epoch"]
+__all__ = ["LoaderPosition", "Within"]
 
 logger = logging.getLogger("eventloop")
 
@@ -153,9 +153,9 @@ class LoaderPosition:
         return reader
 
     def _seed_sampler(self, loader: Iterable[Any], number: int) -> None:
-        """Call a distributed sampler's `set_epoch` with the number of the pass, unless a hook does so."""
+        """Call `set_epoch` with the number of the pass, unless `DistSamplerSeedHook` does so."""
         if not self._trainer.by_epoch:
-            set_sampler_epoch(loader, number)
+            set_epoch(loader, number)
 
     def state_dict(self, within: Within = "") -> dict[str, Any]:
         """Return the state from which `open` continues the pass.
@@ -244,12 +244,3 @@ def _restore_generators(loader: Iterable[Any], saved: Mapping[str, Any]) -> None
             ", ".join(lost),
         )
     set_generators(loader, saved)
-
-
-def set_sampler_epoch(loader: Iterable[Any], epoch: int) -> None:
-    """Call `set_epoch` on the first object that has it: the loader, its sampler or its batch sampler."""
-    for owner in (loader, *samplers_of(loader).values()):
-        set_epoch = getattr(owner, "set_epoch", None)
-        if set_epoch is not None:
-            set_epoch(epoch)
-            return

@@ -4,11 +4,10 @@
 
 - For a `DataLoader` over a map-style dataset only the lists of indices are drawn again; no sample is read
   twice.
-- A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can.
+- A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can. torchdata's
+  StatefulDataLoader does so if its data set has a state; else it is read like a `DataLoader`.
 - For any other iterable the batches that were already trained on are read again and dropped. This is also
-  done if `state_dict` raises an error, as that of accelerate's loaders does. Accelerate's loaders read one
-  batch ahead: random numbers that a data set without workers draws from a global generator for that batch
-  are drawn again.
+  done if `state_dict` raises an error, as that of accelerate's loaders does.
 
 The order is exactly that of the uninterrupted run if it is decided by
 
@@ -16,35 +15,37 @@ The order is exactly that of the uninterrupted run if it is decided by
   its first list of indices, as with `shuffle=True` and torch's samplers;
 - a generator of Python, NumPy or torch that is an attribute of the loader, of its sampler or batch sampler,
   or of its dataset. Its state is in the checkpoint;
-- a sampler with `state_dict` and `load_state_dict`. The checkpoint has its state at the opening of the pass.
-  This state must determine the next pass, or be a position in this one, which is then found by drawing.
+- a sampler with `state_dict` and `load_state_dict`, or an IterableDataset with these methods that is read in
+  this process. The checkpoint has its state at the opening of the pass. This state must determine the next
+  pass, or be a position in this one, which is then found by drawing.
 
 With a limit of batches the second kind of sampler, with a position in its state, is not exact. State in other
 places is not found, such as generators of transforms or a count of passes in an attribute. Use
 torchdata's StatefulDataLoader for it. From the state of a dataset in worker processes, only the global
-generators are restored, and only for a map-style dataset.
+generators are restored, and only for a map-style dataset. Where batches are read again, a warning says so if
+the last of them differs from the batch that was trained on.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.limits import first
-from eventloop.data.loader_info import persists, why_not_by_index
+from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
 from eventloop.data.loader_state import (
-    own_random_state,
+    only_counts,
     random_state,
     saves_itself,
     set_random_state,
     state_dict_error,
 )
+from eventloop.data.plain_reader import PlainReader
 from eventloop.data.plain_values import plain
-from eventloop.data.rng import rng_state, set_rng_state
-from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")
 
@@ -75,8 +76,8 @@ class Reader(Protocol):
 
 
 def reader_of(loader: Iterable[Any]) -> Reader:
-    """Return the reader that can read a loader and resumes a pass most exactly."""
-    if saves_itself(loader):
+    """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
+    if saves_itself(loader) and not only_counts(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
         logger.info(
@@ -87,72 +88,19 @@ def reader_of(loader: Iterable[Any]) -> Reader:
     return PlainReader(why) if (why := why_not_by_index(loader)) else IndexReader()
 
 
-class PlainReader:
-    """The reader of any iterable: it reads the batches that were already trained on again, and drops them.
-
-    A list or tuple is sliced instead.
-
-    Args:
-        why: the reason why no other reader fits, for the log.
-    """
-
-    def __init__(self, why: str) -> None:
-        self._why = why
-
-    def open(
-        self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
-    ) -> Iterator[Any]:
-        """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
-        iterator: Iterator[Any]
-        length = length_of(loader) if limit is None else limit
-        if not skip:
-            return first(iter(loader), limit)
-        if isinstance(loader, list | tuple):
-            return islice(loader, skip, limit)
-        if length is not None and skip >= length and not any(own_random_state(loader).values()):
-            return iter(())  # no batch is left, and no sampler draws at the end
-        logger.warning(
-            "the first %d batches of the pass, which were trained on, are read again and dropped: %s",
-            skip,
-            self._why,
-        )
-        now = random_state(loader)
-        set_random_state(loader, opened_with, opening=True)
-        iterator = iter(loader)
-        for _ in range(skip):
-            next(iterator, None)
-        set_random_state(loader, now)
-        return first(iterator, limit, skip)
-
-    def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
-        """Return an empty state, because the number of batches is enough."""
-        return {}
-
-    def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Warn if the loader has persistent workers, whose random states no checkpoint holds."""
-        if persists(loader):
-            logger.warning(
-                "the loader's persistent workers start with other random numbers than those of the "
-                "interrupted run, because %s: use persistent_workers=False for an exact resume",
-                self._why,
-            )
-
-
 class StatefulReader:
     """The reader of a loader that saves its own position, such as torchdata's StatefulDataLoader.
 
-    A resumed run is as exact as the loader is. torchdata 0.11 resumes at the right sample with
-    `shuffle=True`, also with workers. It saves neither the random state of its workers, nor that of a
-    generator from which a user's sampler draws. With torchdata's StatefulDistributedSampler, it resumes
-    within a pass, but after a checkpoint at the end of a pass it has no batches, which ends the run with an
-    error. In a plain DataLoader that sampler is exact everywhere.
+    A resumed run is as exact as the loader is; a warning names the random numbers and samples that the state
+    of its kind may lack. The loader begins with the random state at the opening of the pass, so that it may
+    draw its order again.
 
     At the end of a pass that a limit cuts short, the loader's state is one within the pass. A resumed run
     opens that pass, leaves it, and opens the next one.
     """
 
     def __init__(self) -> None:
-        self._began = self._loaded = False
+        self._began = self._loaded = self._resumed = False
         self._cut = False  # whether a limit cuts the passes short
         self._leaves = False  # whether the loaded state is of the end of a pass that was cut short
 
@@ -167,13 +115,18 @@ class StatefulReader:
             return PlainReader(why).open(loader, skip, opened_with, limit)
         if skip and not loaded:
             loader.load_state_dict(loader.state_dict())  # continues the pass that a stop interrupted
-        now = rng_state()
-        if loaded and self._leaves and not skip:
-            iter(loader)
-            set_rng_state(now)
-        iterator: Iterator[Any] = iter(loader)
+        now = random_state(loader)
         if skip:
-            set_rng_state(now)
+            set_random_state(loader, opened_with)
+        if skip or loaded:
+            self._resumed = True
+            _begin_loaded(loader)
+        if not skip:
+            if loaded and self._leaves:
+                iter(loader)
+            return first(_next_pass(loader, now) if self._resumed else iter(loader), limit)
+        iterator: Iterator[Any] = iter(loader)
+        set_random_state(loader, now)
         return first(iterator, limit, skip)
 
     def state_dict(self, loader: Any, batch_idx: int) -> dict[str, Any]:
@@ -191,3 +144,45 @@ class StatefulReader:
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
             self._loaded, self._leaves = True, state.get("cut", False)
+            _warn_of_lacks(loader)
+
+
+def _begin_loaded(loader: Any) -> None:
+    """Let a loader begin the pass of the state that was loaded; torchdata's do so when asked for a state."""
+    for part in parts_of(loader).values():
+        if saves_itself(part):
+            part.state_dict()
+
+
+def _next_pass(loader: Any, now: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the batches of a whole pass, in a run that was resumed.
+
+    The pass begins with the random state `now`, whatever the loader draws to find the end of the former one.
+    The first pass that torchdata's loaders open may be the rest of the former one, which is empty.
+    """
+    for _ in range(2):
+        empty = True
+        set_random_state(loader, now)
+        for batch in loader:
+            empty = False
+            yield batch
+        if not empty:
+            return
+
+
+def _warn_of_lacks(loader: Any) -> None:
+    """Warn of what the state of a loader may lack; nothing tells whether its batches depend on that."""
+    lacks = []
+    if not isinstance(loader, DataLoader):
+        lacks.append("random generators of its parts")
+    if has_workers(loader):
+        lacks.append("random numbers that are drawn in its workers")
+    if is_stream(loader):
+        lacks.append("samples that its data set has read ahead, as into a shuffle buffer")
+    if lacks:
+        logger.warning(
+            "the %s goes on by its own state, which may lack %s: if there are such, the batches are not "
+            "exactly those of the interrupted run; a torch DataLoader restores them or reads them again",
+            type(loader).__name__,
+            " and ".join(lacks),
+        )

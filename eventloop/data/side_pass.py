@@ -10,16 +10,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from eventloop.data.loader_info import persists
-from eventloop.data.loader_state import (
-    has_state_dict,
-    random_state,
-    samplers_of,
-    saves_itself,
-    set_random_state,
-)
+from eventloop.data.loader_state import random_state, saves_itself, set_random_state, stateful_parts
 
 
 @contextmanager
@@ -58,12 +52,8 @@ def position_of(loader: Any) -> object | None:
     `load_state_dict`: a loader that is not a `DataLoader`, a sampler, or an IterableDataset that is read in
     this process.
     """
-    if not isinstance(loader, DataLoader):
-        return loader if saves_itself(loader) else None
-    parts = [*samplers_of(loader).values()]
-    if isinstance(loader.dataset, IterableDataset) and not loader.num_workers:
-        parts.append(loader.dataset)
-    return next((part for part in parts if has_state_dict(part)), None)
+    alone: list[object] = [] if isinstance(loader, DataLoader) or not saves_itself(loader) else [loader]
+    return next(iter([*alone, *stateful_parts(loader).values()]), None)
 
 
 def _copy(loader: DataLoader[Any]) -> DataLoader[Any]:

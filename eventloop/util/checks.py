@@ -140,5 +140,5 @@ def length_of(loader: Iterable[Any] | None) -> int | None:
     """Return the number of batches of one pass, or None if the loader has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, RuntimeError):  # Lightning's CombinedLoader has a length only once it is iterated
         return None

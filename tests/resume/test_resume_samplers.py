@@ -128,6 +128,25 @@ class Stream(IterableDataset[Any]):
             yield index + own % 1000, torch.ones(2) + noise
 
 
+class Passing(IterableDataset[Any]):
+    """A stream with another order in each pass; its state is its position in all passes."""
+
+    def __init__(self) -> None:
+        self._read = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        passes, place = divmod(self._read, COUNT)
+        for index in random.Random(passes).sample(range(COUNT), COUNT)[place:]:
+            self._read += 1
+            yield index, torch.ones(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"read": self._read}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._read = state["read"]
+
+
 class Buffered(IterableDataset[Any]):
     """An iterable data set that is shuffled by a buffer, from Python's generator."""
 
@@ -205,6 +224,7 @@ def _with_own(make: Callable[[], Any]) -> DataLoader[Any]:
 
 LOADERS: dict[str, Callable[[], Any]] = {
     "a stream that draws alone": lambda: DataLoader(Buffered(), BATCH),
+    "a stream with a position": lambda: DataLoader(Passing(), BATCH),
     "a subclass": lambda: Sub(Numbered(), BATCH, shuffle=True),
     "a state": lambda: DataLoader(Numbered(), BATCH, sampler=Saving()),
     "a place": lambda: DataLoader(Numbered(), BATCH, sampler=Placed()),

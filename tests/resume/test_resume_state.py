@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +169,35 @@ def test_generators_of_modules_go_on(make_trainer: MakeTrainer, tmp_path: Path, 
     state = assert_went_on(make, tmp_path, [2, 4])
 
     assert [*state["rng"]["modules"]] == ["0.ours", "0.numpy", "0.python"]
+
+
+class Drawing(Hook):
+    """A hook that draws from two generators, whose states it saves as torch returns them."""
+
+    def __init__(self) -> None:
+        self.generators = [torch.Generator().manual_seed(seed) for seed in (3, 4)]
+        self.drawn: list[float] = []
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        self.drawn += [float(torch.rand((), generator=generator)) for generator in self.generators]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "generators": tuple(each.get_state() for each in self.generators)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.drawn = list(state["drawn"])
+        for generator, saved in zip(self.generators, state["generators"], strict=True):
+            generator.set_state(saved)
+
+
+def test_generators_of_hooks_go_on(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A hook gets the states of its generators as it gave them: torch reads one from the start of its memory."""
+
+    def make(directory: Path) -> Trainer:
+        seed()
+        return make_trainer(work_dir=directory, hooks=[Drawing(), CheckpointHook(interval=-1)])
+
+    assert_went_on(make, tmp_path, [2, 4])
 
 
 # --- loaders -----------------------------------------------------------------------------------------------

@@ -1,0 +1,141 @@
+"""Train with one loader of the catalog, in one piece and in parts, each in a process of its own.
+
+    python -m tests.loaders.program "DataLoader, shuffled" FOLDER
+
+The parts are: stopped in mid-epoch, killed in mid-epoch, stopped at the end of an epoch, the rest. Each writes what it saw
+to a file of its name in FOLDER.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import random
+import signal
+import sys
+import time
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+from tests.loaders.catalog import PER_EPOCH, ROWS
+
+EPOCHS = 3
+STOPPED_AT, SAVED_AT = 6, PER_EPOCH + 6
+"""The iterations of the checkpoints in the middle of the first epoch and of the second."""
+DEADLINE = 60.0
+"""Seconds against hangs."""
+
+
+class Part(NamedTuple):
+    """A part of a run: the iteration that it is stopped or killed after, and the seed of its process."""
+
+    seed: int
+    stop: int | None = None
+    killed: bool = False
+
+
+PARTS = {
+    "whole": Part(7),
+    "stopped": Part(7, stop=STOPPED_AT),
+    "killed": Part(101, killed=True),
+    "at the end of an epoch": Part(102, stop=2 * PER_EPOCH),
+    "rest": Part(103),
+}
+
+
+def leaves(batch: Any) -> Iterator[Any]:
+    """Yield the values of a nested batch."""
+    if isinstance(batch, dict):
+        batch = list(batch.values())
+    if isinstance(batch, list | tuple):
+        for item in batch:
+            yield from leaves(item)
+    else:
+        yield batch
+
+
+def features(batch: Any) -> torch.Tensor:
+    """Return the features of the batch's first samples."""
+    return next(each for each in leaves(batch) if isinstance(each, torch.Tensor) and each.is_floating_point())
+
+
+def digest(values: Any) -> str:
+    """Return a text that is the same for the same bits only."""
+    crc = 0
+    for each in leaves(values):
+        each = each.numpy().tobytes() if isinstance(each, torch.Tensor) else repr(each).encode()
+        crc = zlib.crc32(each, crc)
+    return f"{crc:08x}"
+
+
+def until(path: Path) -> None:
+    """Wait for a checkpoint: its directory is renamed when it is durable."""
+    ends = time.monotonic() + DEADLINE
+    while not path.exists():
+        assert time.monotonic() < ends, f"{path} was not saved"
+        time.sleep(0.01)
+
+
+def train(name: str, part: str, folder: Path) -> None:
+    """Train one part of a run."""
+    options, record = PARTS[part], (folder / f"{part}.jsonl").open("w", buffering=1)
+    logging.basicConfig(filename=folder / f"{part}.log", format="%(message)s", force=True)
+    logging.getLogger("datasets").propagate = True
+    random.seed(options.seed)
+    np.random.seed(options.seed)
+    torch.manual_seed(options.seed)
+    loader = ROWS[name].make(folder)
+    torch.manual_seed(options.seed)
+    model = nn.Sequential(nn.Linear(2, 8), nn.LayerNorm(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+    trainer = Trainer(
+        model, optimizer=torch.optim.AdamW(model.parameters(), lr=0.01), train_loader=loader, max_epochs=EPOCHS,
+        train_step=lambda trainer, batch: model(features(batch)).square().mean(),
+        hooks=[CheckpointHook(SAVED_AT, by_epoch=False)], work_dir=folder / ("whole" if part == "whole" else "parts"),
+    )  # fmt: skip
+
+    @trainer.bus.on("after_train_iter")
+    def note(trainer: Trainer, event: Any) -> None:
+        record.write(json.dumps([event.iter, digest(trainer.batch)]) + "\n")
+        if event.iter + 1 == options.stop:
+            trainer.stop("enough")
+        if options.killed and event.iter == SAVED_AT + 1:
+            until(trainer.work_dir / f"iter_{SAVED_AT}")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if options.seed != PARTS["whole"].seed:
+        trainer.resume()
+    trainer.train()
+    if options.stop is None:
+        record.write(json.dumps(["weights", digest([*model.state_dict().values()])]) + "\n")
+    record.close()
+    trainer.close()
+
+
+def main(name: str, folder: str) -> None:
+    """Train all parts, one after the other, each in a fork of this process, which only imports."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    for module in ("torch._dynamo", ROWS[name].package):  # torch imports the first for the first optimizer
+        importlib.import_module(module)
+    for part, options in PARTS.items():
+        if not (pid := os.fork()):
+            train(name, part, Path(folder))
+            return
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        if code != (-signal.SIGKILL if options.killed else 0):
+            sys.exit(f"the part {part!r} ended with {code}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
