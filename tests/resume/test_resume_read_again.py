@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from eventloop.data.batch_print import batch_print
-from eventloop.data.plain_reader import PlainReader
+from eventloop.data.plain_reader import PlainReader, batch_print
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from tests.resume.test_resume_samplers import BATCH, PER_EPOCH, Numbered, Stream, whole_and_parts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from eventloop.data.batch_print import GivenBatch, batch_print
+from eventloop.data.plain_reader import GivenBatch, batch_print
 
 ALIKE: dict[str, tuple[Any, Any]] = {
     "tensor": (torch.arange(4), torch.arange(4)),
