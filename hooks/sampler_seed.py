@@ -18,17 +18,17 @@ class DistSamplerSeedHook(Hook):
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook
-        Trainer(..., default_hooks=dict(sampler_seed=None))    # this one does without
+        Trainer(..., default_hooks=dict(sampler_seed=None))    # this one has no such hook
 
-    A distributed sampler then shuffles differently in each epoch. The first of these that has `set_epoch` is
-    used: the loader, its sampler, its batch sampler's sampler. A run measured in iterations does the same at
-    each pass over the loader.
+    A distributed sampler then shuffles differently in each epoch. The hook looks for `set_epoch` on the
+    loader, on its sampler and on its batch sampler's sampler, and calls the first one found. A run measured
+    in iterations does the same at each pass over the loader.
     """
 
     priority = Priority.NORMAL
     owns = "the seeds of the samplers"
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Set the epoch of the loader's sampler."""
+        """Call `set_epoch` of the loader or its sampler with the current epoch."""
         if trainer.by_epoch and trainer.loader is not None:
             set_sampler_epoch(trainer.loader, trainer.epoch)
