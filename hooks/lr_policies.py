@@ -257,17 +257,17 @@ class CyclicLrUpdaterHook(LrUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class OneCycleLrUpdaterHook(LrUpdaterHook):
-    """Raise the learning rate from `max_lr / div_factor` to `max_lr`, then lower it, by iteration.
+    """Raise the learning rate to `max_lr` and lower it again, in one cycle over the iterations of the run.
 
         hooks=[OneCycleLrUpdaterHook(max_lr=0.1)]
 
-    The end value is `max_lr / div_factor / final_div_factor`. The rates are those of PyTorch's OneCycleLR,
-    whose momentum `OneCycleMomentumUpdaterHook` sets.
+    The rate begins at `max_lr / div_factor` and ends at `max_lr / div_factor / final_div_factor`. The rates
+    are those of PyTorch's OneCycleLR, whose momentum `OneCycleMomentumUpdaterHook` sets.
 
     Args:
-        max_lr: one number, one per param group, or a dict of these by the optimizer's name if there are
-            several.
-        total_steps: iterations of the cycle; by default those of the run, and never fewer.
+        max_lr: one number or one per param group; with several optimizers also a dict of such values by the
+            optimizers' names.
+        total_steps: iterations of the cycle, at least as many as the run has; by default as many.
         pct_start: the part of the cycle in which the rate rises, a float in [0, 1].
         anneal_strategy: "cos" or "linear".
         div_factor, final_div_factor: above 0.

@@ -39,7 +39,7 @@ class ParamUpdaterHook(Hook):
     getter: ClassVar[str] = "get_lr"
     """The method with which a subclass computes the value."""
     reaches_end: ClassVar[bool] = False
-    """True if the policy depends on the run's length; its end is then set once the run is completed."""
+    """True if the policy depends on the run's length; a completed run then sets the policy's final value."""
     counts_iterations: ClassVar[bool] = False
     """True for a policy that refuses `by_epoch=True`."""
 

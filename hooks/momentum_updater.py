@@ -201,8 +201,8 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     OneCycleLR.
 
     Args:
-        base_momentum, max_momentum: one number, one per param group, or a dict of these by the optimizer's
-            name if there are several.
+        base_momentum, max_momentum: one number or one per param group; with several optimizers also a dict of
+            such values by the optimizers' names.
         pct_start, anneal_strategy, three_phase: see `OneCycleLrUpdaterHook`.
 
     Raises:
@@ -220,10 +220,10 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return a formula that keeps the initial momentum, and prepare the cycle.
+        """Prepare the cycle, and return a formula that keeps the initial momentum.
 
-        Only param groups that are added during the run use the formula. `_value_without_warmup` computes
-        the cycle for all others.
+        The formula applies only to param groups that are added during the run. For all others
+        `_value_without_warmup` computes the momentum of the cycle.
         """
         formulas.check_given("base_momentum", self.base_momentum)
         formulas.check_given("max_momentum", self.max_momentum)

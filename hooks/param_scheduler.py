@@ -48,9 +48,8 @@ class ParamSchedulerHook(Hook):
     training. An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor
     does an epoch that was cut short.
 
-    A warning is logged for a schedule that is stepped by iteration although its length is the number of
-    epochs, or the other way round. It is also logged for a schedule that is stepped by iteration, would end
-    within the first tenth of the run, and has a length that fits the epochs.
+    A warning is logged for a schedule that is stepped by iteration although its length equals the run's
+    number of epochs, or the other way round.
 
     Args:
         by_epoch: the unit of schedulers without an attribute `by_epoch`. The default counts iterations:

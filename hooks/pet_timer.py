@@ -76,8 +76,8 @@ class TestHook(Hook):
 
     The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook measures
     them: `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of
-    the batch. If your code starts and stops one of these timers, the hook leaves that timer to it. Timers
-    with other names are logged in a second line:
+    the batch. If your code starts and stops one of these timers, the hook does not start or stop that timer.
+    Timers with other names are logged in a second line:
 
         timer = TestHook()
         def val_step(trainer, batch):

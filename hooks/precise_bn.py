@@ -119,7 +119,7 @@ class PreciseBN(Hook):
         }  # fmt: skip
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Make the pass that a stop cut short, before the evaluation that follows it."""
+        """Make the pass that a stop cut short, before the evaluation that was due after that pass."""
         if not self._missed:
             return
         if self._data_loader is None and trainer.loader is None:
@@ -133,7 +133,7 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Warn once if the model has no layer to update; layers are in their training modes by now."""
+        """Warn once if the model, which is in its training modes here, has no batch norm layer to update."""
         if self._data_loader is None and trainer.loader is not None:
             # the loader of a hand-written loop is known only now
             _check_train_loader(trainer.loader, "the train loader")

@@ -109,7 +109,7 @@ def _check_events(events: tuple[Any, ...]) -> None:
 
 
 def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
-    """Refuse a writer that overrides neither `write`, nor `write_batch` together with a `batch`."""
+    """Refuse a writer without `write`, unless it has `write_batch` and its `batch` is not False."""
     if getattr(writer.write, "__func__", None) is not base.write:
         return
     cls = type(writer)

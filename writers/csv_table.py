@@ -94,8 +94,7 @@ class Table:
         self._rewrite(upto=step)
 
     def set_aside(self) -> Path:
-        """Rename the file to `name.1.csv` or the next free number, start an empty one, return the new
-        path."""
+        """Rename the file to `name.1.csv` or the next free number, start an empty one, return the path."""
         self.close()
         number = 1
         while (other := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():

@@ -43,10 +43,10 @@ class TensorBoardWriter(Writer):
 
         TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
 
-    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars takes 8 us of the
-    interpreter, because the writer encodes one record per event itself. (`SummaryWriter.add_scalar` takes 500
-    us or more for ten scalars; `EventFileWriter`, with one record for all ten, takes 90 us for its checksum
-    in Python, a second queue and thread.)
+    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars holds the interpreter for 8
+    us, because the writer encodes one record per event itself. Ten calls of `SummaryWriter.add_scalar` take
+    500 us or more. `EventFileWriter` with one record for all ten scalars takes 90 us, because it computes the
+    checksum in Python and has a queue and thread of its own.
 
     The writer runs on a thread. Encoding an image of 512 x 512 there delays the training steps by 2 ms
     (`benchmarks.slow_writers`), because the compression releases the interpreter. With `offload="process"` a

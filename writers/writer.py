@@ -95,7 +95,7 @@ class Writer:
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to `bus`; the first event calls `run()` for the facts of the run that `open` receives.
+        """Subscribe to `bus`; at the first event `run()` returns the facts of the run, which `open` receives.
 
         Raises:
             TypeError, ValueError: the writer has no `write`, a name that is taken or a bad attribute such as
@@ -184,7 +184,7 @@ class Writer:
         return self._get_run()
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
-        """Take the facts of the run, in the worker process, before `first` is written.
+        """Store the facts of the run in the worker process; called before `first` is written.
 
         After a restart the run's `start_iter` is the step of the first event that the dead worker did not
         acknowledge, so that a writer that removes repeated steps removes no others.
