@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 UNREAD_LIMIT = 65_536
-"""The most unread losses; the training thread reads further ones itself, as the background cannot run."""
+"""The most unread losses; beyond it the training thread reads the oldest, as the background cannot run."""
 
 
 class CheckInvalidLossHook(Hook):

@@ -87,7 +87,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         """Parameters and their gradients from a checkpoint, kept because a lazy parameter takes none yet."""
         self._no_sync: AbstractContextManager[None] | None = None
-        """Suspends the exchange of gradients; open from before the forward pass until after backward."""
+        """Context that suspends the exchange of gradients; open from the forward pass to after backward."""
         self._fsdp: list[Any] = []
         """The modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False

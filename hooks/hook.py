@@ -76,10 +76,10 @@ class Hook(Points):
                 if self.every_n_train_iters(trainer, 100):
                     print(trainer.metrics.latest()["loss"])
 
-    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` serve training, validation and test, with
-    the mode in `event.mode`, unless the hook overrides the method of that mode. An `async def` method takes
-    `(self, event)` and runs in the background. The return value of `state_dict` is saved with every
-    checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
+    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` are called in training, validation and test,
+    with the mode in `event.mode`, except in a mode whose own method the hook overrides too. An `async def`
+    method takes `(self, event)` and runs in the background. The return value of `state_dict` is saved with
+    every checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
     """
 
     priority: Priority | int | str = Priority.NORMAL

@@ -58,9 +58,9 @@ class LoggerHook(Hook):
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
         ignore_last: log the metrics at the end of an epoch with the next interval; False logs them at once.
             The last metrics of the run are logged at its end in either case.
-        out_dir: a directory for copies of the files of `work_dir` and its folders that end in one of
-            `out_suffix`, in a folder named as `work_dir`. They are copied after a run without an error has
-            delivered everything. Files of checkpoints are not copied.
+        out_dir: a directory to which log files are copied, into a folder with the name of `work_dir`: the
+            files in `work_dir` and its folders that end in one of `out_suffix`. They are copied after a run
+            that ended without an error has delivered every event. Files of checkpoints are not copied.
         out_suffix: endings of the files to copy.
         custom_cfg: statistics of training metrics other than the mean of the interval, in MMEngine's form:
             `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods
@@ -73,8 +73,8 @@ class LoggerHook(Hook):
             each rank logs its own values, and warns once. The ranks communicate in the background, and
             `trainer.metrics` of each rank keeps its own values. If a rank does not answer for 30 s, or for
             half of the bus's `drain_timeout` at the end of a run, the others log their own values.
-        reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is
-            logged. With the maximum of `data_time`, `time` is no longer the sum of its parts.
+        reduce_max: metrics whose maximum over the ranks is logged, as names or groups ("memory" for
+            "memory/..."). With the maximum of `data_time`, `time` is no longer the sum of its parts.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int; `custom_cfg` has an unknown method, window or

@@ -69,7 +69,7 @@ class LRScheduler(ParamSchedulerHook):
         super().check(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Choose the param groups to record, because a loaded checkpoint has replaced the groups."""
+        """Choose the param groups whose rates are recorded, after a checkpoint may have replaced them."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
         self._shown = [

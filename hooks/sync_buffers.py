@@ -33,8 +33,8 @@ class SyncBuffersHook(Hook):
     Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`,
     become those of rank 0. Ranks see different data, so their batch norm statistics differ, and the
     checkpoint would hold only rank 0's. The mean of variances ignores the differences between the ranks'
-    means; `PreciseBN` includes them. The hook syncs the model's own buffers, and an average moves with them.
-    Without a process group it does nothing.
+    means; `PreciseBN` includes them. The hook syncs the model's own buffers, which `EMAHook` evaluates with,
+    or averages with `update_buffers=True`. Without a process group it does nothing.
     """
 
     priority = Priority.NORMAL
