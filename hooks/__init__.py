@@ -1,4 +1,4 @@
-"""Run synchronous subscribers on a training's critical path: one hook, or one family of hooks, a file.
+"""Run hooks, synchronous subscribers, on the training thread; a file has one hook or one family of hooks.
 
 Start with `hook`, the base class; `iter_timer` is a short example. Hooks may import every package of the
 engine except `cli`. They never import `eventloop.writers`, and of the engine only `cli` imports them.

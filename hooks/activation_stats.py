@@ -1,4 +1,4 @@
-"""Statistics of the activations of chosen modules, as metrics."""
+"""Record statistics of the outputs of chosen modules as metrics."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
 
 
 class ActivationStats(Hook):
-    """Put the mean, the deviation and the share of near-zero outputs of chosen modules as metrics.
+    """Record the mean, standard deviation and share of near-zero outputs of chosen modules as metrics.
 
         ActivationStats("layers.*", interval=500)
 
-    Every `interval` iterations each module gets `activation/<name>/mean`, `/std` and `/near_zero`, the
-    fraction of outputs within `threshold` of 0 (fastai's measure of dead units). With `histogram` the
-    distribution of its outputs is put as well. Between those iterations the modules carry no hook; a compiled
-    model runs eagerly in them. The values stay on their device until the interval is logged.
+    Every `interval` iterations each module gets the metrics `activation/<name>/mean`, `/std` and
+    `/near_zero`, the fraction of outputs within `threshold` of 0 (fastai's measure of dead units). With
+    `histogram` the distribution of the outputs is recorded as well. A compiled model runs eagerly in a
+    measured iteration; in all others the modules have no forward hook. The values stay on their device until
+    the logger's next log.
 
     Args:
-        modules: pattern of the modules' names, or several; see `bus.on_module`.
+        modules: one or several patterns for the names of modules; see `bus.on_module`.
         interval: iterations between two measurements.
         threshold: the largest absolute value that counts as near zero.
-        histogram: also put the distribution of the outputs.
+        histogram: also record the distribution of the outputs.
 
     Raises:
         TypeError: `histogram` is not a bool, or `interval` is not an int.

@@ -1,4 +1,4 @@
-"""Mixed precision: autocast around the forward pass, and optimizer steps with scaled losses."""
+"""Train in mixed precision: autocast around the forward pass, and optimizer steps with scaled losses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SCALER_ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_in
 
 
 class AmpOptimizerHook(GradientCumulativeOptimizerHook):
-    """Train in mixed precision: the forward pass under `torch.autocast`, the step with scaled losses.
+    """Train in mixed precision, with `torch.autocast` in the forward pass and a scaled loss in backward.
 
         hooks=[AmpOptimizerHook(dtype="bfloat16", grad_clip=dict(max_norm=1.0))]
         hooks=[AmpOptimizerHook(loss_scale=dict(init_scale=2.0**14), cumulative_iters=4)]
@@ -36,21 +36,21 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     and it is on in every `val_step`. Use `trainer.autocast()` for other forward passes. Weights, gradients
     and optimizer state keep their types (float32).
 
-    With scaled losses, gradients are unscaled before they are clipped and `grad_norm` is put. When a gradient
-    is not finite, no optimizer makes a step: `optimizer_step_skipped` is emitted in place of
-    `before_optimizer_step` and `after_optimizer_step`. A dynamic scale is put as the metric `loss_scale` and
-    saved in checkpoints.
+    With scaled losses, gradients are unscaled before they are clipped and before `grad_norm` is recorded.
+    When a gradient is not finite, no optimizer makes a step: `optimizer_step_skipped` is emitted in place of
+    `before_optimizer_step` and `after_optimizer_step`. A dynamic scale is recorded as the metric `loss_scale`
+    and saved in checkpoints.
 
     With scaled losses the training thread waits for the device once a step, as `torch.amp.GradScaler.step`
-    does, because the next action depends on whether the gradients are finite. A checkpoint waits twice. With
-    bfloat16, which is not scaled by default, the thread never waits.
+    does, because the next action depends on whether the gradients are finite. Saving a checkpoint waits
+    twice. With bfloat16, which is not scaled by default, the thread never waits.
 
     Args:
         loss_scale: "dynamic"; a number, for a constant scale; or arguments of `torch.amp.GradScaler`, a dict
             of init_scale, growth_factor, backoff_factor, growth_interval. By default "dynamic" for float16
             and no scaling for bfloat16.
-        dtype: "float16" or "bfloat16", or torch's objects of these names. By default autocast's type for the
-            model's device: float16 on CUDA, bfloat16 on the CPU.
+        dtype: "float16" or "bfloat16", or `torch.float16` or `torch.bfloat16`. By default autocast's type for
+            the model's device: float16 on CUDA, bfloat16 on the CPU.
         cumulative_iters, grad_clip, detect_anomalous_params: see `GradientCumulativeOptimizerHook`.
 
     Raises:
@@ -75,7 +75,9 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         self._forward = ExitStack()
 
     def check(self, trainer: Trainer) -> None:
-        """Choose the type and the scaler for the model's device, before a checkpoint's state is loaded.
+        """Choose the autocast type and the `GradScaler` for the model's device.
+
+        The scaler must exist before a checkpoint's state is loaded.
 
         Raises:
             RuntimeError: the device does not support autocast to that type.
@@ -85,7 +87,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         trainer.autocast = self._autocast
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Choose the type and the scaler again if the model was moved to another device."""
+        """Choose the autocast type and the `GradScaler` again if the model was moved to another device."""
         self._prepare(trainer)
 
     def _prepare(self, trainer: Trainer) -> None:
@@ -95,7 +97,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
             return
         self._device = device
         self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
-        self._autocast()  # raises now on a device without autocast to this type
+        self._autocast()  # raises here if the device has no autocast to this type
         loss_scale = self._loss_scale
         if loss_scale is None and self._autocast_dtype == torch.float16:
             loss_scale = {}
@@ -125,9 +127,9 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         self._forward.enter_context(self._autocast())
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Leave autocast if the last forward pass failed or was skipped, then act as the base class does.
+        """Leave autocast if the last forward pass failed or was skipped, then call the base class's method.
 
-        That makes a step with the accumulated gradients when the last epoch ended within a window.
+        The base class steps with the accumulated gradients when the last epoch ended within a window.
         """
         self._forward.close()
         super().after_train_epoch(trainer, event)
@@ -135,7 +137,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     # --- the step ------------------------------------------------------------------------------------------
 
     def _backward(self, loss: torch.Tensor) -> None:
-        self._forward.close()  # backward uses the types of the forward pass without autocast
+        self._forward.close()  # backward needs no autocast, as it uses the types of the forward pass
         if self._scaler is not None:
             loss = self._scaler.scale(loss)
         loss.backward()
@@ -158,7 +160,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         try:
             self._step_unless_inf(trainer, scaler, found_inf)
         finally:
-            if self._count:  # an error came before the step, which is made again later
+            if self._count:  # an error prevented the step, which is retried later
                 self._scale_back(scaler)
             else:
                 scaler.update(self._static_scale)
@@ -170,7 +172,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         found = [value for o in self._optimizers for value in scaler._found_inf_per_device(o).values()]
         if not found:
             self._count = 0
-            scaler.update(scaler.get_scale())  # resets the scaler; without an argument it requires inf checks
+            scaler.update(scaler.get_scale())  # resets the scaler; update() would require inf checks
             raise RuntimeError(
                 "backward left no gradient for any parameter of the optimizer, so there is nothing to step: "
                 "compute the loss with the model whose parameters were passed to the optimizer"
@@ -183,7 +185,7 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     ) -> None:
         if self._static_scale is None:
             trainer.metrics.put_scalar("loss_scale", scaler.scale(torch.ones_like(found_inf)))
-        # the only wait of the step; GradScaler.step would wait after clipping, without returning the result.
+        # the step's only wait for the device; GradScaler.step would wait after clipping and return no result.
         # The gradients are unscaled by now, so finite ones only need optimizer.step()
         if found_inf.item():
             self._count = 0
@@ -203,10 +205,11 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
         scaler.update(scale)
 
     def settings(self) -> dict[str, Any]:
-        """Return the clipping, the iterations a step, and how losses are scaled.
+        """Return the options of clipping, accumulation and loss scaling.
 
-        A constant scale is returned as `loss_scale`; of a dynamic one the factors and the interval of its
-        growth. Its initial value is left out, because it has no effect once the scale has moved.
+        A constant scale is returned as `loss_scale`. For a dynamic scale the growth factor, the backoff
+        factor and the growth interval are returned. The initial scale is left out, because it has no effect
+        once the scale has changed.
         """
         own = super().settings()
         if self._scaler is None:
@@ -224,14 +227,14 @@ class AmpOptimizerHook(GradientCumulativeOptimizerHook):
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scaler, and the gradients of a window that has not ended."""
+        """Return the scaler's state, and the gradients of an unfinished accumulation window."""
         scaler = {} if self._scaler is None else self._scaler.state_dict()
         return {**super().state_dict(), "scaler": scaler}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved loss scale and window.
+        """Load a saved loss scale, and the gradients of an unfinished accumulation window.
 
-        The factors by which the scale grows and shrinks stay those given to this hook.
+        The growth and backoff factors remain those given to this hook.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
@@ -253,7 +256,7 @@ class _State(msgspec.Struct):
 
 
 class Fp16OptimizerHook(AmpOptimizerHook):
-    """Train in float16 with a constant loss scale of 512 by default; mmcv's name and arguments.
+    """Train in float16, by default with a constant loss scale of 512; mmcv's name and arguments.
 
         hooks=[Fp16OptimizerHook(loss_scale="dynamic", grad_clip=dict(max_norm=35))]
 

@@ -1,4 +1,4 @@
-"""Hooks made of plain functions, without a class of their own."""
+"""Make hooks from plain functions, without a class for each hook."""
 
 from __future__ import annotations
 
@@ -29,14 +29,15 @@ class CallbackHook(Hook):
             priority="LOW",
         )
 
-    A point is the name of any declared event, your own events included. `before_epoch`, `after_epoch`,
-    `before_iter` and `after_iter` serve training, validation and test, except a mode whose own point is given
-    too. detectron2's `before_step` and `after_step` are the train iteration's events. A function takes
-    `(trainer, event)`, `(event)` or `(trainer)`, decided by the parameters' names; a coroutine function takes
-    `(event)` and runs in the background.
+    A point is the name of a declared event, which may be one of your own. The functions of `before_epoch`,
+    `after_epoch`, `before_iter` and `after_iter` run in training, validation and test, except in a mode for
+    which its own point, such as `after_val_iter`, is given too. detectron2's `before_step` and `after_step`
+    are the train iteration's events. The names of its parameters decide whether a function is called with
+    `(trainer, event)`, `(event)` or `(trainer)`. A coroutine function takes `(event)` and runs in the
+    background.
 
-    `bus.on` subscribes one function, with filters. A hook can also be passed to a trainer or written in a
-    config.
+    Use `bus.on` to subscribe one function with filters, and this hook to pass functions to a trainer or to
+    name them in a config.
 
     Args:
         priority: the priority of all the functions.
@@ -109,7 +110,7 @@ class ClosureHook(CallbackHook):
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a signature that the bus can call."""
+    """Wrap a function that takes only the trainer, so that the bus can call it; return others unchanged."""
     try:
         parameters = inspect.signature(fn).parameters.values()
     except ValueError:  # a builtin without a signature

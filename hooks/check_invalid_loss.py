@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 UNREAD_LIMIT = 65_536
-"""Unread losses above which the training thread reads the oldest itself, because the background cannot
-run."""
+"""The most unread losses; beyond it the training thread reads the oldest, as the background cannot run."""
 
 
 class CheckInvalidLossHook(Hook):
@@ -29,14 +28,14 @@ class CheckInvalidLossHook(Hook):
 
         CheckInvalidLossHook(interval=50)
 
-    Every iteration is checked, and no step waits for the check. At the interval the losses of the interval
-    start their copy to the host together, the background reads them, and the next iteration after that
-    raises. The error therefore comes an interval and about 0.2 s late, and names the iteration of the invalid
-    loss. The last losses are checked when training ends. (MMEngine checks one loss an interval, and waits for
-    the device there.)
+    Every iteration is checked, and no step waits for the check. At the end of an interval its losses are
+    copied to the host together, and the background loop reads them. The first iteration after that raises, so
+    the error comes an interval and about 0.2 s late. It names the iteration of the invalid loss. The last
+    losses are checked when training ends. (MMEngine checks one loss an interval, and waits for the device
+    there.)
 
-    A checkpoint is refused when a loss that has arrived by then is invalid. On a GPU a checkpoint of an
-    already diverged model may still be saved, so keep more than one.
+    A checkpoint is refused if an invalid loss has arrived on the host by then. On a GPU a checkpoint of a
+    model that has already diverged may still be saved, so keep more than one.
 
     Args:
         interval: iterations that are checked together.
@@ -129,7 +128,7 @@ class CheckInvalidLossHook(Hook):
 
 
 class _InvalidLoss:
-    """The first invalid loss of a training, set when the losses are read."""
+    """Hold the first invalid loss of a training, and the event of its iteration."""
 
     __slots__ = ("event", "loss")
 
@@ -179,7 +178,7 @@ class _Interval:
 
 
 def _start_copy(losses: Sequence[torch.Tensor], pool: PinnedPool) -> HostCopy | None:
-    """Start a copy of device losses to the host; return None where all losses are on the host already."""
+    """Start a copy of device losses to the host; return None if all losses are on the host already."""
     return None if all(loss.is_cpu for loss in losses) else HostCopy(losses, pool)
 
 
@@ -188,7 +187,7 @@ def _loss_of(outputs: Any) -> torch.Tensor:
     loss = outputs.get("loss") if known else None
     refuse_sharded("CheckInvalidLossHook: trainer.outputs['loss']", loss)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        # as in EventStorage: a result of the graph has no other owner, other tensors may be reused
+        # as in EventStorage: a new result of the graph cannot be overwritten, other tensors can
         own = not loss.is_leaf and not loss._is_view()
         return loss.detach() if own else loss.detach().clone()
     if isinstance(loss, float | int):

@@ -62,8 +62,8 @@ class CheckpointHook(Hook):
 
     A checkpoint is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and
     `manifest.json`; see `eventloop.checkpoint`. State that only an optimizer's step changes is copied during
-    the next forward and backward pass, everything else at once. A process of the lowest priority writes the
-    copy. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
+    the next forward and backward pass; all other state is copied at once. A process of the lowest priority
+    writes the copy. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
     `checkpoint_failed` after a failed save. The training thread waits for a best checkpoint and for the one
     at the end of a run. After a second Ctrl-C the saving process finishes alone, or the save is given up. No
     checkpoint is removed before its successor is durable.
@@ -116,7 +116,7 @@ class CheckpointHook(Hook):
 
     priority = Priority.VERY_LOW
     directory = AnchoredPath()
-    """Where checkpoints are saved; the same directory after a change of the working directory."""
+    """The directory of the checkpoints; it stays the same if the working directory changes."""
 
     @knowing_others
     def __init__(
@@ -159,9 +159,9 @@ class CheckpointHook(Hook):
         self.directory = Path()
         self.can_be_resumed = not self._left_out
         self._training = False
-        self._resumed = False  # from a state of a hook that watched the same several metrics
-        self._validated: list[tuple[Mapping[str, float], int]] = []  # of weights that may not be saved yet
-        self._passed_iter = self._passed_epoch = -1  # the last ones whose end this hook has seen
+        self._resumed = False  # whether the loaded state watched the same metrics
+        self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
+        self._passed_iter = self._passed_epoch = -1  # last iteration and epoch that ended
         self.saves = Saves(
             saved=lambda name: self.retention.done(name), failed=lambda name: self.retention.failed(name)
         )
@@ -177,7 +177,7 @@ class CheckpointHook(Hook):
         return self.retention.of_first_metric()
 
     def check(self, trainer: Trainer) -> None:
-        """Choose the unit and the directory, and refuse a trainer that the hook cannot serve.
+        """Choose the unit and the directory, and refuse a trainer whose state the hook cannot save.
 
         Raises:
             ValueError: `by_epoch=True` in a run measured in iterations, or `save_best` without a validation
@@ -216,12 +216,12 @@ class CheckpointHook(Hook):
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Inspect the checkpoint directory, and let validations count from here on.
+        """Inspect the checkpoint directory, and begin to compare the scores of validations.
 
         Files of saves that were killed are removed, and a run that went back to an earlier checkpoint is
-        recorded. A warning is logged when this run would save among another run's files. Validations that
-        earlier handlers of this event started count too, and so does the validation after which a resumed
-        checkpoint was saved.
+        recorded. A warning is logged when this run would save among another run's files. A validation that an
+        earlier handler of this event ran counts too, as does the one after which a resumed checkpoint was
+        saved.
         """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
@@ -246,7 +246,7 @@ class CheckpointHook(Hook):
         self.retention.keep_existing([path.name for path in found.manifests])
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
-            # a run that is already complete saves nothing
+            # so that a resumed run that is already complete does not save again
             self.retention.resumed_from(found.manifests[newest].iter)
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
@@ -278,8 +278,8 @@ class CheckpointHook(Hook):
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
         """Record the scores for the manifests, and save when one is the best so far.
 
-        The weights of a validation within an iteration, or at the end of an epoch, are saved when this hook's
-        own turn comes, because other hooks still have to act (a scheduler's step, for example). Outside of a
+        If the validation ran within an iteration or at the end of an epoch, the weights are saved when this
+        hook's own turn comes, because other hooks, such as a scheduler's, must act first. Outside of a
         training nothing is saved, because other weights may have been loaded for a comparison.
 
         Raises:
@@ -309,7 +309,7 @@ class CheckpointHook(Hook):
             due = _from_rank_0(trainer, self.retention.due(metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
-            self.saves.finish(trainer)  # scores must not be compared with a best one whose save failed
+            self.saves.finish(trainer)  # compare no score with a best one whose save failed
             if due:
                 self.retention.bests = _from_rank_0(trainer, self.retention.bests)
 
@@ -357,7 +357,7 @@ class CheckpointHook(Hook):
         if trainer.bus.failing is not None:
             return  # an earlier handler failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
-        trainer.copying.join()  # hooks that return their states may change parameters meanwhile
+        trainer.copying.join()  # a hook's state_dict may change parameters, so end running copies
         skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
@@ -374,7 +374,7 @@ class CheckpointHook(Hook):
             raise
         for key in self._left_out:
             del state[key]
-        if skips:  # the other ranks do not know this, and have called the collectives of `gather`
+        if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)
             self.saves.skip(trainer, path)
         elif trainer.rank == 0:
@@ -393,9 +393,9 @@ class CheckpointHook(Hook):
         return self._save_last and ends(trainer)
 
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
-        """Make room for a due save while earlier ones are running; return True if it is to be skipped.
+        """Make room for a due save while earlier saves are running; return True to skip the due save.
 
-        With `must` it is neither skipped nor replaces another one: it waits for all earlier ones.
+        With `must` the due save waits for all earlier ones; it is not skipped and replaces none of them.
         """
         if must:
             self.saves.finish(trainer)
@@ -406,13 +406,13 @@ class CheckpointHook(Hook):
         return self.saves.full and self._when_busy == "skip"
 
     def sequence(self) -> int:
-        """Return the last sequence in the hook's directory, which is scanned if it was not scanned yet."""
+        """Return the last sequence number in the hook's directory; scan the directory first if necessary."""
         if self.retention.sequence < 0:
             self.retention.scan_directory(self.directory)
         return self.retention.sequence
 
     def known(self) -> list[Path]:
-        """Return the checkpoints that this hook has saved and keeps, also in the run that was resumed."""
+        """Return the paths of the checkpoints that are kept, including those of the run that was resumed."""
         return [*self._paths(self.retention.durable), *self._paths([*self.retention.bests])]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
@@ -435,7 +435,7 @@ class CheckpointHook(Hook):
         """
         saved = read_as(_State, state, "CheckpointHook cannot take its state")
         check_names(state, self.directory)
-        self.retention = copy(self.retention)  # a resume that is refused restores the former one
+        self.retention = copy(self.retention)  # a refused resume restores the former object
         self.retention.load(saved.kept, saved.bests, saved.bests_behind, saved.metrics, saved.validated_at)
         self._resumed = saved.watched == self._watched.metrics
 

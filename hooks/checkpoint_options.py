@@ -1,4 +1,4 @@
-"""Checks of the options of `CheckpointHook`, and of the checkpoint names in its state."""
+"""Check the options of `CheckpointHook`, and the checkpoint names in its state."""
 
 from __future__ import annotations
 

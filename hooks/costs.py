@@ -42,23 +42,25 @@ _JOIN_SECONDS = 1.0
 class CostsHook(Hook):
     """Write `costs.json`: the costs of handlers and subscribers, and the phases of iterations.
 
-    Of several ranks, each writes its own file into the run's directory: rank 1 `costs.rank1.json`.
+    Each rank writes its own file into the run's directory: rank 0 `costs.json`, rank 1 `costs.rank1.json`.
 
         default_hooks=dict(costs=dict(interval=300))
         default_hooks=dict(costs=dict(log_every=30))    # shares as curves
 
-    It also emits `loader_stall`, once a run, if the train loader is the bottleneck when the file is written.
+    The hook emits `loader_stall`, at most once a run, if the train loader is the bottleneck when the file is
+    written.
 
-    Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The phases come with their
-    trend. The file is written after the run has ended, for whatever reason, and everything was delivered. A
-    thread writes it meanwhile too, after 2, 6, 14 seconds and so on, so that a killed run has a record. A
-    resumed run writes only its own part. A run that trains nothing, such as a validation, does not replace
-    the record of a training.
+    Every trainer has this hook; `default_hooks=dict(costs=None)` removes it. The file has the phases and
+    their trend over the run. It is written when the run has ended, for whatever reason, and every event is
+    delivered. During the run a thread also writes it, after 2, 6, 14 seconds and so on, so that a killed run
+    has a record. A resumed run writes only its own part. A run that trains nothing, such as a validation,
+    does not replace the record of a training.
 
     With `log_every` the writers receive shares, 0 to 1, of the time of the iterations since the last log, as
-    scalars: `cost/data_share`, the wait for data, `cost/hooks_share`, the hooks phase, and for each handler
-    `cost/<handler>`, such as `cost/EMAHook.after_train_iter`, without the phases that it runs. They are
-    rank 0's, and `trainer.metrics` does not hold them. The console leaves them out.
+    scalars: `cost/data_share` for the wait for data, `cost/hooks_share` for the hooks phase, and
+    `cost/<handler>` for each handler, such as `cost/EMAHook.after_train_iter`. A handler's share leaves out
+    phases that it runs itself, such as backward. The shares are those of rank 0. They are not in
+    `trainer.metrics`, and the console does not show them.
 
     Args:
         interval: the most seconds between two writes while the run goes on; `float("inf")` writes at the end
@@ -77,21 +79,21 @@ class CostsHook(Hook):
             _check_seconds("log_every", log_every)
         self._interval, self._log_every = interval, log_every
         self._log_at = -inf
-        self._logged: RunCosts | None = None  # the account at the last log
+        self._logged: RunCosts | None = None  # the costs at the last log of shares
         self._wait = self._due = 0.0
         self._outcome = ""
         self._stalled = False  # whether `loader_stall` was emitted
         self._writing: threading.Thread | None = None
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the hook, and the log of shares if it is switched on."""
+        """Subscribe the hook's event methods, and `log_shares` if `log_every` is set."""
         super().attach(bus)
-        if self._log_every is not None:  # first of all: the iteration before is booked whole
+        if self._log_every is not None:  # first of all handlers: the last iteration's costs are complete
             bus.subscribe(self.log_shares, BeforeTrainIter, priority=Priority.HIGHEST)
 
     @on(priority=Priority.VERY_HIGH)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Start counting the seconds, and register the last write at the end of the run."""
+        """Schedule the first write of the record, and the last write for the end of the run."""
         self._wait = min(_FIRST_SECONDS, self._interval) if isfinite(self._interval) else self._interval
         self._due = monotonic() + self._wait
         self._outcome, self._stalled = "", False
@@ -99,23 +101,23 @@ class CostsHook(Hook):
         trainer.during_run.callback(self._write_last, trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Remove the file that this rank has of an earlier training; rank 0 replaces its file."""
+        """Remove this rank's file of an earlier training; rank 0 overwrites its file instead."""
         if trainer.rank:
             with suppress(OSError):
                 costs_path(trainer.work_dir, trainer.rank).unlink(missing_ok=True)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Write the record when it is due."""
+        """Write the cost record if a write is due."""
         if monotonic() >= self._due:
             self._write(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Write the record when it is due; needed where iterations are long."""
+        """Write the cost record if a write is due; this matters where iterations are long."""
         if monotonic() >= self._due:
             self._write(trainer)
 
     def log_shares(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Log the shares of the iterations since the last log, if they are due and wanted."""
+        """Emit the shares of the iterations since the last log, if they are due and have a subscriber."""
         now = monotonic()
         if now < self._log_at or self._log_every is None or not trainer.bus.wants(ScalarsLogged):
             return
@@ -123,7 +125,7 @@ class CostsHook(Hook):
         costs = RunCosts(phases=trainer.clock.phases, handlers=trainer.bus.handler_costs())
         before, self._logged = self._logged, costs
         if before is not None and (shares := shares_between(before, costs)):
-            # an event of its own: ranks log at different iterations, and no reduction may wait for them
+            # not through the metrics: ranks log at different times, and a reduction would wait for all
             scalars = {f"{SCALARS}{name}": value for name, value in shares.items()}
             trainer.announce(ScalarsLogged, mode="train", step=trainer.iter, scalars=scalars)
 
@@ -132,9 +134,9 @@ class CostsHook(Hook):
         self._outcome = event.reason if event.error is None else f"{event.reason}: {event.error}"
 
     def _write(self, trainer: Trainer) -> None:
-        """Take the record on the training thread, where counts are exact, and write it on another thread.
+        """Make the record on the training thread, where counts are exact, and write it on another thread.
 
-        No step waits for a file system. While a write hangs no other one is started.
+        So no step waits for the file system. No write is started while another one hangs.
         """
         self._wait = min(2 * self._wait, self._interval)
         self._due = monotonic() + self._wait
@@ -173,7 +175,7 @@ def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
 
 
 def _has_iterations(directory: Path, rank: int) -> bool:
-    """Return True when `directory` has the record of a training on a rank."""
+    """Return True if `directory` has a cost record of this rank with train iterations."""
     try:
         return read_costs(directory, rank).phases.iterations > 0
     except (FileNotFoundError, ValueError):

@@ -33,12 +33,12 @@ class EarlyStoppingHook(Hook):
 
         EarlyStoppingHook(monitor="accuracy", patience=5)
 
-    A score is better when it beats the best one so far by more than `min_delta`; an equal one is not better.
-    The run ends at the next iteration boundary with every closing event, and the last checkpoint is saved.
-    Validations outside a training do not count. The counts are saved in checkpoints, and the hook runs before
-    `CheckpointHook` (90) saves one for a best score, so a resumed run stops where the uninterrupted one does.
-    A stopped run stays stopped when it is resumed, unless it is given more patience. On several ranks rank 0
-    decides for all of them.
+    A score is better when it beats the best one so far by more than `min_delta`; an equal score is not
+    better. The run ends at the next iteration boundary with every closing event, and the last checkpoint is
+    saved. Validations outside a training do not count. The hook's counts are saved in checkpoints. It runs
+    before `CheckpointHook` (priority 90) saves a best checkpoint, so a resumed run stops where an
+    uninterrupted run would. A stopped run stays stopped when it is resumed, unless it is given more patience.
+    On several ranks rank 0 decides for all of them.
 
     Args:
         monitor: a metric of the validation.
@@ -84,14 +84,14 @@ class EarlyStoppingHook(Hook):
         check_choice("delta_mode", delta_mode, ("abs", "rel"))
         self._monitor, self._rule = monitor, rule if rule is not None else infer_rule(monitor)
         self._sign = 1.0 if self._rule == "greater" else -1.0
-        """A score times this is better when it is greater."""
+        """The factor of a score that makes greater values better."""
         self._min_delta, self._relative = float(min_delta), delta_mode == "rel"
         self._strict, self._check_finite = strict, check_finite
         self._patience, self._threshold = patience, stopping_threshold
         self._goal = inf if stopping_threshold is None else stopping_threshold * self._sign
         self.best = None
         self.wait = 0
-        """Validations since the best score."""
+        """Number of validations since the best score."""
         self._invalid = ""
         """The NaN or infinite score that stopped the run, as text."""
         self._training = self._warned = False
@@ -104,7 +104,7 @@ class EarlyStoppingHook(Hook):
     @best.setter
     def best(self, score: float | None) -> None:
         self._best = score
-        self._to_beat = -inf  # the next score times the sign must be above this
+        self._to_beat = -inf  # a score is better if score * sign is above this
         if score is not None:
             delta = self._min_delta * abs(score) if self._relative else self._min_delta
             self._to_beat = score * self._sign + delta
@@ -124,7 +124,7 @@ class EarlyStoppingHook(Hook):
             trainer.monitored.require(self._monitor, f"EarlyStoppingHook(monitor={self._monitor!r})")
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Stop again a run that was already stopped by this hook."""
+        """Stop a resumed run that this hook had already stopped."""
         self._training = True
         if self._invalid and self._check_finite:
             trainer.stop(f"early stopping, before: {self._invalid}")
@@ -135,7 +135,7 @@ class EarlyStoppingHook(Hook):
             trainer.stop(f"early stopping, before: {self._why(self.best, signed)}")
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Ignore validations from here on."""
+        """Stop counting validations, because the training is over."""
         self._training = False
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
@@ -167,13 +167,13 @@ class EarlyStoppingHook(Hook):
         else:
             self.wait += 1
         if signed > self._goal:
-            self.best = score  # the gain may be below min_delta; a resumed run must know that it suffices
+            self.best = score  # even if the gain is below min_delta: a resumed run must stop for this score
         if self._patience_used_up or signed > self._goal:
             trainer.stop(f"early stopping: {self._why(score, signed)}")
 
     @property
     def _patience_used_up(self) -> bool:
-        """True when patience is used up; a patience of 0 acts as 1, as in MMEngine."""
+        """True after `patience` validations without improvement; 0 acts as 1, as in MMEngine."""
         return self.wait >= max(self._patience, 1)
 
     def _why(self, score: float, signed: float) -> str:
@@ -202,7 +202,7 @@ class EarlyStoppingHook(Hook):
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state, from which counting goes on; scores of another metric are ignored.
+        """Load a saved state and continue its counts; ignore the state of another metric or rule.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.

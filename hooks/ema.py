@@ -57,7 +57,7 @@ class EMAHook(Hook):
 
         EMAHook()                                                        # exponential, momentum 0.0002
         EMAHook(ema_type="StochasticWeightAverage", begin_epoch=75)
-        EMAHook(ema_type=MyAverage, my_option=3)                         # a BaseAveragedModel of yours
+        EMAHook(ema_type=MyAverage, my_option=3)                         # your subclass of BaseAveragedModel
         EMAHook(ema_type=dict(type="MomentumAnnealingEMA", gamma=100))
 
     One update follows each iteration in which an optimizer of the trainer made a step. Iterations that only
@@ -65,15 +65,16 @@ class EMAHook(Hook):
     counts. The average starts as a copy at the first update; until then the model itself is evaluated.
 
     Training always uses the model's own weights, also after an evaluation that failed or was interrupted. An
-    evaluation needs the memory of the weights once more. A checkpoint's `state_dict` is the average, so a
+    evaluation needs memory for one more copy of the weights. A checkpoint's `state_dict` is the average, so a
     program that loads it has the evaluated weights; the model's own weights are in `ema_state_dict`.
-    `Trainer.resume` with this hook restores both exactly. `Trainer.load_checkpoint` gives the model the
-    average, and a new average starts.
+    `Trainer.resume` with this hook restores both exactly. `Trainer.load_checkpoint` loads the average into
+    the model, and averaging starts again.
 
     Args:
         ema_type: "ExponentialMovingAverage", "StochasticWeightAverage", "MomentumAnnealingEMA", a registered
             name, a subclass of `BaseAveragedModel`, or a config `dict(type=..., ...)`.
-        strict_load: refuse a checkpoint whose two states differ in names; False logs the difference.
+        strict_load: refuse a checkpoint whose average and own weights have different parameter names; False
+            logs the difference.
         begin_iter: the iteration of the first update, counted from 1.
         begin_epoch: the epoch of the first update, counted from 1; excludes `begin_iter`.
         arguments: the average's arguments: `momentum`, `gamma`, `interval`, `device`, `update_buffers`.
@@ -108,14 +109,14 @@ class EMAHook(Hook):
         self._model: nn.Module | None = None
         self._swap = Swap()
         self._evaluating: set[str] = set()
-        # counter of the weights loaded without a resume; None: the average came with the last checkpoint
+        # the `trainer.state.loads` of this average; None after a resume has restored the average
         self._loads: int | None = 0
         self._step_handles: list[Any] = []
         self._stepped = self._ever_stepped = False
         self._began_at = 0
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a start that is never reached, a priority after the checkpoint's, and bad arguments.
+        """Refuse a start that the run never reaches, a priority after `CheckpointHook`'s, and bad arguments.
 
         Raises:
             ValueError: `begin_epoch` in a run measured in iterations, a start after the end of the run, or a
@@ -142,9 +143,9 @@ class EMAHook(Hook):
 
     @property
     def ema_model(self) -> BaseAveragedModel:
-        """The average; `ema_model.module` is a model with its weights, to be exported or called.
+        """The average; `ema_model.module` is a model with the averaged weights, to be exported or called.
 
-        Before the first update it has the model's own weights.
+        Before the first update the average has the model's own weights.
 
         Raises:
             RuntimeError: no training has begun.
@@ -177,7 +178,7 @@ class EMAHook(Hook):
         if self._average is None and not _has_lazy_parts(model):
             self._average = self._build(model)
         self._remove_step_handles()
-        # the optimizer's own hook is called for every step that is made, in whichever code
+        # torch calls this hook after every step of the optimizer, wherever step() is called
         self._step_handles = [
             optimizer.register_step_post_hook(self._optimizer_stepped)
             for optimizer in map(hookable, each_optimizer(trainer.optimizer))
@@ -199,7 +200,7 @@ class EMAHook(Hook):
         self._stepped = self._ever_stepped = True
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
-        """Ignore the step that the optimizer reported, because it changed nothing."""
+        """Discard the observed step of an optimizer: a skipped step changes no weights."""
         self._stepped, self._ever_stepped = False, True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
@@ -250,18 +251,18 @@ class EMAHook(Hook):
         """Swap the model's own weights back, for whatever reason the prediction ended."""
         self._swap_back(trainer, "predict")
 
-    # An interrupt may come while the event above is handled. Each enclosing scope has a closing event too.
+    # A Ctrl-C may prevent the methods above; the closing event of each enclosing scope then swaps back.
 
     def after_val(self, trainer: Trainer, event: AfterVal) -> None:
-        """Swap the model's own weights back if an interrupt kept `after_val_epoch` from it."""
+        """Swap the model's own weights back if an interrupt prevented `after_val_epoch`."""
         self._swap_back(trainer, "val")
 
     def after_test(self, trainer: Trainer, event: AfterTest) -> None:
-        """Swap the model's own weights back if an interrupt kept `after_test_epoch` from it."""
+        """Swap the model's own weights back if an interrupt prevented `after_test_epoch`."""
         self._swap_back(trainer, "test")
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Swap the model's own weights back if an interrupt kept all other methods from it."""
+        """Swap the model's own weights back if an interrupt prevented all other methods."""
         self._evaluating.clear()
         self._swap.back()
         self._remove_step_handles()
@@ -292,7 +293,7 @@ class EMAHook(Hook):
     def after_load_checkpoint(self, trainer: Trainer, event: AfterLoadCheckpoint) -> None:
         """Check the checkpoint's average, and for a resume separate it from the model's own weights.
 
-        Runs last, so that other handlers find the mapping as it was saved.
+        This method runs last, so that other handlers find the checkpoint as it was saved.
 
         Raises:
             CheckpointError: the average is of another model.
@@ -314,7 +315,7 @@ class EMAHook(Hook):
         return {"steps": 0 if self._average is None else self._average.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Build the average of a checkpoint that is being resumed; the former average is not changed.
+        """Build a new average from the checkpoint that is being resumed; the former average is not changed.
 
         Raises:
             RuntimeError: no checkpoint is being resumed.
@@ -325,7 +326,7 @@ class EMAHook(Hook):
             raise RuntimeError("EMAHook's own state does not hold the average: use Trainer.resume")
         weights = saved.average if saved.steps else None
         self._average, self._loads = self._load_average(self._model, weights, saved.steps), None
-        # the model gets other values, so the swapped ones must not return
+        # the model gets other weights, so the former ones must not be swapped back
         self._swap, self._evaluating = Swap(), set()
         if saved.steps and weights is None:
             text = "the checkpoint has no %s: the average starts again as a copy of the model"
@@ -334,7 +335,7 @@ class EMAHook(Hook):
     def _load_average(
         self, model: nn.Module, weights: Mapping[str, Any] | None, steps: int
     ) -> BaseAveragedModel | None:
-        """Build an average with these weights; None for a lazy model, whose first update builds it."""
+        """Build an average with `weights`, or return None for a lazy model, whose first update builds it."""
         if _has_lazy_parts(model):
             if weights is None:
                 return None
@@ -347,7 +348,7 @@ class EMAHook(Hook):
         return average
 
     def _restart_if_loaded(self, trainer: Trainer) -> None:
-        """Restart the average if weights were loaded without a resume; those are evaluated then."""
+        """Restart the average if weights were loaded without a resume; evaluations then use the weights."""
         known, self._loads = self._loads, trainer.state.loads
         if known not in (None, self._loads):
             self._swap, self._evaluating = Swap(), set()

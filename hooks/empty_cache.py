@@ -20,15 +20,15 @@ class EmptyCacheHook(Hook):
 
         EmptyCacheHook(after_epoch=True)
 
-    It helps where a validation needs tensors of other sizes than the training, or another process shares the
-    device. It makes nothing faster: each call waits for the device, and the next allocations go to the
-    driver. A point that is switched off is not subscribed.
+    This hook helps where a validation needs tensors of other sizes than the training, or another process
+    shares the device. It does not make a program faster: each call waits for the device, and the next
+    allocations go to the driver. Points that are switched off cost nothing.
 
     Args:
         before_epoch, after_epoch, after_iter: when to empty the cache.
 
     Raises:
-        TypeError: one of them is not True or False.
+        TypeError: an argument is not True or False.
     """
 
     def __init__(

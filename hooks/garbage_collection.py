@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
 YOUNG, MIDDLE, ALL = range(3)
-"""Python's generations; collecting one includes the younger ones."""
+"""Generations of Python's collector; collecting a generation includes the younger ones."""
 FROZEN_AT_START = 1000
 """Frozen objects up to this number are Python's own: Python 3.12 starts with 375."""
 
@@ -37,7 +37,7 @@ class GarbageCollectionHook(Hook):
     """Collect Python's garbage at the ends of iterations and after evaluations.
 
         default_hooks=dict(garbage_collection=dict(interval=50))
-        default_hooks=dict(garbage_collection=None)    # leave it to Python
+        default_hooks=dict(garbage_collection=None)    # Python decides when to collect
 
     During a training nothing is collected automatically. Left alone, Python walks all objects of the process
     whenever their number has grown by a quarter. That takes about 100 ms within an arbitrary step, and within
@@ -46,17 +46,18 @@ class GarbageCollectionHook(Hook):
 
     One long collection is made before the first iteration. Objects that exist after the first `interval`
     iterations are frozen (`gc.freeze`), so a full collection later looks only at newer objects, in less than
-    a millisecond. A reference cycle that is older than the training and is dropped in its first `interval`
+    a millisecond. A reference cycle that is older than the training and is dropped in the first `interval`
     iterations is frozen too, and freed when the training ends.
 
     Reference cycles that steps leave behind are freed after `interval` iterations. Cycles still in use at
-    that time are freed after 10 or 100 times as many, or after an evaluation. All other objects are freed at
-    once, because only cycles need a collector. Use a smaller interval for cycles that hold large tensors.
+    that time are freed after 10 or 100 times as many iterations, or after an evaluation. All other objects
+    are freed at once, because only cycles need a collector. Use a smaller interval for cycles that hold large
+    tensors.
 
     After the training, for whatever reason it ended, collection is automatic again and nothing is frozen. The
-    hook does nothing where the automatic collection was off before. Where the program had frozen objects, the
-    hook freezes and unfreezes none. Processes forked during the training, such as loader workers, collect
-    automatically.
+    hook does nothing where the automatic collection was off before. If the program has frozen objects itself,
+    the hook freezes and unfreezes nothing. Processes forked during the training, such as loader workers,
+    collect automatically.
 
     Args:
         interval: iterations between two collections of the youngest objects. Every tenth one includes the
@@ -76,7 +77,7 @@ class GarbageCollectionHook(Hook):
         self._will_freeze = self._unfreezes = False
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe to all points, and to iterations only at the interval."""
+        """Subscribe the event methods, with `after_iter` only at every `interval`-th iteration."""
         super().attach(bus)
         if events := self._points.get("after_iter"):
             bus.off(self.after_iter)
@@ -91,13 +92,13 @@ class GarbageCollectionHook(Hook):
         return self in _switched_off
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Switch the automatic collection off, and run a full one before the first step."""
+        """Switch the automatic collection off, and run a full collection before the first step."""
         if not gc.isenabled():
             return
         self._will_freeze, self._unfreezes = self._freeze and _nothing_is_frozen(), False
         _switched_off.add(self)  # first: after a Ctrl-C in between the hook must still switch it on again
         gc.disable()
-        gc.collect()  # garbage that is frozen would stay
+        gc.collect()  # garbage that gets frozen would stay in memory
 
     def after_iter(self, trainer: Trainer, event: IterEvent) -> None:
         """Collect the generation that is due after this iteration or batch."""
@@ -125,21 +126,21 @@ class GarbageCollectionHook(Hook):
 
     @on(priority=Priority.HIGHEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Switch the automatic collection on again if a Ctrl-C kept `after_train` from this hook."""
+        """Switch the automatic collection on again if a Ctrl-C prevented this hook's `after_train`."""
         self._restore()
 
     def _freeze_lasting(self) -> None:
-        """Freeze the objects that last, above all the optimizer's state, after the first iterations."""
+        """Freeze the objects that exist after the first iterations, such as the optimizer's state."""
         self._will_freeze = False
         if _nothing_is_frozen():  # else other code froze objects meanwhile
-            # MIDDLE suffices for objects since `before_train`: only the youngest generation was collected
+            # MIDDLE reaches all objects since `before_train`, as only YOUNG was collected until now
             gc.collect(MIDDLE)
             self._unfreezes = True
             gc.freeze()
 
     def _collect(self, generation: int) -> None:
         if self.active:
-            # before the freeze an older generation would move garbage to where it gets frozen
+            # until the freeze only YOUNG: garbage that moved to the oldest generation would be frozen
             gc.collect(YOUNG if self._will_freeze else generation)
 
     def _restore(self) -> None:
@@ -166,8 +167,8 @@ def _collect_in_child() -> None:
 def _restore_all() -> None:
     """Switch the collection on again at exit, for a training on a daemon thread that has not ended.
 
-    The interpreter frees only objects that are not frozen, and libraries such as Triton print those that are
-    left.
+    The interpreter frees only objects that are not frozen, and libraries such as Triton print the objects
+    that are left.
     """
     for hook in list(_switched_off):
         hook._restore()

@@ -48,12 +48,12 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
         hooks=[GradientCumulativeOptimizerHook(cumulative_iters=4, grad_clip=dict(max_norm=35))]
 
-    This acts as a batch that many times larger. Windows of iterations are counted over the whole run, across
-    epochs, as in mmcv and MMEngine. The last window is shorter where the run ends within it. Each loss is
-    divided by the iterations of its window, so 8 iterations with `cumulative_iters=3` have the divisors
-    `3 3 3 3 3 3 2 2`. Where the length of the run is not known in advance, the gradients of a window that
-    ended early are rescaled when the last epoch ends. A run that is stopped within a window saves its
-    gradients in the checkpoint, and continues the window when it is resumed.
+    A step then acts like one with a batch `cumulative_iters` times larger. Windows of iterations are counted
+    over the whole run, across epochs, as in mmcv and MMEngine. The last window is shorter where the run ends
+    within it. Each loss is divided by the iterations of its window, so 8 iterations with `cumulative_iters=3`
+    have the divisors `3 3 3 3 3 3 2 2`. Where the length of the run is not known in advance, the gradients of
+    a window that ended early are rescaled when the last epoch ends. A run that is stopped within a window
+    saves its gradients in the checkpoint, and continues the window when it is resumed.
 
     `after_backward` is emitted in every iteration, `before_optimizer_step` and `after_optimizer_step` only
     with a step. Schedulers that count iterations count all of them, as in MMEngine. Under
@@ -85,16 +85,16 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._divisor = 1
         """The number of iterations of this window, by which its losses are divided."""
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
-        """Parameters and their gradients from a checkpoint, which a lazy parameter cannot have yet."""
+        """Parameters and their gradients from a checkpoint, kept because a lazy parameter takes none yet."""
         self._no_sync: AbstractContextManager[None] | None = None
-        """Open from the forward pass until after backward, in iterations that exchange no gradients."""
+        """Context that suspends the exchange of gradients; open from the forward pass to after backward."""
         self._fsdp: list[Any] = []
         """The modules of the model that FSDP2 shards."""
         self._schedulers_allowed = False
         self._default_backward = type(self)._backward is GradientCumulativeOptimizerHook._backward
 
     def check(self, trainer: Trainer) -> None:
-        """Warn of BatchNorm, and store the optimizers before a checkpoint's gradients are loaded."""
+        """Warn about BatchNorm layers, and store the optimizers, which a checkpoint's gradients need."""
         super().check(trainer)
         if trainer.optimizer is not None:
             self._set_optimizers(trainer.optimizer)
@@ -110,15 +110,15 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     # --- accumulating --------------------------------------------------------------------------------------
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Find the modules that FSDP2 shards, and give the parameters the gradients of a checkpoint."""
+        """Find the modules that FSDP2 shards, and store a checkpoint's gradients in the parameters."""
         self._put_loaded()
         self._fsdp = fsdp_modules(trainer.model)
 
     @on(priority=Priority.LOWEST)
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Suspend the exchange of gradients between ranks for an iteration without a step.
+        """Suspend the exchange of gradients between ranks in an iteration without an optimizer step.
 
-        The forward pass must know it already.
+        This happens before the forward pass, because DistributedDataParallel reads the setting there.
         """
         self._leave_no_sync()  # still open after a skipped batch
         window = self._divisor if self._count else self._window(trainer)
@@ -131,7 +131,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 self._no_sync.__enter__()
 
     def _postpones_reduction(self, trainer: Trainer) -> bool:
-        """Return True if FSDP2 reduces once per window; it requires a known last iteration."""
+        """Return True if FSDP2 reduces gradients once per window, which requires a known last iteration."""
         return bool(self._fsdp) and trainer.max_iters is not None
 
     def _leave_no_sync(self) -> None:
@@ -168,7 +168,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 explain_freed_graph(error)
                 raise
             self._count += 1
-        else:  # an error kept a full window from its step; it has the gradients of this iteration already
+        else:  # an error prevented the step of a full window, which has this iteration's gradients
             self._leave_forward()
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
@@ -221,11 +221,11 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         return left if 0 < left < self._cumulative_iters else self._cumulative_iters
 
     def _accumulate(self, loss: torch.Tensor) -> None:
-        """Run backward of the loss's share of the window.
+        """Run backward on the loss divided by the iterations of the window.
 
-        A backward that starts with 1 / n yields the gradients of loss / n bit by bit, and avoids the division
-        and its part of the graph: a third of the time of a small backward. A subclass with its own
-        `_backward` gets the divided loss.
+        A backward that starts with the gradient 1 / n yields bit-identical gradients to loss / n. It avoids
+        the division and its node in the graph, which take a third of the time of a small backward. A subclass
+        with its own `_backward` gets the divided loss.
         """
         divisor = self._divisor
         if divisor == 1:
@@ -244,7 +244,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
             module.reshard()
 
     def _rescale_gradients(self, trainer: Trainer) -> None:
-        """Rescale gradients to the actual number of iterations, and average them over ranks."""
+        """Rescale gradients to the actual number of iterations in the window, and average them over ranks."""
         parameters = [*self._parameters()]
         if (model := _distributed(trainer.model)) is not None:
             for parameter, mean in zip(parameters, _mean_over_ranks(model, parameters), strict=True):
@@ -285,7 +285,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the saved gradients of an unfinished window.
 
-        The window keeps the length it was begun with, even if `cumulative_iters` is another one now.
+        The unfinished window keeps its length, even if `cumulative_iters` has changed.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
@@ -303,7 +303,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         self._count, self._divisor = saved.count, saved.divisor if saved.count else self._divisor
 
     def _put_loaded(self) -> None:
-        """Give the parameters the loaded gradients, once no part of the checkpoint can be refused."""
+        """Store the loaded gradients in the parameters; called when the resume can no longer be refused."""
         for parameter, gradient in self._loaded:
             parameter.grad = gradient
         self._loaded = []
@@ -328,7 +328,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
 
     @on(priority=Priority.HIGHEST)
     def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
-        """Save the mean over ranks of gradients within a window, so that every rank can resume from it."""
+        """Save an unfinished window's gradients as means over ranks, so that all ranks can resume."""
         model = _distributed(trainer.model)
         if self._count and model is not None and trainer.checkpoint is not None:
             means = _mean_over_ranks(model, [*self._parameters()])

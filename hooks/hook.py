@@ -1,4 +1,4 @@
-"""The base class of hooks: a method named after an event is subscribed where a class overrides it."""
+"""Define `Hook`, the base class of hooks: each overridden method is subscribed to the event of its name."""
 
 from __future__ import annotations
 
@@ -76,10 +76,10 @@ class Hook(Points):
                 if self.every_n_train_iters(trainer, 100):
                     print(trainer.metrics.latest()["loss"])
 
-    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` serve training, validation and test, with
-    the mode in `event.mode`, unless the hook overrides the method of that mode. An `async def` method takes
-    `(self, event)` and runs in the background. The return value of `state_dict` is saved with every
-    checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
+    `before_epoch`, `after_epoch`, `before_iter` and `after_iter` are called in training, validation and test,
+    with the mode in `event.mode`, except in a mode whose own method the hook overrides too. An `async def`
+    method takes `(self, event)` and runs in the background. The return value of `state_dict` is saved with
+    every checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
     """
 
     priority: Priority | int | str = Priority.NORMAL
@@ -120,7 +120,7 @@ class Hook(Points):
             check_budget(type(self).__name__, self.budget_us)
         for method_name, served in self._points.items():
             method, events = getattr(self, method_name), [*served]
-            # a hook of eventloop serves each trainer with the events that it has; one of the user is checked
+            # eventloop's hooks skip events that the trainer does not have; in a user's hook they are an error
             if method_name in GENERIC or _is_from_eventloop(_defining_class(type(self), method_name)):
                 events = [event for event in served if bus.possible([event])]
             if not events:
@@ -158,27 +158,27 @@ class Hook(Points):
             def settings(self):
                 return {"temperature": self._temperature}
 
-        Every checkpoint holds them, and `resume` compares those that both sides have. It refuses changed
-        ones; with changed="keep" or "apply" it goes on with the options of this hook. Values that are not
-        plain are left out. Called once, after `check`.
+        Every checkpoint stores these options, and `resume` compares those that the checkpoint and the hook
+        both have. It refuses changed options; with changed="keep" or "apply" it goes on with the options of
+        this hook. Values that are not plain are left out. Called once, after `check`.
         """
         return {}
 
     # --- helpers, as in MMEngine -------------------------------------------------------------------------
 
     def every_n_epochs(self, trainer: Trainer, n: int, start: int = 0) -> bool:
-        """Return True in every `n`-th epoch after `start`, in train epoch events; n <= 0: never."""
+        """Return True in every `n`-th epoch after `start`; for train epoch events. False if n <= 0."""
         return _every(trainer.epoch + 1 - start, n)
 
     def every_n_train_iters(self, trainer: Trainer, n: int, start: int = 0) -> bool:
-        """Return True in every `n`-th iteration after `start`, in train iteration events; n <= 0: never."""
+        """Return True in every `n`-th iteration after `start`; for train iter events. False if n <= 0."""
         return _every(trainer.iter + 1 - start, n)
 
     every_n_iters = every_n_train_iters
     """mmcv's name of `every_n_train_iters`."""
 
     def every_n_inner_iters(self, batch_idx: int, n: int) -> bool:
-        """Return True for every `n`-th batch of a pass; n <= 0: never."""
+        """Return True for every `n`-th batch of a pass. False if n <= 0."""
         return _every(batch_idx + 1, n)
 
     def end_of_epoch(self, loader: Any, batch_idx: int) -> bool:
@@ -186,11 +186,11 @@ class Hook(Points):
         return bool(batch_idx + 1 == len(loader))
 
     def is_last_train_epoch(self, trainer: Trainer) -> bool:
-        """Return True in the last epoch of the run, in train epoch events."""
+        """Return True in the last epoch of the run; for train epoch events only."""
         return trainer.max_epochs is not None and trainer.epoch + 1 == trainer.max_epochs
 
     def is_last_train_iter(self, trainer: Trainer) -> bool:
-        """Return True in the last iteration of the run, in train iteration events."""
+        """Return True in the last iteration of the run; for train iteration events only."""
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
 
 
@@ -226,12 +226,13 @@ def _overridden_points(cls: type[Hook]) -> dict[str, list[str]]:
 
 
 def events_of(points: Iterable[str], owner: str) -> dict[str, list[str]]:
-    """Map names of events, aliases and points of all modes to the events they serve.
+    """Map names of event methods to the events that each method handles.
 
-    An event's own name takes precedence over the point of all modes, such as `after_iter`.
+    A name is that of an event, an alias, or a method for all modes, such as `after_iter`. For an event with a
+    method of its own, that method takes precedence over the one for all modes.
 
     Args:
-        owner: what has the points, for the message.
+        owner: name of the class that has the methods, for the error message.
     """
     served: dict[str, str] = {}
     for point in points:

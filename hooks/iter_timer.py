@@ -17,15 +17,15 @@ _NAMES = ("time", "data_time", "step_time", "hook_time")
 
 
 class IterTimerHook(Hook):
-    """Put the seconds per iteration as `time`, and its parts: `data_time + step_time + hook_time == time`.
+    """Record the seconds per iteration as the metric `time`, and the parts that add up to it.
 
-        default_hooks=dict(timer=IterTimerHook())    # every trainer has it; None does without
+        default_hooks=dict(timer=IterTimerHook())    # in every trainer; None removes it
         trainer.metrics.latest()["data_time"].value
 
-    `time` runs from this hook's call in one iteration to its call in the next, so no time is left out.
-    `data_time` is the wait for the loader, `step_time` forward, backward and the optimizer. `hook_time` is
-    the rest: all other hooks, including those after this one, and the loop. Evaluations, started anywhere,
-    count in none of them.
+    `time` runs from this hook's call in one iteration to its call in the next, so no time is left out. `time`
+    is the sum of three parts. `data_time` is the wait for the loader, `step_time` is forward, backward and
+    the optimizer, and `hook_time` is the rest: the loop and all other hooks, including those after this one.
+    None of the metrics includes evaluations.
     """
 
     priority = Priority.NORMAL
@@ -39,7 +39,7 @@ class IterTimerHook(Hook):
         self._last, self._excluded = perf_counter(), trainer.clock.excluded
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the times of this iteration as metrics."""
+        """Record the times of this iteration as metrics."""
         now, clock = perf_counter(), trainer.clock
         total = now - self._last - (clock.excluded - self._excluded)
         self._last, self._excluded = now, clock.excluded

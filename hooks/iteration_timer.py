@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 
 class IterationTimer(IterTimerHook):
-    """Measure iterations after a warm-up, and log a summary at the end; the timer of detectron2 and Pet.
+    """Measure iterations after a warm-up, and log a summary at the end, as detectron2 and Pet do.
 
         IterationTimer(warmup_iter=3)
 
-    Replaces `IterTimerHook`. It puts `time`, `data_time`, `step_time` and `hook_time` as that hook does. At
-    the end it emits two texts named `timing`, in the format that scripts for detectron2 search for:
+    This hook replaces `IterTimerHook`, and records the same metrics `time`, `data_time`, `step_time` and
+    `hook_time`. At the end it emits two texts named `timing`, in the format that scripts for detectron2
+    search for:
 
         Overall training speed: 47 iterations in 0:00:09 (0.198211 s / it)
         Total training time: 0:00:12 (0:00:02 on hooks, 0:00:01 on evaluations)
 
     The speed is that of loading and stepping: `data_time + step_time`. The total time runs from the end of
-    the warm-up to this hook's `after_train`, which is among the last. Time that is neither stepping nor an
-    evaluation counts as time on hooks, which includes the loop.
+    the warm-up to this hook's `after_train`, which runs among the last. The time on hooks is all time except
+    loading, stepping and evaluations, so it includes the loop.
 
     Args:
         warmup_iter: iterations to leave out at the start of a training; a resumed training leaves them out
@@ -58,7 +59,7 @@ class IterationTimer(IterTimerHook):
         self._start(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the times of this iteration, unless it belongs to the warm-up."""
+        """Record the times of this iteration as metrics, unless it belongs to the warm-up."""
         if self._left_out < self._warmup:
             self._left_out += 1
             self._start(trainer)

@@ -1,4 +1,4 @@
-"""Copies of the log files of a run in another directory, for `LoggerHook(out_dir=...)`."""
+"""Copy the log files of a run to another directory, for `LoggerHook(out_dir=...)`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("eventloop")
 def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
     """Copy the files of `work_dir` that end in one of `suffixes` to the same paths in `target`.
 
-    Files in its folders are copied too. Files that cannot be copied are skipped, and named in one warning.
+    Files in subfolders are copied too. Files that cannot be copied are skipped, and named in one warning.
     """
     failed: list[str] = []
     for path in [*_logs(work_dir, target, suffixes)]:
@@ -31,7 +31,7 @@ def copy_logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> None:
 
 
 def _logs(work_dir: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the log files, without those of checkpoints, of hidden folders and of `target`."""
+    """Yield the log files in `work_dir`, except in checkpoints, in hidden folders and in `target`."""
     for folder, folders, names in os.walk(work_dir):
         here = Path(folder)
         if MANIFEST in names or here.resolve() == target.resolve():

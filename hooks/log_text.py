@@ -1,4 +1,4 @@
-"""Texts that hooks show to the user, such as a timer's summary at the end of a training."""
+"""Show texts of hooks to the user, such as a timer's summary at the end of a training."""
 
 from __future__ import annotations
 

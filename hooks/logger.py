@@ -35,13 +35,12 @@ if TYPE_CHECKING:
 
 
 COPY_PRIORITY = 5
-"""The priority at which the copy of a run's logs is registered: while PreemptionHook (0) still handles
-signals, and after the hooks (10 and later) whose files are copied have closed them, as contexts are left in
-reverse order."""
+"""The priority at which the copying of log files is registered. Callbacks run in reverse order: the copying
+runs after hooks of priority 10 and above have closed their files, and while PreemptionHook (0) still handles
+signals."""
 
 REDUCE_MAX = ("data_time", "memory")
-"""Metrics whose maximum over ranks matters more than the mean: the slowest loader, and the memory that must
-suffice."""
+"""Metrics whose maximum over ranks matters more than the mean: the slowest loader, the largest memory use."""
 
 
 class LoggerHook(Hook):
@@ -50,31 +49,32 @@ class LoggerHook(Hook):
         default_hooks=dict(logger=dict(interval=50))
         hooks=[LoggerHook(interval=50, out_dir="logs")]    # replaces the default logger, and copies the files
 
-    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. A
-    stop ends an interval: the remaining metrics are logged with the learning rate of their last iteration.
-    The rate is left out with several ranks, or when a handler after the logger asked for the stop, where a
-    scheduler may have changed it.
+    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. A run
+    that is stopped within an interval logs its remaining metrics, with the learning rate of their last
+    iteration. This rate is left out with several ranks, and if a handler after the logger requested the stop,
+    because a scheduler may have changed the rate by then.
 
     Args:
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
         ignore_last: log the metrics at the end of an epoch with the next interval; False logs them at once.
             The last metrics of the run are logged at its end in either case.
-        out_dir: a directory for copies of the files of `work_dir` and its folders that end in one of
-            `out_suffix`, in a folder named as `work_dir`. They are copied after a run without an error has
-            delivered everything. Files of checkpoints are not copied.
+        out_dir: a directory to which log files are copied, into a folder with the name of `work_dir`: the
+            files in `work_dir` and its folders that end in one of `out_suffix`. They are copied after a run
+            that ended without an error has delivered every event. Files of checkpoints are not copied.
         out_suffix: endings of the files to copy.
-        custom_cfg: MMEngine's option for other statistics of a training's metrics than the mean of the
-            interval: `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`.
-            Methods are mean, min, max and current, and with an int as window median and any function of the
-            values. Windows are an int, "epoch" or "global", the default. Without `log_name` the statistic
-            replaces the mean. The values are saved in checkpoints, and a resumed run goes on with them.
+        custom_cfg: statistics of training metrics other than the mean of the interval, in MMEngine's form:
+            `[dict(data_src="loss", method_name="mean", window_size=100, log_name="loss_smooth")]`. Methods
+            are mean, min, max and current. With an int as window, median and any function of the values are
+            possible too. Windows are an int, "epoch" or "global", the default. Without `log_name` the
+            statistic replaces the mean. The values are saved in checkpoints, and a resumed run goes on with
+            them.
         reduce: log a training's metrics as means over all ranks, iteration by iteration. All ranks must use
-            it, and log in the same iterations. In an interval in which they did not put the same names, each
-            rank logs its own values, and warns once. The ranks communicate in the background, and
+            it, and log in the same iterations. In an interval in which the ranks recorded different names,
+            each rank logs its own values, and warns once. The ranks communicate in the background, and
             `trainer.metrics` of each rank keeps its own values. If a rank does not answer for 30 s, or for
             half of the bus's `drain_timeout` at the end of a run, the others log their own values.
-        reduce_max: names, and groups ("memory" for "memory/..."), of which the maximum over the ranks is
-            logged. With the maximum of `data_time`, `time` is no longer the sum of its parts.
+        reduce_max: metrics whose maximum over the ranks is logged, as names or groups ("memory" for
+            "memory/..."). With the maximum of `data_time`, `time` is no longer the sum of its parts.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int; `custom_cfg` has an unknown method, window or
@@ -128,9 +128,9 @@ class LoggerHook(Hook):
 
     @on(priority=COPY_PRIORITY)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Start the background and reset the state of the last run.
+        """Start the background loop, and reset the state of the last run.
 
-        Without this the first log would start the background in the middle of an iteration. The callback
+        Otherwise the first log would start the background loop in the middle of an iteration. The callback
         `metrics.relieve` posts metrics when too many have accumulated within an interval or a validation, and
         at the very end of the run.
         """
@@ -166,9 +166,9 @@ class LoggerHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log the metrics that other hooks put at the end, or that a validation or test put.
+        """Log the metrics that hooks recorded at the end of the run, or in a validation or test.
 
-        Metrics put after this are posted by the run itself, through `metrics.relieve`.
+        The run itself posts metrics that are recorded later, through `metrics.relieve`.
         """
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
@@ -187,21 +187,21 @@ class LoggerHook(Hook):
 
     @property
     def stateful(self) -> bool:
-        """True with `custom_cfg`, whose statistics need values that were logged before."""
+        """True with `custom_cfg`, whose statistics need values logged earlier."""
         return self._statistics is not None or type(self).state_dict is not LoggerHook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the values of the statistics up to now.
+        """Return the values that the statistics of `custom_cfg` have so far.
 
-        Waits for values that are still on the device, and with `reduce` for the other ranks. Metrics put
-        since the last log count with this rank's own values.
+        The method waits for values that are still on the device, and with `reduce` for the other ranks.
+        Metrics recorded since the last log count with this rank's own values.
         """
         if self._statistics is None:
             return {}
         return self._statistics.state_dict([] if self._metrics is None else self._metrics.read_pending())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load saved values of the statistics; statistics without saved values start empty.
+        """Load saved values of the `custom_cfg` statistics; a statistic without saved values starts empty.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.
@@ -235,7 +235,7 @@ class LoggerHook(Hook):
             self._post(trainer)
 
     def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
-        """Post the metrics that were put, reduced over ranks if all ranks log in this iteration."""
+        """Post the metrics since the last log to the background, reduced over ranks if all ranks log now."""
         metrics, place = trainer.metrics, trainer.place
         packet: Packet | Reduced = (taken := metrics.collect(place))
         if self._reducer is not None and iteration is not None:
@@ -251,7 +251,7 @@ class LoggerHook(Hook):
 
 
 def _rates(trainer: Trainer) -> dict[str, Any]:
-    """Return the learning rates by name; empty if the train step or another hook puts them.
+    """Return the learning rates by name; empty if the train step or another hook records them.
 
     The logger runs before the schedulers (70), so these are the rates that the iteration was trained with.
     """

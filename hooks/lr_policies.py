@@ -1,10 +1,11 @@
-"""mmcv's learning rate policies; each also takes the warm-up arguments of `LrUpdaterHook`.
+"""Set the learning rate by one of mmcv's policies; each takes the warm-up arguments of `LrUpdaterHook` too.
 
     hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3, warmup="linear", warmup_iters=500)]
 
-The fields of a class are its arguments, and its formula is one of `eventloop.optim.formulas`. p is the epoch,
-or the iteration with `by_epoch=False`, and P is the number of them in the run. The last one trains with p =
-P - 1, as with PyTorch's schedulers. After a completed run the rate is that of p = P, the exact end.
+The fields of a class are its arguments, and its formula is one of `eventloop.optim.formulas`. In a formula p
+is the epoch, or the iteration with `by_epoch=False`, and P is the number of epochs or iterations in the run.
+The last one trains with p = P - 1, as with PyTorch's schedulers. After a completed run the rate is that of p
+= P, the exact end of the schedule.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FixedLrUpdaterHook(LrUpdaterHook):
-    """Keep the initial rate; used for its warm-up.
+    """Keep the initial learning rate, after an optional warm-up.
 
         hooks=[FixedLrUpdaterHook(warmup="linear", warmup_iters=500, warmup_ratio=0.001)]
 
@@ -38,9 +39,11 @@ class FixedLrUpdaterHook(LrUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class StepLrUpdaterHook(LrUpdaterHook):
-    """Multiply the rate by `gamma` every `step`, or at each of a list of steps, but not below `min_lr`.
+    """Multiply the learning rate by `gamma` every `step` epochs or at listed epochs, down to `min_lr`.
 
         hooks=[StepLrUpdaterHook(step=[16, 22], gamma=0.1)]
+
+    With `by_epoch=False` the steps are iterations.
 
     Raises:
         TypeError, ValueError: `step` is not a positive int or a rising list of them, `gamma` is not above 0,
@@ -52,13 +55,13 @@ class StepLrUpdaterHook(LrUpdaterHook):
     min_lr: float | None = None
 
     def formula(self) -> Formula:
-        """Return max(base gamma^n, min_lr) after n steps."""
+        """Return the formula max(base gamma^n, min_lr) after n steps."""
         return formulas.step_decay(self.step, self.gamma, "min_lr", self.min_lr)
 
 
 @dataclass(eq=False, repr=False)
 class ExpLrUpdaterHook(LrUpdaterHook):
-    """Multiply the rate by `gamma` every epoch, or every iteration with `by_epoch=False`.
+    """Multiply the learning rate by `gamma` every epoch, or every iteration with `by_epoch=False`.
 
         hooks=[ExpLrUpdaterHook(gamma=0.95)]
 
@@ -69,13 +72,13 @@ class ExpLrUpdaterHook(LrUpdaterHook):
     gamma: float
 
     def formula(self) -> Formula:
-        """Return base gamma^p."""
+        """Return the formula base gamma^p."""
         return formulas.exponential(self.gamma)
 
 
 @dataclass(eq=False, repr=False)
 class InvLrUpdaterHook(LrUpdaterHook):
-    """Lower the rate as (1 + gamma p)^-power.
+    """Lower the learning rate as (1 + gamma p)^-power, where p is the epoch or iteration.
 
         hooks=[InvLrUpdaterHook(gamma=1e-4, power=0.75, by_epoch=False)]
 
@@ -87,13 +90,13 @@ class InvLrUpdaterHook(LrUpdaterHook):
     power: float = 1.0
 
     def formula(self) -> Formula:
-        """Return base (1 + gamma p)^-power."""
+        """Return the formula base (1 + gamma p)^-power."""
         return formulas.inverse(self.gamma, self.power)
 
 
 @dataclass(eq=False, repr=False)
 class PolyLrUpdaterHook(LrUpdaterHook):
-    """Lower the rate to `min_lr` as (1 - p / P)^power.
+    """Lower the learning rate to `min_lr` as (1 - p / P)^power, where p / P is the progress of the run.
 
         hooks=[PolyLrUpdaterHook(power=0.9, min_lr=1e-4, by_epoch=False)]
 
@@ -113,7 +116,7 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
-    """Lower the rate to the minimum along half a cosine.
+    """Lower the learning rate to a minimum along half a cosine.
 
         hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3)]
 
@@ -130,13 +133,13 @@ class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return min + (base - min) (1 + cos(pi p / P)) / 2."""
+        """Return the formula min + (base - min) (1 + cos(pi p / P)) / 2."""
         return formulas.cosine(minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
 @dataclass(eq=False, repr=False)
 class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
-    """Lower the rate to the minimum along a line.
+    """Lower the learning rate to a minimum along a line.
 
         hooks=[LinearAnnealingLrUpdaterHook(min_lr=0.0)]
 
@@ -153,20 +156,20 @@ class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return base + (min - base) p / P."""
+        """Return the formula base + (min - base) p / P."""
         return formulas.line(minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
 @dataclass(eq=False, repr=False)
 class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
-    """Keep the initial rate for `start_percent` of the run, then lower it along half a cosine.
+    """Keep the initial learning rate for a part of the run, then lower it along half a cosine.
 
         hooks=[FlatCosineAnnealingLrUpdaterHook(start_percent=0.75, min_lr=0.0)]
 
     This is fastai's flat_cos.
 
     Args:
-        start_percent: a float in [0, 1).
+        start_percent: the fraction of the run with the initial rate, a float in [0, 1).
         min_lr, min_lr_ratio: see `CosineAnnealingLrUpdaterHook`.
 
     Raises:
@@ -181,13 +184,13 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return base until s = round(start_percent P), then the cosine of (p - s) / (P - s)."""
+        """Return the formula: base until s = round(start_percent P), then half a cosine from s to P."""
         return formulas.flat_cosine(self.start_percent, minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
 @dataclass(eq=False, repr=False)
 class CosineRestartLrUpdaterHook(LrUpdaterHook):
-    """Lower the rate along half a cosine in each of `periods`; after the last one it stays at its minimum.
+    """Lower the learning rate along half a cosine in each of `periods`, then keep the minimum.
 
         hooks=[CosineRestartLrUpdaterHook(periods=[10, 20], restart_weights=[1.0, 0.5], min_lr=0.0)]
 
@@ -209,23 +212,26 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
     min_lr_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return min + weight (base - min) (1 + cos(pi q)) / 2, with q from 0 to 1 over each period."""
+        """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
         low = minimum("min_lr", self.min_lr, self.min_lr_ratio)
         return formulas.restarts(self.periods, self.restart_weights, low)
 
 
 @dataclass(eq=False, repr=False)
 class CyclicLrUpdaterHook(LrUpdaterHook):
-    """Raise the rate to a peak and lower it to an end, `cyclic_times` times; counted in iterations.
+    """Raise the learning rate to a peak and lower it to an end value in each of several cycles.
 
         hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
 
     Args:
-        target_ratio: factors (peak, end) of the initial rate, or the peak alone for an end of peak / 1e5.
-        cyclic_times: cycles in the run; iterations that are left after the last cycle keep its end.
+        target_ratio: the peak and the end value as factors of the initial rate; one number is the peak, and
+            the end is then peak / 1e5.
+        cyclic_times: number of cycles, of equally many iterations, in the run; iterations after the last
+            cycle keep its end value.
         step_ratio_up: the part of a cycle in which the rate rises, in [0, 1).
         anneal_strategy: "cos" or "linear".
-        gamma: in (0, 1], how much of the peak's distance to the initial rate remains in the next cycle.
+        gamma: in (0, 1], the factor by which the peak's distance to the initial rate shrinks from cycle to
+            cycle.
 
     Raises:
         TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
@@ -251,21 +257,21 @@ class CyclicLrUpdaterHook(LrUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class OneCycleLrUpdaterHook(LrUpdaterHook):
-    """Raise the rate from `max_lr / div_factor` to `max_lr`, then lower it; counted in iterations.
+    """Raise the learning rate to `max_lr` and lower it again, in one cycle over the iterations of the run.
 
         hooks=[OneCycleLrUpdaterHook(max_lr=0.1)]
 
-    The end is `max_lr / div_factor / final_div_factor`. The rates are those of PyTorch's OneCycleLR, whose
-    momentum `OneCycleMomentumUpdaterHook` sets.
+    The rate begins at `max_lr / div_factor` and ends at `max_lr / div_factor / final_div_factor`. The rates
+    are those of PyTorch's OneCycleLR, whose momentum `OneCycleMomentumUpdaterHook` sets.
 
     Args:
-        max_lr: one number, one per param group, or a dict of these by the optimizer's name if there are
-            several.
-        total_steps: iterations of the cycle; by default those of the run, and never fewer.
+        max_lr: one number or one per param group; with several optimizers also a dict of such values by the
+            optimizers' names.
+        total_steps: iterations of the cycle, at least as many as the run has; by default as many.
         pct_start: the part of the cycle in which the rate rises, a float in [0, 1].
         anneal_strategy: "cos" or "linear".
         div_factor, final_div_factor: above 0.
-        three_phase: lower the rate to where it began, and only then to the end.
+        three_phase: True lowers the rate to its start value first, and then to the end value.
 
     Raises:
         TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
@@ -299,7 +305,7 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
         return lambda base, p, total: cycle(base, base * up, base / down, p, total)
 
     def max_progress(self, trainer: Trainer) -> int:
-        """Return the iterations of the cycle.
+        """Return the number of iterations in the cycle.
 
         Raises:
             ValueError: the run has more iterations.

@@ -1,4 +1,4 @@
-"""A hook that steps schedulers and puts the learning rate of each iteration, as in detectron2 and Pet."""
+"""A hook that steps schedulers and records each iteration's learning rate, as in detectron2 and Pet."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ BEFORE_THE_LOGGER = 59
 
 
 class LRScheduler(ParamSchedulerHook):
-    """Put the learning rate of each iteration as `lr`, then step the schedulers.
+    """Record the learning rate of each iteration as the metric `lr`, then step the schedulers.
 
         hooks=[LRScheduler(scheduler=MultiStepLR(optimizer, [600, 900]))]
 
-    Replaces the default `param_scheduler` hook. The rate is the one the iteration was trained with, of the
-    param group with the most parameters. If every group has one parameter, it is that of the first group with
-    the most common initial rate. Several optimizers have one `lr/<name>` each. The metric has no smoothing
-    hint, so each iteration is logged as a record with its own rate, not as a mean. The default hook puts no
-    rate, and the logger then logs the rate at its interval.
+    This hook replaces the default `param_scheduler` hook. It records the rate that the iteration was trained
+    with, in the param group with the most parameters. If every group has one parameter, it takes the first
+    group with the most common initial rate. With several optimizers the metrics are `lr/<name>`. They have no
+    smoothing hint, so each iteration is logged as a record with its own rate, not as a mean. The default hook
+    records no rate, and the logger then logs the rate at its interval.
 
     Args:
-        optimizer: the optimizer whose rate is put; by default the trainer's.
+        optimizer: the optimizer whose rate is recorded; by default the trainer's.
         scheduler: a scheduler, or a config, to step and save with the trainer's schedulers.
         by_epoch, monitor: see `ParamSchedulerHook`.
 
@@ -47,7 +47,7 @@ class LRScheduler(ParamSchedulerHook):
         self._shown: list[tuple[str, Group]] = []
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe so that the rate is put before the logger collects, and schedulers step after it."""
+        """Subscribe so that the rate is recorded before the logger runs, and schedulers step after it."""
         super().attach(bus)
         bus.subscribe(
             self._put_lr, AfterTrainIter, priority=BEFORE_THE_LOGGER, name=f"{type(self).__name__}.put_lr",
@@ -69,7 +69,7 @@ class LRScheduler(ParamSchedulerHook):
         super().check(trainer)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Choose the param groups to show, also after a checkpoint was loaded, which replaces the groups."""
+        """Choose the param groups whose rates are recorded, after a checkpoint may have replaced them."""
         super().before_train(trainer, event)
         given = self._optimizer if self._optimizer is not None else trainer.optimizer
         self._shown = [

@@ -1,4 +1,4 @@
-"""The base of mmcv's learning rate policies, which compute the rate from the counters of the run."""
+"""Define the base classes of mmcv's policies, which compute a value from the counters of the run."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ WARMUPS = ("constant", "linear", "exp")
 class ParamUpdaterHook(Hook):
     """Set one value of every param group from its initial value and the counters of the run.
 
-    The base of `LrUpdaterHook` and `MomentumUpdaterHook`. The fields of a policy are its arguments.
+    This is the base class of `LrUpdaterHook` and `MomentumUpdaterHook`. The dataclass fields of a subclass
+    are its arguments.
     """
 
     param_name: ClassVar[str] = "lr"
     getter: ClassVar[str] = "get_lr"
     """The method with which a subclass computes the value."""
     reaches_end: ClassVar[bool] = False
-    """True if the policy depends on the run's length; its end is then set once the run is completed."""
+    """True if the policy depends on the run's length; a completed run then sets the policy's final value."""
     counts_iterations: ClassVar[bool] = False
     """True for a policy that refuses `by_epoch=True`."""
 
@@ -49,7 +50,7 @@ class ParamUpdaterHook(Hook):
     warmup_by_epoch: bool = False
 
     def __post_init__(self) -> None:
-        """Check the arguments, and make the formula; a class without one must define the getter."""
+        """Check the arguments, and make the formula; refuse a class with neither a formula nor the getter."""
         check_bools(by_epoch=self.by_epoch, warmup_by_epoch=self.warmup_by_epoch)
         if self.counts_iterations and self.by_epoch:
             raise ValueError(f"{type(self).__name__} counts iterations, got by_epoch=True: leave it out")
@@ -62,7 +63,7 @@ class ParamUpdaterHook(Hook):
         self._values_when_built: list[float] = []
         self._has_run = False
         self._formula = self.formula()
-        # the getter of a direct subclass returns the formula's value
+        # the getter of a direct subclass returns the formula's value, so it needs a formula
         owner = next(cls for cls in type(self).__mro__ if self.getter in vars(cls) or cls is Hook)
         if self._formula is None and ParamUpdaterHook in owner.__bases__:
             raise TypeError(
@@ -81,7 +82,7 @@ class ParamUpdaterHook(Hook):
         }
 
     def check(self, trainer: Trainer) -> None:
-        """Take the initial values, and refuse a trainer that the hook cannot serve."""
+        """Store the param groups' initial values, and refuse a trainer that the hook cannot serve."""
         name = type(self).__name__
         if trainer.optimizer is None:
             raise ValueError(
@@ -104,7 +105,7 @@ class ParamUpdaterHook(Hook):
                 self._formula(1.0, 0, self.max_progress(trainer))  # refuses a run that it does not fit
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Take values that were edited after the trainer was built as initial values, as mmcv does.
+        """Update the initial values if the param groups were edited since the trainer was built, as in mmcv.
 
         Groups loaded from a checkpoint without initial values get those that the optimizer was built with.
         """
@@ -118,17 +119,17 @@ class ParamUpdaterHook(Hook):
             group.setdefault(self._initial_name, value)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Set the value of a policy that is counted in epochs."""
+        """Set the value for this epoch, if the policy counts epochs."""
         if self.by_epoch:
             self._set(trainer)
 
     def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Set the value of a policy that is counted in iterations, or of the warm-up."""
+        """Set the value for this iteration, if the policy counts iterations or is in its warm-up."""
         if not self.by_epoch or (self.warmup is not None and trainer.iter <= self._warmup_length(trainer)):
             self._set(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Set the final value of a policy with an end, as the last step of PyTorch's schedulers does."""
+        """Set the final value if the policy has an end, as the last step of PyTorch's schedulers does."""
         if self.reaches_end and event.reason == COMPLETED:
             self._set(trainer)
 
@@ -139,7 +140,7 @@ class ParamUpdaterHook(Hook):
         return trainer.epoch if self.by_epoch else trainer.iter
 
     def done(self, trainer: Trainer) -> float:
-        """Return the part of the run that is done, from 0 to 1."""
+        """Return the completed fraction of the run, from 0 to 1."""
         return min(self.progress(trainer) / self.max_progress(trainer), 1.0)
 
     def from_formula(self, trainer: Trainer, base: float) -> float:
@@ -152,7 +153,7 @@ class ParamUpdaterHook(Hook):
         return self._formula(base, progress, total)
 
     def max_progress(self, trainer: Trainer) -> int:
-        """Return the epochs of the run, or the iterations with `by_epoch=False`.
+        """Return the number of epochs in the run, or of iterations with `by_epoch=False`.
 
         Raises:
             ValueError: the number of iterations is not known.
@@ -165,7 +166,7 @@ class ParamUpdaterHook(Hook):
         return (trainer.max_epochs or 0) * self._epoch_length(trainer, "by_epoch=False")
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
-        """Return the value of a group without warm-up."""
+        """Return the policy's value for a param group, before the warm-up is applied."""
         raise NotImplementedError
 
     def _apply_warmup(self, value: float, factor: float) -> float:
@@ -173,12 +174,12 @@ class ParamUpdaterHook(Hook):
         return value * factor
 
     def _set_initial_values(self, trainer: Trainer) -> None:
-        """Set the initial values of a policy that has its own."""
+        """Set the param groups' initial values, if the policy does not start from the optimizer's."""
 
     # --- inside --------------------------------------------------------------------------------------------
 
     def _set(self, trainer: Trainer) -> None:
-        # a policy by iteration runs this in each one: for plain floats, the usual case, it calls no helper
+        # may run in every iteration, so for plain floats, the usual case, it calls no helper
         name, initial = self.param_name, self._initial_name
         factor = None if self.warmup is None else self._factor_now(trainer)
         for group in groups_of(trainer.optimizer):
@@ -193,7 +194,7 @@ class ParamUpdaterHook(Hook):
                 write_value(group, name, value)
 
     def _factor_now(self, trainer: Trainer) -> float | None:
-        """Return the factor of the warm-up, None after it."""
+        """Return the current factor of the warm-up, or None after the warm-up."""
         length, ratio = self._warmup_length(trainer), self.warmup_ratio
         if trainer.iter >= length:
             return None

@@ -1,4 +1,4 @@
-"""A hook that puts the memory use of a training as metrics."""
+"""A hook that records the memory use of a training as metrics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STATM = Path("/proc/self/statm")
 
 
 class MemoryHook(Hook):
-    """Put the memory of the process, and of the CUDA device, as metrics in MiB.
+    """Record the memory use of the process and of the CUDA device as metrics, in MiB.
 
         MemoryHook(interval=10)
 
@@ -39,10 +39,10 @@ class MemoryHook(Hook):
     device.
 
     Args:
-        interval: put the metrics every so many iterations, and in the last one.
+        interval: iterations between two records; the last iteration has one too.
         summary: log `torch.cuda.memory_summary` too when training ends.
-        reset_peak: reset the peaks after each time, so that each covers one interval. Off by default, because
-            all code of the process shares the peaks.
+        reset_peak: reset the peaks after each record, so that each peak covers one interval. Off by default,
+            because all code of the process shares the peaks.
         device: the CUDA device; by default the trainer's, else that of the model's first parameter.
 
     Raises:
@@ -71,7 +71,7 @@ class MemoryHook(Hook):
         self._device = device if device is not None and device.type == "cuda" else None
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the memory in use into `trainer.metrics` every `interval` iterations."""
+        """Record the memory in use as metrics every `interval` iterations."""
         if not (self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)):
             return
         values = {} if (resident := resident_bytes()) is None else {"memory/resident": resident / MIB}

@@ -27,8 +27,8 @@ class MomentumUpdaterHook(ParamUpdaterHook):
                 return base_momentum * 0.9 ** trainer.epoch
 
     It sets `momentum`, or the first of `betas` if the optimizer has those, from `initial_momentum` of each
-    param group. It works as `LrUpdaterHook`, except that a warm-up divides by its factor, so it starts with
-    more momentum.
+    param group. The hook works like `LrUpdaterHook`, except that its warm-up divides by the factor, so a
+    training starts with more momentum.
 
     Args:
         by_epoch, warmup, warmup_iters, warmup_by_epoch: see `LrUpdaterHook`.
@@ -57,7 +57,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         )  # fmt: skip
 
     def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer that the hook cannot serve, and warn of a warm-up with a momentum of 1 or more.
+        """Refuse a trainer that the hook cannot serve, and warn if the warm-up has a momentum of 1 or more.
 
         Raises:
             ValueError: see `LrUpdaterHook.check`.
@@ -91,7 +91,7 @@ class MomentumUpdaterHook(ParamUpdaterHook):
 
 @dataclass(eq=False, repr=False)
 class StepMomentumUpdaterHook(MomentumUpdaterHook):
-    """Multiply the momentum by `gamma` at each step, but not below `min_momentum`.
+    """Multiply the momentum by `gamma` every `step` epochs or at listed epochs, down to `min_momentum`.
 
         hooks=[StepMomentumUpdaterHook(step=[16, 22], gamma=0.9)]
 
@@ -106,13 +106,13 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
     min_momentum: float | None = None
 
     def formula(self) -> Formula:
-        """Return max(base gamma^n, min_momentum) after n steps."""
+        """Return the formula max(base gamma^n, min_momentum) after n steps."""
         return formulas.step_decay(self.step, self.gamma, "min_momentum", self.min_momentum)
 
 
 @dataclass(eq=False, repr=False)
 class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
-    """Lower the momentum to the minimum along half a cosine.
+    """Lower the momentum to a minimum along half a cosine.
 
         hooks=[CosineAnnealingMomentumUpdaterHook(min_momentum=0.85)]
 
@@ -130,13 +130,13 @@ class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     min_momentum_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return min + (base - min) (1 + cos(pi p / P)) / 2."""
+        """Return the formula min + (base - min) (1 + cos(pi p / P)) / 2."""
         return formulas.cosine(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
 
 
 @dataclass(eq=False, repr=False)
 class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
-    """Lower the momentum to the minimum along a line.
+    """Lower the momentum to a minimum along a line.
 
         hooks=[LinearAnnealingMomentumUpdaterHook(min_momentum_ratio=0.9)]
 
@@ -153,7 +153,7 @@ class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
     min_momentum_ratio: float | None = None
 
     def formula(self) -> Formula:
-        """Return base + (min - base) p / P."""
+        """Return the formula base + (min - base) p / P."""
         return formulas.line(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
 
 
@@ -201,8 +201,8 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     OneCycleLR.
 
     Args:
-        base_momentum, max_momentum: one number, one per param group, or a dict of these by the optimizer's
-            name if there are several.
+        base_momentum, max_momentum: one number or one per param group; with several optimizers also a dict of
+            such values by the optimizers' names.
         pct_start, anneal_strategy, three_phase: see `OneCycleLrUpdaterHook`.
 
     Raises:
@@ -220,10 +220,10 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
     by_epoch: bool = field(default=False, kw_only=True)
 
     def formula(self) -> Formula:
-        """Return a formula that keeps the initial momentum, and prepare the cycle.
+        """Prepare the cycle, and return a formula that keeps the initial momentum.
 
-        Only param groups that are added during the run use the formula. `_value_without_warmup` computes
-        the cycle for all others.
+        The formula applies only to param groups that are added during the run. For all others
+        `_value_without_warmup` computes the momentum of the cycle.
         """
         formulas.check_given("base_momentum", self.base_momentum)
         formulas.check_given("max_momentum", self.max_momentum)

@@ -95,7 +95,7 @@ def _run_guarded(coroutine: Coroutine[Any, Any, Any], refusing: _NoCollectives) 
 
 
 class _NoCollectives(TorchDispatchMode):
-    """Refuse the operators of torch.distributed, which pass PyTorch's dispatcher as all others do."""
+    """Raise an error for every operator of torch.distributed that reaches PyTorch's dispatcher."""
 
     def __init__(self, name: str, rank: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

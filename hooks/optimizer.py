@@ -36,8 +36,8 @@ class OptimizerHook(Hook):
         OptimizerHook(grad_clip=dict(max_norm=35, norm_type=2))          # mmcv's form
         OptimizerHook(grad_clip=dict(type="value", clip_value=0.5))      # MMEngine's form
 
-    Events are emitted between these phases. With clipping by norm, the norm before clipping is put as the
-    metric `grad_norm`; the training thread does not wait for its value.
+    Events are emitted between these phases. With clipping by norm, the norm before clipping is recorded as
+    the metric `grad_norm`; the training thread does not wait for its value.
 
     After the step the tensors of `trainer.outputs`, if that is a dict, are detached, so later handlers may
     call `float(trainer.outputs["loss"])`. A handler that needs their graph needs a priority below 30.
@@ -50,8 +50,8 @@ class OptimizerHook(Hook):
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
             `clip_grad_value_`; applied to all parameters of an optimizer together.
-        detect_anomalous_params: log the trainable parameters that the loss does not reach, at first and
-            whenever they change. It walks the graph in every iteration, which is slow.
+        detect_anomalous_params: log the trainable parameters that the loss does not reach, in the first
+            iteration and whenever the set changes. This walks the graph in every iteration, which is slow.
 
     Raises:
         TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or
@@ -69,7 +69,7 @@ class OptimizerHook(Hook):
         check_bools(detect_anomalous_params=detect_anomalous_params)
         self._clip = None if grad_clip is None else GradClip(grad_clip)
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
-        self._other_seconds = 0.0  # seconds of other handlers within this one's iteration
+        self._other_seconds = 0.0  # seconds that other handlers took within this hook's call
         self._count = 0
         """Iterations whose gradients wait for the step, within a window of several iterations."""
         self._given: Any = None
@@ -77,7 +77,7 @@ class OptimizerHook(Hook):
         self._wanted: Mapping[type[Event], bool] = {}
 
     def check(self, trainer: Trainer) -> None:
-        """Mark the trainer as stepped by this hook, not by its train step."""
+        """Set `trainer.steps_in_hook`, because this hook steps the optimizer, not the train step."""
         trainer.steps_in_hook = True
         self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
 
@@ -168,7 +168,12 @@ class OptimizerHook(Hook):
 
 
 def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss of a train step, ready for backward."""
+    """Return the loss tensor of a train step, ready for backward.
+
+    Raises:
+        TypeError: `outputs` is not a mapping with a "loss" tensor of one element.
+        RuntimeError: the loss needs no grad.
+    """
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
         number = isinstance(loss, int | float)
@@ -196,7 +201,7 @@ def explain_freed_graph(error: RuntimeError) -> None:
 def detached(outputs: Any) -> Any:
     """Return a copy of a dict with its tensors detached from their graph; return other objects unchanged.
 
-    A mapping of another class may have attributes that a plain dict would lose.
+    A mapping of another class is returned unchanged, because a copy as a dict would lose its attributes.
     """
     if type(outputs) is not dict:
         return outputs

@@ -1,4 +1,4 @@
-"""Checks for hooks that run after the save of a checkpoint, so that it lacks their changes.
+"""Find hooks that change state after a checkpoint is saved, so that the checkpoint lacks their changes.
 
 `CheckpointHook` and `EMAHook` call them when the trainer is built.
 """

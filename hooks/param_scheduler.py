@@ -42,14 +42,14 @@ class ParamSchedulerHook(Hook):
 
         default_hooks=dict(param_scheduler=ParamSchedulerHook(by_epoch=True))
 
-    The schedulers are PyTorch's own and windows of them, of the learning rate or of any other value. Configs
-    among them are built with the trainer and its optimizer (`eventloop.optim.schedulers`). Schedulers by
-    metric are stepped with a training's validations. An iteration whose optimizer step was skipped
-    (`optimizer_step_skipped`) does not count, nor does an epoch that was cut short.
+    A scheduler changes the learning rate or another value. It is one of PyTorch's, such a scheduler limited
+    to a window of the run, or a config from which one is built with the trainer and its optimizer
+    (`eventloop.optim.schedulers`). A scheduler that needs a metric is stepped after each validation within a
+    training. An iteration whose optimizer step was skipped (`optimizer_step_skipped`) does not count, nor
+    does an epoch that was cut short.
 
-    A warning is logged for a schedule whose length is the number of epochs and that is stepped by iteration,
-    or the other way round. It is also logged for a schedule stepped by iteration that would end within a
-    tenth of the run and fits the epochs.
+    A warning is logged for a schedule that is stepped by iteration although its length equals the run's
+    number of epochs, or the other way round.
 
     Args:
         by_epoch: the unit of schedulers without an attribute `by_epoch`. The default counts iterations:
@@ -61,7 +61,7 @@ class ParamSchedulerHook(Hook):
         TypeError: `by_epoch` is not a bool, or `monitor` is not the name of a metric.
 
     Warns:
-        UserWarning: a window reaches past the run, or a scheduler is of an optimizer that is not the
+        UserWarning: a window reaches past the run, or a scheduler belongs to another optimizer than the
             trainer's.
     """
 
@@ -77,7 +77,7 @@ class ParamSchedulerHook(Hook):
         self._each_epoch: list[Any] = []
         self._plateaus: list[Any] = []
         self._step_skipped = False
-        self._warned = False  # of schedules in another unit
+        self._warned = False  # whether the warnings about units were logged
         self._signal: EventSignal | None = None
 
     def check(self, trainer: Trainer) -> None:
@@ -119,7 +119,7 @@ class ParamSchedulerHook(Hook):
         return {"by_epoch": self._by_epoch, "monitor": self._monitor}
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Sort the schedulers by what steps them: iterations, epochs or a metric."""
+        """Sort the schedulers into those stepped by iteration, by epoch and with a metric."""
         self._step_skipped = False
         self._signal = trainer.bus.signal(AfterTrainIter)
         self._plateaus = [s for s in trainer.schedulers if _uses_metric(s)]
@@ -132,7 +132,7 @@ class ParamSchedulerHook(Hook):
             self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Ignore validations from here on."""
+        """Stop stepping schedulers after validations, because the training is over."""
         self._plateaus = []
 
     def optimizer_step_skipped(self, trainer: Trainer, event: OptimizerStepSkipped) -> None:
@@ -178,7 +178,7 @@ class ParamSchedulerHook(Hook):
         return list(each_optimizer(trainer.optimizer))
 
     def _unit_warnings(self, trainer: Trainer) -> list[str]:
-        """Return a warning for each scheduler whose length is in another unit than its steps."""
+        """Return a warning for each scheduler whose length seems to be in another unit than its steps."""
         if trainer.max_epochs is None:
             return []
         found = [

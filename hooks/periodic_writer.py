@@ -22,13 +22,13 @@ class PeriodicWriter(LoggerHook):
 
         Trainer(..., hooks=[PeriodicWriter([JSONLWriter(), TensorBoardWriter()], period=20)])
 
-    It replaces the logger, and combines `LoggerHook` and `writers=[...]`. Its writers run off the training
-    thread. They get every value, while detectron2's writers get the newest value of each name and lose those
-    before it. When `train()` returns they have written everything, also after an error. Closing the trainer
+    The hook replaces the logger, and combines `LoggerHook` and `writers=[...]`. Its writers run off the
+    training thread. They receive every value; detectron2's writers receive only the newest value of each
+    name. When `train()` returns the writers have written everything, also after an error. Closing the trainer
     closes them.
 
     Args:
-        writers: objects or configs, as for the Trainer's `writers`. They write on rank 0.
+        writers: objects or configs, as for the Trainer's `writers`; they write on rank 0 only.
         period: iterations between two writes.
         by_epoch: count from the start of each epoch, and write at its end too, as in Pet.
         reduce, reduce_max: write the means and maxima over all ranks; see `LoggerHook`.
@@ -58,7 +58,7 @@ class PeriodicWriter(LoggerHook):
         self._facts: Callable[[], Run] | None = None
 
     def check(self, trainer: Trainer) -> None:
-        """Take the facts of the run for the writers, and refuse a second logger.
+        """Store the function that gives writers the facts of the run, and refuse a second logger.
 
         Raises:
             ValueError: see `LoggerHook.check`.
@@ -74,7 +74,7 @@ class PeriodicWriter(LoggerHook):
                 writer.attach(bus, self._facts)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Write at the period, in the last iteration, and in an iteration that stops the run."""
+        """Send the metrics to the writers at the period, in the last iteration, and when a stop is due."""
         if self._by_epoch:
             super().after_train_iter(trainer, event)
         elif (

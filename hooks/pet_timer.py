@@ -29,7 +29,7 @@ DEFAULT_TIMERS = ("iter", "data", "infer", "post")
 
 
 class Timer:
-    """The seconds that one activity took, over all the times it was done."""
+    """Measure the seconds that one activity takes, in total and per call."""
 
     def __init__(self) -> None:
         self.reset()
@@ -42,7 +42,7 @@ class Timer:
 
     @property
     def average_time(self) -> float:
-        """The mean seconds of one time, 0.0 before the first."""
+        """Mean seconds of a measurement, 0.0 before the first one."""
         return self.total_time / self.calls if self.calls else 0.0
 
     @property
@@ -55,7 +55,7 @@ class Timer:
         self._began = perf_counter()
 
     def toc(self, average: bool = True) -> float:
-        """Stop the timer, and return the mean seconds, or with `average=False` those of this time."""
+        """Stop the timer; return the mean seconds of all measurements, or with `average=False` the last."""
         if self._began is None:
             raise ValueError("toc without tic: the timer is not running")
         self.diff = perf_counter() - self._began
@@ -65,7 +65,7 @@ class Timer:
         return self.average_time if average else self.diff
 
     def drop(self) -> None:
-        """Stop the timer, and discard this time."""
+        """Stop the timer, and discard the measurement."""
         self._began = None
 
 
@@ -76,8 +76,8 @@ class TestHook(Hook):
 
     The times are means per batch, of `iter = data + infer + post`. In `trainer.test()` the hook measures
     them: `data` is the wait for the loader, `infer` the model and the metrics, `post` all other handlers of
-    the batch. The hook does not touch a timer that your code uses. Timers with other names are logged in a
-    second line:
+    the batch. If your code starts and stops one of these timers, the hook does not start or stop that timer.
+    Timers with other names are logged in a second line:
 
         timer = TestHook()
         def val_step(trainer, batch):
@@ -89,9 +89,9 @@ class TestHook(Hook):
     Args:
         cfg_filename: text before the line, to distinguish runs.
         logperiod: batches between two lines; the last batch has one too.
-        num_warmup: batches at the start of each test that no timer counts.
-        synchronize: wait for the CUDA device at each toc, as Pet does. Without it the times are those of the
-            host, which runs ahead of the device; with it the device waits for the host.
+        num_warmup: batches at the start of each test that are not measured.
+        synchronize: wait for the CUDA device at each toc, as Pet does. False measures the host, which runs
+            ahead of the device; True leaves the device idle while the host prepares the next work.
 
     Raises:
         TypeError, ValueError: `logperiod` is not a positive int, `num_warmup` is not an int of at least 0, or
@@ -109,18 +109,18 @@ class TestHook(Hook):
         at_least("num_warmup", num_warmup, 0)
         self.cfg_filename, self.logperiod, self.num_warmup = cfg_filename, logperiod, num_warmup
         self.iter = 0
-        """Batches that have begun."""
+        """Number of batches that have begun."""
         self.timers: dict[str, Timer] = {}
         for name in DEFAULT_TIMERS:
             self.add_timer(name)
         self._synchronize = synchronize
         self._user_timers: set[str] = set()  # timers that the user's code starts and stops
-        self._lengths: dict[str, int | None] = {}  # of the test loaders, by name
+        self._lengths: dict[str, int | None] = {}  # number of batches of each test loader
 
     # --- timers --------------------------------------------------------------------------------------------
 
     def add_timer(self, name: str) -> Timer:
-        """Add a timer; `tic` does so for a new name.
+        """Add a timer and return it; `tic` also adds a timer for a new name.
 
         Raises:
             ValueError: a timer of that name exists.
@@ -142,12 +142,12 @@ class TestHook(Hook):
             torch.cuda.synchronize()
 
     def tic(self, name: str) -> None:
-        """Start a timer; `tic("iter")` begins a batch."""
+        """Start the timer `name`; `tic("iter")` also counts a batch."""
         self._user_timers.add(name)
         self._tic(name)
 
     def toc(self, name: str) -> float | None:
-        """Stop a timer, and return the seconds since its `tic`, None in the warm-up.
+        """Stop the timer `name`; return the seconds since its `tic`, or None in the warm-up.
 
         Raises:
             ValueError: there is no such timer, or it is not running.
@@ -187,16 +187,16 @@ class TestHook(Hook):
         suffix: str = "",
         log_all: bool = False,
     ) -> None:
-        """Log the line if it is due, at level INFO on the logger `eventloop`.
+        """Log the line of progress and times if it is due, at level INFO on the logger `eventloop`.
 
-        A script shows it with `logging.basicConfig(level=logging.INFO)`.
+        A script shows the line with `logging.basicConfig(level=logging.INFO)`.
 
         Args:
             cur: number of batches done, counted from 1; a loop that counts from 0 passes `i + 1`.
-            start, end, total: the range of this process, and the size of the whole.
+            start, end, total: the first and last number of this process's part, and the number in total.
             ims_per_gpu: images of a batch, by which the times are divided if `cur` and `end` count images.
             suffix: text after the line.
-            log_all: also log the timers that are not default ones.
+            log_all: also log the timers other than iter, data, infer and post.
         """
         if self._due(cur, end):
             logger.info("%s", self._line(cur, (start, end, total), ims_per_gpu, suffix, log_all=log_all))

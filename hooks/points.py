@@ -1,4 +1,4 @@
-"""Signatures of the event methods that a hook may override; methods that are not overridden never run."""
+"""Declare the event methods that a hook may override; methods that are not overridden never run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GENERIC: dict[str, tuple[str, ...]] = {
     for when in ("before", "after")
     for what in ("epoch", "iter")
 }
-"""Methods that serve training, validation and test, and the events they stand for."""
+"""Names of event methods for all modes, each with its events in training, validation and test."""
 
 
 class Points:

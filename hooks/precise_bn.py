@@ -33,14 +33,14 @@ class PreciseBN(Hook):
         PreciseBN(interval=1, num_iter=200)
         PreciseBN(num_iter=None, data_loader=loader_without_augmentation)     # a whole pass, at the end
 
-    It runs at an interval and at the end of the run; `update_bn_stats` defines the statistics. Its turn is
-    after the optimizer and the schedulers, and before the checkpoint and the evaluation of the same epoch or
-    iteration, so both have the precise statistics. Training is not affected, because layers in training mode
-    normalize by their batch.
+    The hook makes a pass over data at an interval and at the end of the run; `update_bn_stats` defines the
+    statistics. It runs after the optimizer and the schedulers, and before the checkpoint and the evaluation
+    of the same epoch or iteration, so both use the precise statistics. Training is not affected, because
+    layers in training mode normalize by their batch.
 
-    A stopped run makes no pass at its end, and a pass that a stop cuts short changes nothing. The run that
-    goes on, or resumes, makes that pass first. The time of a pass counts as evaluation, not as part of an
-    iteration. If the model has no layer to update, a warning is logged once at the start.
+    A stopped run makes no pass at its end, and a pass that a stop cuts short changes nothing. When the run
+    goes on or is resumed, it makes that pass first. The time of a pass counts as evaluation, not as part of
+    an iteration. If the model has no layer to update, a warning is logged once at the start.
 
     With an `EMAHook` the statistics are those of the model's own weights, and the average is evaluated and
     saved with them. When the training is done, the statistics of the average itself can be computed:
@@ -52,8 +52,8 @@ class PreciseBN(Hook):
         interval: epochs or iterations between two passes; -1 makes one pass, at the end of the run.
         num_iter: batches to run; a shorter loader is started again. None runs one whole pass.
         data_loader: the loader to run; by default the train loader, in a separate pass that leaves the order
-            of training's own pass unchanged. A train loader or sampler that keeps its position needs a
-            data_loader of its own; it is refused if it has `state_dict` and `load_state_dict`, but a position
+            of training's own pass unchanged. Pass a data_loader if the train loader or its sampler keeps its
+            position. A train loader or sampler with `state_dict` and `load_state_dict` is refused; a position
             in other attributes is not noticed. A `DataLoader`'s own `state_dict`, as torchdata's, is fine.
         by_epoch: the unit of `interval`; by default the run's unit.
         forward: a function `(model, batch)`, run without gradients. By default the trainer's `train_step`, or
@@ -119,7 +119,7 @@ class PreciseBN(Hook):
         }  # fmt: skip
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Make the pass that a stop cut short, before the evaluation that follows it."""
+        """Make the pass that a stop cut short, before the evaluation that was due after that pass."""
         if not self._missed:
             return
         if self._data_loader is None and trainer.loader is None:
@@ -133,11 +133,10 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Warn once if the model has no layer to update; layers are in their training modes by now."""
+        """Warn once if the model, which is in its training modes here, has no batch norm layer to update."""
         if self._data_loader is None and trainer.loader is not None:
-            _check_train_loader(
-                trainer.loader, "the train loader"
-            )  # of a hand-written loop, known from here on
+            # the loader of a hand-written loop is known only now
+            _check_train_loader(trainer.loader, "the train loader")
         if not self._warned and not get_bn_modules(trainer.model):
             logger.warning(
                 "PreciseBN does nothing: %s has no batch norm layer that is in training mode and keeps "
@@ -147,7 +146,7 @@ class PreciseBN(Hook):
         self._warned = True
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Make a pass when this iteration is due, or is the last."""
+        """Make a pass if one is due after this iteration, or if this is the last iteration."""
         if self._by_epoch:
             return
         due = self.every_n_train_iters(trainer, self._interval) or self.is_last_train_iter(trainer)
@@ -156,7 +155,7 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Make a pass when this epoch is due, or is the last.
+        """Make a pass if one is due after this epoch, or if this is the last epoch.
 
         In a run of epochs with an interval in iterations the last iteration may be known only here.
         """
@@ -168,7 +167,7 @@ class PreciseBN(Hook):
             self.update_stats(trainer)
 
     def update_stats(self, trainer: Trainer) -> None:
-        """Make a pass now; in a process group all ranks must call this.
+        """Compute the statistics in a pass now; in a process group all ranks must call this.
 
         Raises:
             ValueError, RuntimeError: see `update_bn_stats`; or there is no loader to run.
@@ -201,11 +200,11 @@ class PreciseBN(Hook):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the layers of a pass that a stop cut short."""
+        """Return the names of the layers of a pass that a stop cut short."""
         return {"missed": list(self._missed)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state, whose missed pass is made when training begins.
+        """Load a saved state; if a pass was cut short, it is made when training begins.
 
         Raises:
             CheckpointError: `state` does not have the fields of this hook's state.

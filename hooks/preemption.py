@@ -40,15 +40,16 @@ class PreemptionHook(Hook):
     Then the program ends as the signal would have ended it, with the exit code that a scheduler expects.
     `train` raises SystemExit(143) for SIGTERM, SystemExit(138) for SIGUSR1 (128 + the signal's number), and
     KeyboardInterrupt for SIGINT, also if the run was complete when the signal came. In a hand-written loop
-    the exception is raised where the loop ends; after a `break` the process sends itself the signal again. A
-    Python handler that was installed before is called when the signal comes, and `train` returns, so that
-    handler decides. Those of `asyncio.run` and of a Jupyter kernel do not count: within them, too, Ctrl-C
-    ends the code that called `train`. An error that ended the run is raised unchanged.
+    the exception is raised where the loop ends; after a `break` the process sends itself the signal again. If
+    the program had installed a Python handler of its own, that handler is called when the signal comes, and
+    `train` returns, so the handler decides whether the program ends. The handlers of `asyncio.run` and of a
+    Jupyter kernel are an exception: there, too, Ctrl-C ends the code that called `train`. An error that ended
+    the run is raised unchanged.
 
     After the first Ctrl-C a text on standard error says that the run is stopping, and a note of the
-    KeyboardInterrupt has the checkpoint to resume from. For other signals the log has it ("eventloop", level
-    INFO). A second Ctrl-C raises KeyboardInterrupt at once, and the run waits for no subscriber. A second
-    SIGTERM changes nothing.
+    KeyboardInterrupt names the checkpoint to resume from. For other signals the log names the checkpoint
+    ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and the run waits for no
+    subscriber. A second SIGTERM changes nothing.
 
     The handlers are installed in the main thread from `before_run` until everything is delivered, then the
     former ones are restored. Python delivers signals only to the main thread. A training on another thread,
@@ -88,7 +89,7 @@ class PreemptionHook(Hook):
         self._signals = tuple(signals)
 
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
-        """Install the signal handlers until the run has delivered everything."""
+        """Install the signal handlers; the end of the run restores the former handlers."""
         if threading.current_thread() is not threading.main_thread():
             logger.info(
                 "this training is not on the main thread, and Python delivers signals to no other thread: "

@@ -54,14 +54,14 @@ class ProfilerHook(Hook):
 
     Args:
         by_epoch: the unit of `profile_times`; by default the run's unit.
-        profile_times: iterations or epochs to profile; one epoch at most, whose trace is large already.
+        profile_times: iterations or epochs to profile; at most one epoch, because its trace is already large.
         activity_with_cpu, activity_with_cuda: whether to record activities of the CPU and of the CUDA device.
         schedule: arguments of `torch.profiler.schedule`: `wait`, `warmup`, `active`, `repeat`, `skip_first`;
             by default everything is one trace.
-        on_trace_ready: the handler of each trace. A function of the profiler; `dict(type="log_trace", ...)`
-            with the arguments of `key_averages().table()`, emitted as a text `profile`;
-            `dict(type="tb_trace", dir_name=...)` for TensorBoard's plugin, `tf_tracing_logs` by default; or a
-            path, which acts as `json_trace_path`.
+        on_trace_ready: the handler of each trace: a function that takes the profiler; `dict(type="log_trace",
+            ...)` with the arguments of `key_averages().table()`, which emits the table as a text named
+            `profile`; `dict(type="tb_trace", dir_name=...)` for TensorBoard's plugin, `tf_tracing_logs` by
+            default; or a path, which acts as `json_trace_path`.
         record_shapes, profile_memory, with_stack, with_flops: see `torch.profiler.profile`.
         json_trace_path: a file for Chrome's and Perfetto's viewers. The second trace of a schedule goes to
             `trace_2.json`, that of rank 1 to `trace_rank1.json`. A ".gz" at its end compresses it.
@@ -177,16 +177,16 @@ class ProfilerHook(Hook):
                 raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
-        """Stop a profile of the epoch."""
+        """Stop the profiler after the first epoch if `profile_times` counts epochs."""
         if self._by_epoch:
             self._end()
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Stop the profiler with the training: a running one would prevent the next one from starting."""
+        """Stop the profiler with the training, because a running profiler prevents the next from starting."""
         self._end()
 
     def _step_of(self, profiler: profile) -> Callable[[], None] | None:
-        """Return the function that makes a step, None where counting the steps at the end suffices.
+        """Return the function that advances the profiler, or None if its step count can be set at the end.
 
         Without a schedule, a CUDA device or a Kineto daemon, PyTorch's own step does nothing but count.
         """
@@ -227,7 +227,7 @@ class ProfilerHook(Hook):
 
 
 def _step_quietly(profiler: profile) -> None:
-    """Make a step without PyTorch's warning of lost events; each trace is handled in time."""
+    """Advance the profiler without PyTorch's warning of lost events, which does not apply here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning: Profiler clears events")
         profiler.step()

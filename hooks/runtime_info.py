@@ -1,4 +1,4 @@
-"""A hook that announces the facts of a run, and puts its train steps' numbers as metrics."""
+"""A hook that emits the facts of a run, and records the numbers that its train steps return as metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RuntimeInfoHook(Hook):
-    """Emit `run_info` at the start, and put every number of `trainer.outputs` into `trainer.metrics`.
+    """Emit `run_info` at the start, and record every number in `trainer.outputs` as a metric.
 
         default_hooks=dict(runtime_info=dict(info={"seed": "7", "experiment": "baseline"}))
 
@@ -79,7 +79,7 @@ class RuntimeInfoHook(Hook):
         trainer.announce(RunInfo, mode=trainer.mode, step=trainer.iter, info={**facts, **self._info})
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Put the numbers of the train step as metrics."""
+        """Record every number that the train step returned as a metric."""
         outputs = trainer.outputs
         # for other types the optimizer hook raises an error
         if type(outputs) is dict or isinstance(outputs, Mapping):

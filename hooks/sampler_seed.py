@@ -18,18 +18,18 @@ class DistSamplerSeedHook(Hook):
 
         loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
         Trainer(..., train_loader=loader)                      # every trainer has this hook
-        Trainer(..., default_hooks=dict(sampler_seed=None))    # this one does without
+        Trainer(..., default_hooks=dict(sampler_seed=None))    # this one has no such hook
 
     A distributed sampler then shuffles differently in each epoch, and so does a streamed data set of Hugging
-    Face. Called are the loader, or else its sampler (or its batch sampler's) and its data set, each if it has
-    `set_epoch`; in a loader that combines others, those of each. A run measured in iterations does the same
-    at each pass over the loader.
+    Face. The hook calls `set_epoch` of the loader, or else of its sampler (or its batch sampler's) and its
+    data set, of each that has it; in a loader that combines others, of those of each. A run measured in
+    iterations does the same at each pass over the loader.
     """
 
     priority = Priority.NORMAL
     owns = "the seeds of the samplers"
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
-        """Set the epoch of the loader."""
+        """Call `set_epoch` of the loader or its parts with the current epoch."""
         if trainer.by_epoch and trainer.loader is not None:
             set_epoch(trainer.loader, trainer.epoch)

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 class SyncBuffersHook(Hook):
-    """Give all ranks the same buffers after each training epoch, and before an evaluation in mid-epoch.
+    """Make the model's buffers equal on all ranks after each epoch, and before a mid-epoch evaluation.
 
         hooks=[SyncBuffersHook()]
 
     Floating point buffers become the mean over ranks; integers and booleans, such as `num_batches_tracked`,
     become those of rank 0. Ranks see different data, so their batch norm statistics differ, and the
     checkpoint would hold only rank 0's. The mean of variances ignores the differences between the ranks'
-    means; `PreciseBN` includes them. The hook syncs the model's own buffers, and an average moves with them.
-    Without a process group it does nothing.
+    means; `PreciseBN` includes them. The hook syncs the model's own buffers, which `EMAHook` evaluates with,
+    or averages with `update_buffers=True`. Without a process group it does nothing.
     """
 
     priority = Priority.NORMAL
@@ -43,7 +43,7 @@ class SyncBuffersHook(Hook):
         self._synced_at = -1
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Forget the last sync, because the trainer may have gone back to an earlier checkpoint.
+        """Discard the note of the last sync, because an earlier checkpoint may have been loaded.
 
         Raises:
             TypeError: a buffer is sharded over ranks.
@@ -55,8 +55,8 @@ class SyncBuffersHook(Hook):
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
         """Sync the buffers after a completed epoch.
 
-        After an error the other ranks may not get here. An epoch that a stop cut short continues when the run
-        is resumed, with each rank's own buffers.
+        After an error there is no sync, because the other ranks may never get here. An epoch that a stop cut
+        short continues when the run is resumed, with each rank's own buffers.
         """
         if event.reason == COMPLETED and trainer.bus.failing is None:
             self._sync(trainer)
@@ -77,7 +77,7 @@ class SyncBuffersHook(Hook):
         self._sync(trainer)
 
     def _sync(self, trainer: Trainer) -> None:
-        # within an iteration `iter` is still that of the boundary before, so it cannot identify a sync
+        # within an iteration `iter` still has the value from before it, so it cannot identify a sync
         within = trainer.metrics.in_iteration
         if trainer.world_size > 1 and (within or self._synced_at != trainer.iter):
             sync_buffers(trainer.model.buffers())
@@ -86,9 +86,9 @@ class SyncBuffersHook(Hook):
 
 @torch.no_grad()
 def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
-    """Make tensors equal on all ranks, in place: floating point ones to the mean, others to rank 0's.
+    """Make tensors equal on all ranks, in place: floating point ones get the mean, others rank 0's values.
 
-    It uses one collective per device and type; half precision is summed in float32.
+    There is one collective per device and dtype; half precision is summed in float32.
 
     Raises:
         ValueError: there is no process group (raised by `torch.distributed`).

@@ -1,4 +1,4 @@
-"""A hook that puts samples, tokens or other units a second, and FLOP/s, as metrics."""
+"""A hook that records samples, tokens or other units per second, and FLOP/s, as metrics."""
 
 from __future__ import annotations
 
@@ -31,29 +31,31 @@ compiled in the second."""
 
 
 class ThroughputHook(Hook):
-    """Put the samples a second as `throughput/samples_per_sec`, and other units and FLOP/s on request.
+    """Record samples per second as `throughput/samples_per_sec`, and other units and FLOP/s on request.
 
         ThroughputHook(count={"tokens": lambda batch: batch["attention_mask"].sum()})
         ThroughputHook(flops=True)      # also throughput/flops_per_sec and throughput/mfu
 
-    Each value is over the iterations since the last one, without evaluations; the first two iterations of a
-    training, which warm up, are left out. The samples of a batch are the first dimension of its first tensor.
-    With several ranks the rates are those of all ranks: a rank puts its own times the number of ranks. The
-    mean of these, which `LoggerHook(reduce=True)` logs, is the exact sum.
+    Each value covers the iterations since the previous value, without evaluations; the first two iterations
+    of a training, which warm up, are left out. The samples of a batch are the first dimension of its first
+    tensor. With several ranks a rate is that of all ranks: each rank records its own rate times the number of
+    ranks. The mean of these values, which `LoggerHook(reduce=True)` logs, is the exact sum of the rates.
 
     With `flops` the first iteration of a training runs under PyTorch's `FlopCounterMode`, which is slow, and
-    uncompiled, which takes the memory of an uncompiled model. All later iterations are taken to have as many
-    operations. `throughput/flops_per_sec` is of all ranks. `throughput/mfu`, the model FLOPs utilization, is
-    the part, 0 to 1, of the peak of this rank's device. Operations that activation checkpointing repeats
-    count too.
+    uncompiled, which takes the memory of an uncompiled model. All later iterations are assumed to have as
+    many operations. `throughput/flops_per_sec` is the rate of all ranks. `throughput/mfu`, the model FLOPs
+    utilization, is this rank's rate as a fraction, 0 to 1, of its device's peak. Operations that activation
+    checkpointing repeats count too.
 
     Args:
-        interval: put the values every so many iterations, and in the last one.
-        count: by the name of a unit, a function `(batch) -> number` of its units. A tensor of one element
-            is added up on its device, and no step waits for it. The values are `throughput/<unit>_per_sec`.
+        interval: iterations between two values; the last iteration has one too.
+        count: a mapping from the name of a unit to a function `(batch) -> number` that counts it. Tensors of
+            one element are added up on their device, and no step waits for them. The metrics are
+            `throughput/<unit>_per_sec`.
         flops: count the operations of the first iteration.
         peak_flops: peak FLOP/s of the device. By default the data sheet's, without sparsity, for products in
-            bfloat16 and float16 on A100, H100 (SXM and PCIe) and H200; elsewhere `throughput/mfu` needs it.
+            bfloat16 and float16 on A100, H100 (SXM and PCIe) and H200; for other devices `throughput/mfu`
+            needs this argument.
 
     Raises:
         TypeError, ValueError: `interval` is not a positive int, `count` is not a mapping of names to
@@ -87,25 +89,25 @@ class ThroughputHook(Hook):
         self._flops, self._peak = 0, self._given_peak
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the hook, and the counting of FLOPs if it is switched on."""
+        """Subscribe the hook's event methods, and `begin_flops` if FLOPs are counted."""
         super().attach(bus)
-        if self._wants_flops:  # last of all: the forward pass follows
+        if self._wants_flops:  # last of all handlers, as the forward pass follows
             bus.subscribe(self.begin_flops, BeforeTrainIter, priority=Priority.LOWEST)
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Forget an earlier training, and leave the counting of FLOPs however this one ends."""
+        """Discard the counts of an earlier training, and make sure that the counting of FLOPs ends."""
         self._reset()
         if self._wants_flops:
             trainer.during_run.callback(self._leave_counter)
 
     def begin_flops(self, trainer: Trainer, event: BeforeTrainIter) -> None:
-        """Begin to count the FLOPs of the first iteration."""
+        """Begin to count FLOPs, in the first iteration of a training."""
         if not self._left_out and self._counter is None:
             self._counter = FlopCounter()
             self._counter.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Count the batch, and put the rates when they are due.
+        """Count the samples and other units of the batch, and record the rates if they are due.
 
         Raises:
             TypeError: a function of `count` returned something other than one number.
@@ -123,7 +125,7 @@ class ThroughputHook(Hook):
             self._put(trainer)
 
     def _put(self, trainer: Trainer) -> None:
-        """Put the rates since the last call, and begin again."""
+        """Record the rates since the last call as metrics, and reset the counts."""
         now = trainer.clock.now()
         if (seconds := now - self._began) > 0:
             each = trainer.world_size / seconds
@@ -139,7 +141,7 @@ class ThroughputHook(Hook):
         self._totals = dict.fromkeys(self._counts, 0)
 
     def _take_flops(self, trainer: Trainer, counter: FlopCounter) -> None:
-        """End the count, and find the peak of the device."""
+        """Stop counting FLOPs, store their number, and look up the device's peak FLOP/s."""
         self._leave_counter()
         self._flops = counter.flops
         device = trainer.device or next((p.device for p in trainer.model.parameters()), torch.device("cpu"))
@@ -160,7 +162,7 @@ class ThroughputHook(Hook):
 
 
 def _one_number(unit: str, number: Any) -> Number:
-    """Return a number, or a detached tensor of one element in a type that sums do not exceed."""
+    """Convert a count to a float, or to a detached one-element tensor of float32 or int64, to be added up."""
     if isinstance(number, torch.Tensor) and number.numel() == 1:
         return number.detach().float() if number.is_floating_point() else number.detach().long()
     if isinstance(number, Real):  # NumPy's, too

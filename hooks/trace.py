@@ -42,8 +42,8 @@ class TraceHook(Hook):
         default_hooks=dict(trace=dict(windows=[(1000, 1020), (50_000, 50_020)]))
 
     Each window is a file in the folder `traces` of the work_dir, which Perfetto and chrome://tracing open;
-    `eventloop trace RUN` lists them. A thread of its own writes it when the window's events are delivered, at
-    most two seconds after the window, and from then on it survives a kill of the process.
+    `eventloop trace RUN` lists them. A separate thread writes the file when the window's events are
+    delivered, at most two seconds after the window. From then on the file survives a kill of the process.
 
     Outside of a window nothing is recorded, and after the last one the hook has no subscription left. Before
     a window each iteration checks for its start. Within a window an event costs about 2 us more, and each
@@ -59,7 +59,8 @@ class TraceHook(Hook):
         every: begin another window every so many iterations; by default there is one.
         windows: in place of the three options above, pairs (first iteration, the one after the last) of the
             run, 0-based. A resumed run leaves out windows that are already over.
-        limit: the most spans, and queue lengths, of a window; further ones are counted and left out.
+        limit: the most spans, and the most queue lengths, that a window records; further ones are only
+            counted.
 
     Raises:
         TypeError, ValueError: windows overlap, or a number is of the wrong type or out of range.
@@ -90,7 +91,7 @@ class TraceHook(Hook):
         SpanRecorder(limit)  # raises for an invalid limit
         self._begin, self._iterations, self._every, self._limit = begin, iterations, every, limit
         self._given = None if windows is None else _sorted_windows(windows)
-        self._first: int | None = None  # the iteration from which on this hook records
+        self._first: int | None = None  # the first iteration of the first window
         self._waiting: Subscription | None = None
         self._window: TraceWindow | None = None
         self._recording: ref[Recording] | None = None  # the background owns it until it is complete
@@ -110,7 +111,7 @@ class TraceHook(Hook):
                 )
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Open the next window, or wait for it."""
+        """Open a window if the first iteration is in it, else subscribe to the start of the next window."""
         if self._first is None:
             self._begin_at(trainer.iter, trainer.max_iters)
         if self._next_window(trainer.iter) is not None:
@@ -125,7 +126,10 @@ class TraceHook(Hook):
             self._close(self._window, trainer.work_dir.absolute())
 
     def _begin_at(self, start: int, total: int | None) -> None:
-        """Place the first window of a run that goes on at iteration `start`; `total` is None if unknown."""
+        """Set the first iteration of the first window, for a run that starts or resumes at `start`.
+
+        `total` is the number of iterations in the run, None if unknown.
+        """
         begin = self._begin
         if total is not None:
             left = max(0, total - start)
@@ -134,7 +138,7 @@ class TraceHook(Hook):
         self._first = start + begin
 
     def _next_window(self, iteration: int) -> Extent | None:
-        """Return the rest of the window that has the iteration, or else the next window."""
+        """Return the rest of the window that contains `iteration`, or else the next window."""
         assert self._first is not None
         windows = self._given
         if windows is None:
@@ -146,10 +150,10 @@ class TraceHook(Hook):
         return next(((begin, end) for begin, end in later if begin < end), None)
 
     def _open_or_wait(self, trainer: Trainer, iteration: int, after: int = 0) -> None:
-        """Open the next window if the next iteration, `iteration`, is in it, else wait for it.
+        """Open a window if it contains `iteration`, else subscribe to the start of the next window.
 
         Args:
-            after: windows before this iteration are left out.
+            after: leave out windows, or their parts, before this iteration.
         """
         extent = self._next_window(max(iteration, after))
         if extent is None:
@@ -185,7 +189,7 @@ class TraceHook(Hook):
             self._open_or_wait(trainer, first, after=end)
 
     def _close(self, window: TraceWindow, run: Path) -> None:
-        """End the window. It is written once its events are delivered."""
+        """End the window; its file is written once its events are delivered."""
         self._window = None
         facts, recorder = window.leave(), window.recorder
         self._recording = ref(window.recording)
@@ -199,7 +203,7 @@ class TraceHook(Hook):
     def _write_soon(
         self, run: Path, facts: WindowFacts, recorder: SpanRecorder, done: threading.Event
     ) -> None:
-        """Start the thread that writes a window."""
+        """Start a thread that writes the file of a window."""
 
         def write() -> None:
             try:
@@ -215,7 +219,7 @@ class TraceHook(Hook):
             write()
 
     def _end_run(self, trainer: Trainer) -> None:
-        """Wait for the files after everything was delivered."""
+        """Wait until the trace files are written; called when every event is delivered."""
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()

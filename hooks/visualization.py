@@ -47,7 +47,7 @@ class VisualizationHook(Hook):
     Images are copied from a GPU without waiting, and encoded in the background.
 
     Args:
-        interval: draw the first batch of each pass, and every so many after it.
+        interval: draw the first batch of each pass, and then every `interval`-th.
         draw: a function `(trainer, event) -> {name: image}`. An image is a tensor or array, uint8 or bool, or
             floating point in [0, 1]. Its shape is (height, width), (channels, height, width), (height, width,
             channels) with 1, 3 or 4 channels, or a batch (samples, ...) of one of the last two, which becomes
@@ -68,7 +68,7 @@ class VisualizationHook(Hook):
         self._draw: Draw = draw if draw is not None else self._draw_inputs
 
     def after_val_iter(self, trainer: Trainer, event: AfterValIter) -> None:
-        """Draw images of a validation batch that is due.
+        """Draw images of a validation batch, at the interval.
 
         Raises:
             TypeError, ValueError: `draw` did not return a mapping of images.
@@ -76,7 +76,7 @@ class VisualizationHook(Hook):
         self._put(trainer, event)
 
     def after_test_iter(self, trainer: Trainer, event: AfterTestIter) -> None:
-        """Draw images of a test batch that is due.
+        """Draw images of a test batch, at the interval.
 
         Raises:
             TypeError, ValueError: `draw` did not return a mapping of images.
@@ -84,11 +84,11 @@ class VisualizationHook(Hook):
         self._put(trainer, event)
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
-        """Post the images of the validation to the background."""
+        """Send the images of the validation to the background, without waiting for the logger."""
         _post(trainer)
 
     def after_test_epoch(self, trainer: Trainer, event: AfterTestEpoch) -> None:
-        """Post the images of the test to the background."""
+        """Send the images of the test to the background, without waiting for the logger."""
         _post(trainer)
 
     def _put(self, trainer: Trainer, event: EvalIter) -> None:
@@ -136,7 +136,7 @@ def as_pixels(name: str, image: Any, max_images: int = 16) -> torch.Tensor:
 
 
 def _as_tensor(name: str, image: Any) -> tuple[torch.Tensor, bool]:
-    """Return the image as a tensor, and True if its channels come first by convention."""
+    """Return the image as a tensor, and True if channels come first where both layouts fit."""
     if isinstance(image, np.ndarray) and image.dtype.kind in "biuf":
         # copied: torch takes no negative strides (image[..., ::-1]) and no read-only memory
         return torch.from_numpy(np.array(image, order="C")), False
@@ -195,6 +195,6 @@ def _find_images(batch: Any) -> torch.Tensor | None:
 
 
 def _post(trainer: Trainer) -> None:
-    """Post the images of a pass at its end, without waiting for the logger's next interval."""
+    """Send the images of a pass to the background, without waiting for the logger's next interval."""
     if trainer.metrics.pending_media:
         trainer.bus.post(trainer.metrics.collect_media(trainer.place), ImageLogged, HistogramLogged)

@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker is to know that there are no other names
+if not TYPE_CHECKING:  # a type checker must see that there are no other names
 
     def __getattr__(name: str) -> NoReturn:
         explain_absent(__name__, name)

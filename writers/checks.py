@@ -18,7 +18,7 @@ from eventloop.util.checks import check_choice
 
 
 class WriteMethods(Protocol):
-    """The two methods of a writer that receive events; a subclass overrides at least one."""
+    """Declare the two methods of a writer that receive events; a subclass overrides at least one."""
 
     batch: bool | int
 
@@ -64,7 +64,7 @@ def _check_signature(where: str, found: object, parameters: list[str]) -> None:
         )
     if inspect.isgeneratorfunction(method) or inspect.isasyncgenfunction(method):
         raise TypeError(f"{where} is a generator function: its body would never run")
-    signature = inspect.signature(method, follow_wrapped=False)  # a wrapper may pass on something else
+    signature = inspect.signature(method, follow_wrapped=False)  # a wrapper may pass on other arguments
     try:
         signature.bind(*arguments)
     except TypeError:
@@ -77,11 +77,11 @@ def _check_signature(where: str, found: object, parameters: list[str]) -> None:
 def check_attributes(owner: object, name: str) -> None:
     """Refuse attributes of a writer, or of its class, that the bus would not accept.
 
-    Attributes of a class that are computed, such as properties, are not checked. Nor is it checked for a
-    class that its events exist, because an event may be declared later.
+    Computed attributes of a class, such as properties, are not checked. The events of a class are not looked
+    up, because an event may be declared later.
 
     Args:
-        name: the name with which an error message begins.
+        name: name of the writer or class, with which an error message begins.
 
     Raises:
         TypeError, ValueError: an attribute has a wrong type or value, or the event is unknown.
@@ -109,7 +109,7 @@ def _check_events(events: tuple[Any, ...]) -> None:
 
 
 def check_writes(writer: WriteMethods, base: type[WriteMethods]) -> None:
-    """Refuse a writer that overrides neither `write`, nor `write_batch` together with a `batch`."""
+    """Refuse a writer without `write`, unless it has `write_batch` and its `batch` is not False."""
     if getattr(writer.write, "__func__", None) is not base.write:
         return
     cls = type(writer)

@@ -1,7 +1,7 @@
-"""A CSV file with one row per (mode, step) whose columns can grow; `CSVWriter` writes through it.
+"""Keep a CSV file with one row per mode and step, whose columns can grow; `CSVWriter` writes through it.
 
-Rows are appended, also a late value of an earlier row. A new column, and `merge`, write a second file with
-one row per mode and step and rename it over the first, so the file is complete at any moment.
+Rows are appended; a late value of an earlier row becomes a second row. For a new column, and in `merge`, the
+rows are merged into a second file, which is renamed over the first, so the file is complete at any moment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Cells = list[str]
 
 
 class Table:
-    """A file of rows in which the steps of each mode increase.
+    """Append rows to a CSV file, and merge them into one row per mode and step.
 
         table = Table(path)
         table.add({("train", 10): {"iter": "9", "epoch": "0", "loss": "0.5"}})
@@ -52,7 +52,7 @@ class Table:
         self._file: FileIO | None = None
         if self.path.exists() and self.path.stat().st_size:
             header = self._read_header()
-            if self._cut_torn_row():  # else it was the header that was torn
+            if self._cut_torn_row():  # else the header itself was torn
                 self.columns = header
                 for key, _ in self._rows():
                     self._note(*key)
@@ -61,8 +61,8 @@ class Table:
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
         """Append rows, given as cells by column name.
 
-        A new column is empty in earlier rows. If a row of the same key exists, its cells stay, except those
-        that the new row has too. Lone surrogates in names become escapes.
+        A new column is empty in earlier rows. If a row of the same mode and step exists, both are merged, and
+        cells of the new row take precedence. Lone surrogates in names become escapes.
         """
         if not rows:
             return
@@ -94,7 +94,7 @@ class Table:
         self._rewrite(upto=step)
 
     def set_aside(self) -> Path:
-        """Rename the file to `name.1.csv`, or the next free number, start an empty one, return the path."""
+        """Rename the file to `name.1.csv` or the next free number, start an empty one, return the path."""
         self.close()
         number = 1
         while (other := self.path.with_suffix(f".{number}{self.path.suffix}")).exists():
@@ -140,7 +140,8 @@ class Table:
     def _writer(self, file: TextIO, modes: Iterable[str]) -> Any:
         """Return a csv writer that also quotes carriage returns.
 
-        Readers would take one for the end of a row; the csv module quotes them only since Python 3.13.
+        Readers would take a carriage return for the end of a row; the csv module quotes it only since Python
+        3.13.
         """
         found = any("\r" in text for text in (*self.columns, *modes))
         return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
@@ -172,9 +173,9 @@ class Table:
                 yield (cells[0], int(cells[1])), cells
 
     def _read_header(self) -> list[str]:
-        """Return the names of the columns.
+        """Return the column names in the file's first line.
 
-        If a kill cut the first line short, the result has no meaning, and `_open` removes the line.
+        If a kill cut the first line short, `_open` ignores the result and removes the line.
         """
         # a kill may have cut a character in two
         with open(self.path, encoding="utf-8", errors="replace", newline="") as file:
@@ -190,7 +191,7 @@ class Table:
         return header
 
     def _cut_torn_row(self) -> int:
-        """Remove a last row without a line break, which a kill cut short, and return the size of the rest."""
+        """Remove a last row that a kill cut short, and return the size of the rest in bytes."""
         with FileIO(self.path, "rb+") as file:
             if torn := cut_torn_line(file.fileno(), bool):
                 logger.warning(

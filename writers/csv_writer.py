@@ -1,4 +1,4 @@
-"""The CSV writer: scalars as one row per mode and step, for pandas and spreadsheets.
+"""Write scalars to a CSV file with one row per mode and step, for pandas and spreadsheets.
 
 `csv_table` owns the file and its crash safety.
 """
@@ -36,8 +36,8 @@ class CSVWriter(Writer):
     four columns is written as `scalars/<name>`, as in `JSONLWriter`'s lines.
 
     A resumed run keeps the columns and appends rows. When its training begins, the rows of steps after the
-    checkpoint are removed, because these steps are run again. If the file is there already when training
-    starts at iteration 0, it is an earlier run's and is renamed to `metrics.1.csv`.
+    checkpoint are removed, because these steps are run again. If the file already exists when training starts
+    at iteration 0, it belongs to an earlier run and is renamed to `metrics.1.csv`.
 
     Metric names are written unchanged, also those that begin with "=", "+", "-" or "@", which a spreadsheet
     takes for a formula: a leading "'" would change the name for every other program. Import the file of a run

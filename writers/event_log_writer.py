@@ -1,7 +1,7 @@
-"""The event log writer: every event of a run in one file, which `replay` can feed to any other writer.
+"""Write every event of a run to one file, which `replay` can feed to any other writer.
 
-`eventloop.eventlog.format` owns the file format. A write that failed leaves the last complete record at the
-file's end.
+`eventloop.eventlog.format` owns the file format. After a failed write the file ends with its last complete
+record.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from eventloop.writers.writer import Writer
 logger = logging.getLogger("eventloop")
 
 _NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
-"""The errors of msgpack for a value that it cannot encode; the text of such a value is written."""
+"""The errors that msgpack raises for a value that it cannot encode; the value's text is written instead."""
 
 
 class EventLogWriter(Writer):
-    """Append every event to `<work_dir>/<filename>`, from which other writers' files can be made later.
+    """Append every event to `<work_dir>/<filename>`, from which `replay` can make other writers' files later.
 
         Trainer(..., writers=[ConsoleWriter(), EventLogWriter()], work_dir="runs/digits")
 
@@ -67,8 +67,8 @@ class EventLogWriter(Writer):
     written as its text. In text that is not valid UTF-8, such as some paths, lone surrogates become escapes:
     `\\udcff`.
 
-    Written events survive a kill of the process. After an fsync, which a write makes when the last one is
-    `fsync_interval` seconds ago, and after `flush`, they survive a crash of the machine. After a failed write
+    Written events survive a kill of the process. They survive a crash of the machine after an fsync, which
+    `flush` makes, and also a write when the last fsync was `fsync_interval` seconds ago. After a failed write
     the file ends with the last complete record.
 
     Args:
@@ -86,7 +86,7 @@ class EventLogWriter(Writer):
     events: tuple[str | type[Event], ...] = ("*",)
     batch = 128
 
-    # of the class, so that a writer can be pickled
+    # on the class, not the writer, so that a writer can be pickled
     _encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder(enc_hook=plain)
 
     def __init__(
@@ -110,7 +110,7 @@ class EventLogWriter(Writer):
         self._tags: dict[type[Event], str] = {}
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to `bus` as `Writer.attach` does, after checking a file that is there already.
+        """Subscribe to `bus` as `Writer.attach` does, after a check of a file that already exists.
 
         Raises:
             EventLogError: the file is not an event log.
@@ -169,7 +169,7 @@ class EventLogWriter(Writer):
         return pack(payload) + payload
 
     def _as_text(self, value: Any) -> Any:
-        """Return `value`, as text if msgpack cannot encode it, and with escapes for lone surrogates."""
+        """Return `value` with escapes for lone surrogates, or as text if msgpack cannot encode it."""
         try:
             self._encoder.encode(value)
             return value
@@ -177,7 +177,7 @@ class EventLogWriter(Writer):
             value = encodable(value)
         except _NO_ENCODING:
             return escaped(str(value))
-        try:  # a large number beside the surrogate
+        try:  # the value may also contain an integer that msgpack cannot encode
             self._encoder.encode(value)
             return value
         except _NO_ENCODING:

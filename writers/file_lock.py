@@ -15,9 +15,9 @@ POLL_SECONDS = 0.05
 
 
 def lock_file(path: Path, seconds: float) -> FileIO:
-    """Lock a file, which is created, and return it; closing it releases the lock.
+    """Create a file, lock it and return it open; closing the file releases the lock.
 
-    A child that is forked does not have the lock. Closing any other handle of the file in this process
+    A forked child process does not have the lock. Closing any other handle of the file in this process
     releases it too.
 
     Args:

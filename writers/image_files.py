@@ -1,6 +1,6 @@
-"""The image file writer: each logged image as a PNG file in a folder.
+"""Write each logged image as a PNG file in a folder.
 
-`pixels` converts and encodes the images.
+The module `pixels` converts and encodes the images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class ImageFileWriter(Writer):
         Trainer(..., hooks=[VisualizationHook(interval=50)], writers=[ImageFileWriter()],
         work_dir="runs/digits")
 
-    A "/" in a name makes subfolders; no name or mode leads out of the folder. Characters that some file
+    A "/" in a name makes subfolders; a name or mode cannot lead out of the folder. Characters that some file
     systems refuse are escaped as in a URL (`%3A` for ":"), and a path component of more than 128 bytes ends
     in a hash. A second image of one name and step is `{step}_1.png`, and so on. A resumed run overwrites the
     images of the steps that it repeats. A file is complete as soon as it exists.
@@ -44,7 +44,7 @@ class ImageFileWriter(Writer):
         import eventloop.writers.pixels as pixels  # imports numpy
 
         self._pixels = pixels
-        # (mode, name) -> the last step, and how many images it has
+        # (mode, name) -> the last step, and its number of images
         self._written: dict[tuple[str, str], tuple[int, int]] = {}
 
     def open(self, run: Run) -> None:

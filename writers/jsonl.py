@@ -1,4 +1,4 @@
-"""The JSONL writer and its reader: one JSON object per line, for programs, `grep` and `jq`.
+"""Write events as JSON, one object per line, for programs, `grep` and `jq`, and read them back.
 
 `eventloop.eventlog.jsonl` owns the names of keys and the form of special values.
 """
@@ -51,13 +51,13 @@ class JSONLWriter(Writer):
         for row in read_jsonl("runs/digits/metrics.jsonl"):
             print(row)
 
-    A line without the key "event" is a `scalars_logged`. NaN and the infinities are the strings "NaN",
+    A line without the key "event" is a `scalars_logged` event. NaN and the infinities are the strings "NaN",
     "Infinity" and "-Infinity", because JSON cannot represent them; `read_jsonl` converts them back. A text
     that equals one of these strings gets a "~" in front. A metric named like a reserved key is written as
     `scalars/<name>`.
 
-    An event without a JSON form, such as one with a tensor in it, is left out: it counts as failed and is
-    named in the Python log. In text that is not valid UTF-8, such as some paths, lone surrogates become
+    An event that JSON cannot represent, such as one with a tensor in it, is left out: it counts as failed and
+    is named in the Python log. In text that is not valid UTF-8, such as some paths, lone surrogates become
     escapes: `\\udcff`.
 
     A resumed run appends. Iterations that are run again have a second line, after a `before_run` line with
@@ -81,7 +81,7 @@ class JSONLWriter(Writer):
     )  # fmt: skip
     batch = 64
 
-    # of the class, so that a writer can be pickled
+    # on the class, not the writer, so that a writer can be pickled
     _encoder: ClassVar[msgspec.json.Encoder] = msgspec.json.Encoder(enc_hook=plain)
 
     def __init__(
@@ -159,7 +159,7 @@ def _row(event: Event) -> dict[str, Any]:
         return line
     row: dict[str, Any] = {"mode": event.mode, "step": event.step, "iter": event.iter, "epoch": event.epoch}
     scalars = event.scalars
-    # the usual case, in a third of the time
+    # the usual case takes a third of the time of the loop below
     if isfinite(sum(scalars.values())) and not any(map(is_reserved, scalars)):
         row.update(scalars)
         return row

@@ -28,20 +28,20 @@ from eventloop.reporting.advice import LOADER_SHARE
 
 TIMES = ("time", "data_time", "step_time", "hook_time")
 POSITION, ETA, SPEED = range(3)
-"""Keys of the fields of a line that are not scalars."""
+"""Keys of the fields of a line other than scalars."""
 NUMBER_WIDTH, TIME_WIDTH, ETA_WIDTH, SPEED_WIDTH = 10, 7, 8, 11
 """Widths in characters, of values such as `9.9000e-05`, `12.3456`, `10:00:00` and `0.0815 it/s`."""
 
 
 class Columns:
-    """The column layout of a sequence of lines: from its second appearance on, a field keeps its column.
+    """Align the fields of successive lines: from its second appearance on, a field keeps its column.
 
     A line without the field leaves the column blank. A column grows with the widest text so far. Fields that
     appear for the first time are at the end of their line.
     """
 
     LIMIT = 100
-    """At most so many columns."""
+    """The largest number of columns."""
 
     def __init__(self) -> None:
         self._widths: dict[str | int, int] = {}
@@ -59,9 +59,10 @@ class Columns:
 
 
 class Pace:
-    """Seconds per iteration, smoothed so that the displayed speed does not flicker.
+    """Smooth the seconds per iteration, so that the displayed speed does not flicker.
 
-    The mean of the first values; later an exponential moving average, in which a slow start loses its weight.
+    The first values are averaged. Later values enter an exponential moving average, in which a slow start
+    loses its weight.
     """
 
     WEIGHT = 0.2
@@ -72,7 +73,7 @@ class Pace:
         self._count = 0
 
     def update(self, seconds: float) -> None:
-        """Add the seconds per iteration of another interval; ignore a value not finite and positive."""
+        """Add the mean seconds per iteration of an interval; ignore NaN, infinity and values up to 0."""
         if math.isfinite(seconds) and seconds > 0:
             self._count += 1
             self.seconds += (seconds - self.seconds) * max(self.WEIGHT, 1 / self._count)
@@ -216,7 +217,7 @@ def _position(event: ScalarsLogged, run: Run) -> str:
 
 
 def of(done: int, total: int | None) -> str:
-    """Return ` 40/180`, in the width of the total, or `40` without a total."""
+    """Return ` 40/180`, padded to the width of the total, or `40` without a total."""
     return str(done) if total is None else f"{_padded(done, total)}/{total}"
 
 

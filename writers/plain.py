@@ -14,9 +14,9 @@ _BINARY = (bytes, bytearray, memoryview, datetime)
 
 
 class NoPlainValue(Exception):
-    """Raised for a tensor or array that is not one readable number.
+    """Report a tensor or array that is not a single readable number.
 
-    Its text would be abbreviated, and another thread may be changing its elements.
+    The text of such a value would be abbreviated, and another thread may be changing its elements.
     """
 
 

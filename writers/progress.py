@@ -1,4 +1,4 @@
-"""The progress bar of `ConsoleWriter`.
+"""Draw the progress bar of `ConsoleWriter`.
 
 Imports rich; only the constructor of `ConsoleWriter` imports this module.
 """
@@ -17,13 +17,13 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.writers.lines import Pace, bar_fields, of
 
 REFRESH_SECONDS = 0.1
-"""The bar is drawn at most once in this time."""
+"""Least seconds between two draws of the bar."""
 WIDTH = 30
-"""Characters of the bar, at most."""
+"""Largest width of the bar in characters."""
 
 
 class ProgressBar:
-    """A line that is redrawn in place at the bottom of a terminal, with ordinary lines above it.
+    """Redraw a line with a bar in place at the bottom of a terminal, below ordinary lines.
 
     The thread that calls `show` draws it, at most every `REFRESH_SECONDS`. rich's own refresh thread is off:
     it would draw ten times a second even without changes, and hold the interpreter for 1 ms each time (this
@@ -61,7 +61,7 @@ class ProgressBar:
         self.draw()
 
     def takes(self, event: Event) -> bool:
-        """Return False: events are lines above the bar."""
+        """Return False, so that every event is printed as a line above the bar."""
         return False
 
     def say(self, line: str) -> None:
@@ -89,7 +89,7 @@ class ProgressBar:
             live.stop()
 
     def _line(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> Text:
-        """Return the line: fields of constant width, and the bar in the remaining width of the terminal.
+        """Return the line of the bar: fields of constant width, and the bar in the width that remains.
 
         Fields that do not fit are left out.
         """

@@ -1,6 +1,6 @@
-"""The TensorBoard writer: metrics, images, histograms, texts, settings and the model's graph.
+"""Write metrics, images, histograms, texts, settings and the model's graph for TensorBoard.
 
-`tensorboard_records` makes the records.
+The module `tensorboard_records` makes the records.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.writer import Writer
 
 TOGETHER = 32
-"""The most events that are written with one system call: scalars take some 0.2 ms."""
+"""The most events written with one system call; so many events of scalars take some 0.2 ms."""
 
 
 class TensorBoardWriter(Writer):
@@ -43,10 +43,10 @@ class TensorBoardWriter(Writer):
 
         TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
 
-    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars takes 8 us of the
-    interpreter, because the writer encodes one record per event itself. (`SummaryWriter.add_scalar` takes 500
-    us or more for ten scalars; `EventFileWriter`, with one record for all ten, takes 90 us for its checksum
-    in Python, a second queue and thread.)
+    The tag is `{mode}/{name}`, the step is `event.step`. An event of ten scalars holds the interpreter for 8
+    us, because the writer encodes one record per event itself. Ten calls of `SummaryWriter.add_scalar` take
+    500 us or more. `EventFileWriter` with one record for all ten scalars takes 90 us, because it computes the
+    checksum in Python and has a queue and thread of its own.
 
     The writer runs on a thread. Encoding an image of 512 x 512 there delays the training steps by 2 ms
     (`benchmarks.slow_writers`), because the compression releases the interpreter. With `offload="process"` a
@@ -55,18 +55,18 @@ class TensorBoardWriter(Writer):
     An image or histogram that cannot be encoded counts as failed, and the others are written.
 
     When training resumes from a checkpoint, a record makes TensorBoard discard the steps that are run again,
-    so that no curve has them twice. The number of a histogram's values that are not finite is a curve
-    `{tag}/nonfinite`.
+    so that no curve has them twice. If a histogram has values that are not finite, their number is logged as
+    the scalar `{tag}/nonfinite`.
 
     Args:
         log_dir: the folder of the files; `<work_dir>/tensorboard` by default.
         name: the writer's name in reports; needed if there are two of this class.
         hparams: the run's settings, compared with those of other runs in the HParams tab.
-        metrics: tags of the curves to compare there, such as "val/accuracy".
+        metrics: tags of the curves whose last values the HParams tab compares, such as "val/accuracy".
         graph: the model's graph, from `trace_graph(model, inputs)`.
-        bins: number of equal histogram bins between the least and the greatest value, or "tensorflow", the
-            default of `SummaryWriter`: bins that grow by 10 % with their distance from 0, the same in all
-            histograms.
+        bins: number of histogram bins of equal width between the least and the greatest value, or
+            "tensorflow" for the bins that `SummaryWriter` uses by default: the same in all histograms, each
+            10 % wider than the next one nearer to 0.
         offload: "thread", the default, "process", or "auto" (a process if possible).
 
     Raises:
@@ -105,7 +105,7 @@ class TensorBoardWriter(Writer):
         self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
         self._start = 0  # the iteration at which training resumes, until the restart record is written
-        self._ended = False  # whether the end of the run is written: the HParams tab reads only one
+        self._ended = False  # whether the end of the run was written, which the HParams tab reads once
 
     def open(self, run: Run) -> None:
         folder = Path(self.log_dir or Path(run.work_dir, "tensorboard"))
@@ -126,7 +126,7 @@ class TensorBoardWriter(Writer):
     def write_batch(self, events: list[Event]) -> None:
         if type(self).write is TensorBoardWriter.write:
             self._encode(events)
-        else:  # a subclass has its own
+        else:  # a subclass overrides `write`
             super().write_batch(events)
 
     def _encode(self, events: list[Event]) -> None:
@@ -143,7 +143,7 @@ class TensorBoardWriter(Writer):
             raise Unencodable(bad, of=len(events))
 
     def _records(self, event: Event) -> Iterator[Any]:
-        """Yield the records of an event; encode each before taking the next, as its object is used again."""
+        """Yield the records of an event; encode each one before the next, which may reuse the object."""
         lib = self._lib
         match event:
             case ScalarsLogged():
@@ -173,9 +173,9 @@ class TensorBoardWriter(Writer):
     # --- writing -------------------------------------------------------------------------------------------
 
     def _restart(self) -> Iterator[Any]:
-        """Yield the record that discards the steps after the checkpoint, once, if training resumed from one.
+        """Yield, once, the record that discards the steps after the checkpoint that training resumed from.
 
-        A run that only evaluates a checkpoint repeats no steps, and yields nothing.
+        There is no such record for a run that only evaluates a checkpoint, because it repeats no steps.
         """
         if self._start > 0:
             start, self._start = self._start, 0

@@ -18,11 +18,11 @@ import numpy as np
 from eventloop.util.surrogates import escaped
 
 Curve = dict[int, float]
-"""The points of a curve, as values by step."""
+"""The points of a curve: step -> value."""
 
 
 class Panels:
-    """The windows of one visdom environment: one window per metric name, with one curve per mode.
+    """Draw curves in one visdom environment: one window per metric name, with one curve per mode.
 
         panels = Panels("localhost", 8097, env="digits", timeout=5.0)
         panels.append("loss", "train", {10: 0.5, 20: 0.25})
@@ -118,7 +118,7 @@ def _refuse_errors(response: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the first cause of `error`; visdom's own error and those between do not contain more."""
+    """Return the first cause of `error`; visdom's own error and the errors between add no information."""
     while (below := error.__cause__ or error.__context__) is not None:
         error = below
     return error

@@ -1,6 +1,6 @@
-"""The visdom writer: curves on a visdom server during the run.
+"""Draw curves on a visdom server during the run.
 
-`visdom_client` talks to the server.
+The module `visdom_client` talks to the server.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class VisdomWriter(Writer):
     stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
     restart are not drawn again. NaN and the infinities are gaps in a curve.
 
-    By default the writer runs in a worker process if the process can import its class and the arguments
-    pickle, otherwise on a thread: each value is a request, which takes some milliseconds of the interpreter.
-    A writer in a process logs to that process's standard error.
+    By default the writer runs in a worker process, because each value is a request that takes some
+    milliseconds of the interpreter. It runs on a thread if the process cannot import its class or the
+    arguments do not pickle. A writer in a process logs to that process's standard error.
 
     When training begins, points of later steps that an earlier run left in the environment are removed. A
     curve has one point per step, the last one logged.
@@ -60,7 +60,7 @@ class VisdomWriter(Writer):
             smoothed.
         interested_keys: the metrics to draw, as "loss" (in every mode) or "val/loss"; by default all.
         env: visdom's environment; by default the name of the run's work_dir, so that runs are separate.
-        base_url, username, password: those of the server, if it has them.
+        base_url, username, password: the server's base URL, user name and password, if it has them.
         timeout: seconds that one request may take.
         retry_interval: seconds between two attempts to reach a server that disappeared.
         backlog: how many points may wait for the server.
@@ -225,7 +225,7 @@ class VisdomWriter(Writer):
         self._last[name] = max(last or 0, *points)
 
     def _merge(self, name: Name, points: dict[int, float]) -> None:
-        """Read the curve from the server, merge `points` into it by step, and draw all of it."""
+        """Read the curve from the server, merge `points` into it by step, and draw the merged curve."""
         there = self._panels.read(*name)
         kept = there
         if self._start is not None and name not in self._cut:

@@ -1,4 +1,4 @@
-"""The base class of all writers.
+"""Define `Writer`, the base class of all writers.
 
 A writer is a background subscriber: the bus calls it on its own thread, or in a worker process. `attach`
 subscribes it; the `worker_*` methods send it to a process.
@@ -26,7 +26,7 @@ from eventloop.writers.checks import check_attributes, check_signatures, check_w
 
 
 class Writer:
-    """The base class of writers: a background subscriber that writes events to one destination.
+    """Write a run's events to one destination; the base class of all writers.
 
         class PrintLoss(Writer):
             events = (ScalarsLogged,)
@@ -34,8 +34,8 @@ class Writer:
             def write(self, event):
                 print(event.step, event.scalars["loss"])
 
-    A subclass overrides `write` or `write_batch`, and the other methods as needed. They run on the writer's
-    own thread, in this order:
+    A writer is a background subscriber. A subclass overrides `write` or `write_batch`, and the other methods
+    as needed. They run on the writer's own thread, in this order:
 
         open(run)                      before the first event
         write(event) write(event) ...  one call an event, in the order they were emitted
@@ -43,7 +43,7 @@ class Writer:
         close()                        once, also after an error in write
 
     A writer imports its library in its constructor, so that a missing library is an error where the writer is
-    made, and a run without the writer does not load it. It never sees the trainer, a tensor or a queue.
+    made, and a run without the writer does not load it. It never receives the trainer, a tensor or a queue.
 
     The attributes below set which events it receives and how; set them on the class or on one writer. A wrong
     attribute or method signature raises where the class is defined, or where the writer is attached.
@@ -60,7 +60,7 @@ class Writer:
     offload: str = "thread"
     """Where the methods run: "thread" (the writer's own), "process", or "auto" (a process if possible)."""
     queue: ClassVar[int] = 16_384
-    """How many events may wait in memory; `overflow` decides about more."""
+    """The most events that wait in memory; `overflow` decides about further events."""
     overflow: ClassVar[Overflow] = "spill"
     """The policy for a full queue: "spill" writes further events to a temporary file; see `bus.on`."""
     batch: bool | int = False
@@ -70,7 +70,7 @@ class Writer:
     budget_us: float | None = None
     """Upper limit for the p99 of the time of a delivery, in microseconds; see `bus.on`."""
     stall_timeout: float = 60.0
-    """Seconds that a call of a method may last; after that it is reported, and no longer waited for."""
+    """Most seconds for a call of a method; a longer call is reported, and the bus stops waiting for it."""
     on_error: OnError = "disable"
     """The reaction to an error in a method; see `bus.on`.
 
@@ -79,7 +79,7 @@ class Writer:
     """The name in reports, by default that of the class. Two writers of a class on a bus need two names."""
 
     secret_arguments: ClassVar[tuple[str, ...]] = ()
-    """The keyword arguments of the constructor that are written to no file, such as keys."""
+    """Names of the constructor's keyword arguments that must not get into a file, such as keys."""
 
     _opened = False
     _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last
@@ -95,7 +95,7 @@ class Writer:
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
-        """Subscribe to `bus`; the first event calls `run()` for the facts of the run that `open` receives.
+        """Subscribe to `bus`; at the first event `run()` returns the facts of the run, which `open` receives.
 
         Raises:
             TypeError, ValueError: the writer has no `write`, a name that is taken or a bad attribute such as
@@ -176,7 +176,7 @@ class Writer:
         return hasattr(signal, "pthread_sigmask")
 
     def worker_recipe(self) -> tuple[Callable[..., object], tuple[object, ...]]:
-        """Return a callable and its arguments, from which a process makes a writer like this one."""
+        """Return a callable and its arguments, with which a worker process makes a writer like this one."""
         return (type(self) if self._made_with is None else self._made_with), ()
 
     def worker_facts(self) -> Run:
@@ -184,10 +184,10 @@ class Writer:
         return self._get_run()
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
-        """Take the facts of the run, in the worker process, before `first` is written.
+        """Store the facts of the run in the worker process; called before `first` is written.
 
         After a restart the run's `start_iter` is the step of the first event that the dead worker did not
-        acknowledge: a writer that removes the steps that are written again removes no others.
+        acknowledge, so that a writer that removes repeated steps removes no others.
         """
         if restarts:
             step = getattr(first, "step", getattr(first, "iter", facts.start_iter))
