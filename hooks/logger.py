@@ -49,7 +49,8 @@ class LoggerHook(Hook):
         default_hooks=dict(logger=dict(interval=50))
         hooks=[LoggerHook(interval=50, out_dir="logs")]    # replaces the default logger, and copies the files
 
-    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. A run
+    The events, `scalars_logged`, are made in the background, so the training thread waits for no value. An
+    interval in which nothing subscribes to them has no event: its values stay in `trainer.metrics`. A run
     that is stopped within an interval logs its remaining metrics, with the learning rate of their last
     iteration. This rate is left out with several ranks, and if a handler after the logger requested the stop,
     because a scheduler may have changed the rate by then.
@@ -107,6 +108,7 @@ class LoggerHook(Hook):
             check_path("out_dir", out_dir)
         self._out_dir = None if out_dir is None else Path(out_dir).absolute()
         self._ended_well = False
+        self._unheard = 0  # metrics of iterations before this one belong to intervals that nothing has heard
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
     def check(self, trainer: Trainer) -> None:
@@ -138,7 +140,9 @@ class LoggerHook(Hook):
         trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
-        trainer.bus.warm_up()
+        self._unheard = 0
+        if self._is_heard(trainer):
+            trainer.bus.warm_up()
         if self._reducer is not None:
             self._reducer.begin_run()
         trainer.metrics.relieve = lambda: self._post(trainer)
@@ -228,7 +232,15 @@ class LoggerHook(Hook):
     def _log(self, trainer: Trainer) -> None:
         for name, rate in _rates(trainer).items():
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
-        self._post(trainer, trainer.iter)
+        if self._is_heard(trainer) or trainer.metrics.crowded:
+            self._post(trainer, trainer.iter)
+        else:
+            self._unheard = trainer.iter + 1
+
+    def _is_heard(self, trainer: Trainer) -> bool:
+        """Return whether the metrics of an interval have a use now, beyond their histories."""
+        collects = self._reducer is not None or self._statistics is not None or trainer.metrics.pending_media
+        return bool(collects) or trainer.bus.wants(ScalarsLogged)
 
     def _log_rest(self, trainer: Trainer) -> None:
         if trainer.metrics.pending or trainer.metrics.pending_media:
@@ -237,7 +249,8 @@ class LoggerHook(Hook):
     def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
         """Post the metrics since the last log to the background, reduced over ranks if all ranks log now."""
         metrics, place = trainer.metrics, trainer.place
-        packet: Packet | Reduced = (taken := metrics.collect(place))
+        packet: Packet | Reduced = (taken := metrics.collect(place, since=self._unheard))
+        self._unheard = 0
         if self._reducer is not None and iteration is not None:
             packet = self._reducer.reduce(taken, iteration)
         trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)

@@ -40,7 +40,10 @@ class ReplacedMethods:
             self._replaced.append(_Replaced(owner, name, ours, before))
 
     def restore(self) -> None:
-        """Restore all methods in reverse order, except methods that other code has replaced since."""
+        """Give all objects their own methods back.
+
+        A method that other code has replaced in the meantime stays as that code made it.
+        """
         while self._replaced:
             owner, name, ours, before = self._replaced.pop()
             if getattr(owner, "__dict__", {}).get(name) is not ours:

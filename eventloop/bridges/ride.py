@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from eventloop.assembly.argument_checks import check_bus, check_lists
 from eventloop.assembly.attach import DEFAULT_HOOKS, check_owner
 from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.plain_values import plain
@@ -64,6 +66,8 @@ class Ride:
         for name in DEFAULT_HOOKS.values():
             find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
+        self.methods = ReplacedMethods()
+        """Methods of the host's objects that the bridge replaces until the run ends."""
         self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
         """A function that returns the trainer's directory, given that of the bridge or of the host."""
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
@@ -159,8 +163,25 @@ class Ride:
         finally:
             trainer.checkpoint = None
 
+    def ending_run(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that makes a call of the host, and ends the run with an error that it raises."""
+
+        @wraps(call)
+        def ending_run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return call(*args, **kwargs)
+            except BaseException as error:
+                self.end_run(error)
+                raise
+
+        return ending_run
+
     def end_run(self, error: BaseException | None = None) -> None:
-        """End the host's run: emit the closing events, write costs, finish writers and end all threads."""
+        """End the host's run: closing events, costs and writers are complete, and no thread is left.
+
+        The host's objects get their own methods back before the closing events, also without a run.
+        """
+        self.methods.restore()
         if self.trainer is not None and self.trainer.running:
             try:
                 self.trainer.end_run(error)

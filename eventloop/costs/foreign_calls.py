@@ -48,6 +48,9 @@ class ForeignCalls:
             in_iteration: whether that event belongs to a training iteration.
         """
 
+        row = self._calls.setdefault((name, event), _Call(Timing(), in_iteration))
+        add, charge = row.timing.add, self._charge
+
         @wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
             self._within += 1
@@ -55,19 +58,13 @@ class ForeignCalls:
             try:
                 return fn(*args, **kwargs)
             finally:
+                seconds = perf_counter() - began
                 self._within -= 1
-                self.add(name, event, perf_counter() - began, in_iteration=in_iteration)
+                add(seconds)
+                if in_iteration and not self._within:  # the call around it has this call's seconds
+                    charge("hooks", seconds)
 
         return call
-
-    def add(self, name: str, event: str, seconds: float, *, in_iteration: bool) -> None:
-        """Add a call that the caller has measured; the other arguments are those of `measured`."""
-        call = self._calls.get((name, event))
-        if call is None:
-            call = self._calls[name, event] = _Call(Timing(), in_iteration)
-        call.timing.add(seconds)
-        if in_iteration and not self._within:  # the seconds of an outer call include those of inner calls
-            self._charge("hooks", seconds)
 
     def add_row(self, name: str, event: str, timing: Timing, *, in_iteration: bool) -> None:
         """Add a row to the costs for calls that a bridge measures and adds to the phases itself."""

@@ -37,15 +37,17 @@ class Packet:
         readings: reads the values.
         place: the limits of the run, for the events.
         copy: the copy of the rows' tensors to the host; None if no tensor is on CUDA.
+        since: rows of iterations before this one become no event.
     """
 
     prompt = True
 
     def __init__(
-        self, rows: list[Row], entered: int, readings: Readings, place: Place, copy: HostCopy | None
-    ) -> None:
+        self, rows: list[Row], entered: int, since: int, readings: Readings, place: Place,
+        copy: HostCopy | None,
+    ) -> None:  # fmt: skip
         self.rows = rows
-        self.entered = entered
+        self.entered, self._since = entered, since
         self.copy = copy
         self._readings = readings
         self._place = place
@@ -70,7 +72,7 @@ class Packet:
 
     def events_of(self, rows: list[Row]) -> list[Event]:
         """Return the `scalars_logged` events for rows whose values were already read."""
-        return events_of(rows, self._place)
+        return events_of([row for row in rows if row.iteration >= self._since], self._place)
 
 
 class Readings:
@@ -87,11 +89,12 @@ class Readings:
         self._pool = PinnedPool()
         self._lock = threading.Lock()
 
-    def pack(self, rows: list[Row], entered: int, place: Place) -> Packet:
+    def pack(self, rows: list[Row], entered: int, place: Place, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
         tensors = tensors_in(rows)
         on_device = any(tensor.is_cuda for tensor in tensors)
-        packet = Packet(rows, entered, self, place, HostCopy(tensors, self._pool) if on_device else None)
+        copy = HostCopy(tensors, self._pool) if on_device else None
+        packet = Packet(rows, entered, since, self, place, copy)
         self._unread.append(packet)
         return packet
 

@@ -34,11 +34,9 @@ def is_number(value: Any) -> bool:
 def single_number(name: str, value: Any) -> Scalar:
     """Convert a value to a float, or to a detached tensor of one element, without reading a tensor."""
     if isinstance(value, torch.Tensor):
-        if type(value) is not torch.Tensor:
-            refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
-        return own(value)
+        return _unsharded(name, value)
     number = value
     if not isinstance(value, int | float):
         item = getattr(value, "item", None)
@@ -61,13 +59,22 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
     """
     numbers: dict[str, Scalar] = {}
     for name, value in values.items():
-        if isinstance(value, torch.Tensor):
+        if type(value) is float:
+            numbers[name] = value
+        elif isinstance(value, torch.Tensor):
             if value.numel() == 1:
-                numbers[name] = single_number(name, value)
+                numbers[name] = _unsharded(name, value)
         elif is_number(value):
             with suppress(TypeError):  # an array of one text, or an int beyond the range of a float
                 numbers[name] = single_number(name, value)
     return numbers
+
+
+def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return the current value of a tensor of one element, as `own` does, unless it is sharded."""
+    if type(value) is not torch.Tensor:
+        refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
+    return own(value)
 
 
 def is_readable(value: Scalar) -> bool:

@@ -253,17 +253,18 @@ class EventStorage:
         finally:
             self._prefix = outer
 
-    def collect(self, place: Place | None = None) -> Packet:
+    def collect(self, place: Place | None = None, *, since: int = 0) -> Packet:
         """Take all values put since the last call, and start their copy to the host without waiting.
 
         Args:
             place: the limits of the run, for the events.
+            since: values of iterations before this one enter the histories only, and become no event.
         """
         rows, self._rows = self._rows, []
         entered, self._entered = self._entered, 0
         self.crowded = False
         self._checked = 0
-        return self._readings.pack(rows, entered, place or Place())
+        return self._readings.pack(rows, entered, place or Place(), since)
 
     def collect_media(self, place: Place | None = None) -> MediaPacket:
         """Take the images and histograms put since the last call, without waiting for their copies.

@@ -128,6 +128,29 @@ def test_a_prediction_within_the_run_is_a_test(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_evaluations_outside_of_a_training_are_runs(tmp_path: Path) -> None:
+    """`evaluate` and `predict` alone are runs without a training, with the counters of the training before."""
+    bridge = EventLoopCallback(writers=[JSONLWriter()])
+    seen = record(bridge)
+    native = host(tmp_path, bridge, eval_dataset={"a": rows(8), "b": rows(4)}, num_train_epochs=1)
+
+    native.evaluate()
+    native.train()
+    before, _ = len(seen), native.evaluate()
+    native.predict(rows(4))
+
+    val = ["BeforeVal", "BeforeValEpoch", "AfterValIter", "AfterValIter", "AfterValEpoch", "AfterVal"]
+    test = ["BeforeTest", "BeforeTestEpoch", "AfterTestIter", "AfterTestEpoch", "AfterTest"]
+    assert seen[:8] == [(name, 0, 0) for name in ("BeforeRun", *val, "AfterRun")]
+    assert seen[before:] == [
+        (name, 4, 1) for name in ("BeforeRun", *val, "AfterRun", "BeforeRun", *test, "AfterRun")
+    ]
+    logged = [
+        (line["mode"], line["step"]) for line in lines(tmp_path) if {"eval_a_loss", "test_loss"} & {*line}
+    ]
+    assert [each for each in logged if each[0] != "train"] == [("val", 0), ("val", 4), ("test", 4)]
+
+
 def test_what_the_host_logs(tmp_path: Path) -> None:
     """Numbers that the host logs reach the writers once, with their step and mode."""
     native = host(
@@ -272,5 +295,5 @@ def test_objects_of_the_host_are_as_before(tmp_path: Path, fails: bool) -> None:
     assert set(classes) == {Busy}
     assert vars(busy).keys() == {"seconds"}
     assert vars(copy.deepcopy(busy)) == vars(busy)
-    assert not {"evaluate", "predict"} & set(vars(native))
+    assert not {"training_step", "get_batch_samples"} & set(vars(native))
     assert set(vars(native.accelerator)) == before[2]

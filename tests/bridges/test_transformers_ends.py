@@ -126,6 +126,20 @@ def test_an_error_in_the_host_closes_the_run(tmp_path: Path, place: str, error: 
     assert read_costs(tmp_path)
 
 
+def test_an_error_in_an_evaluation_alone_closes_its_run(tmp_path: Path) -> None:
+    """An error of `evaluate` outside of a training ends its run, and the next evaluation is a run again."""
+    bridge = EventLoopCallback()
+    reasons: list[str] = []
+    bridge.bus.subscribe(lambda event: reasons.append(event.reason), "after_val", "after_run")
+    native = host(tmp_path, bridge, eval_dataset=failing_data(OSError("broken")))
+
+    with pytest.raises(OSError, match="broken"):
+        native.evaluate()
+    native.evaluate(rows(4))
+
+    assert reasons == ["error", "error", "completed", "completed"]
+
+
 @pytest.mark.parametrize("place", ["the model", "the data"])
 def test_an_error_where_the_bridge_was_added_later(tmp_path: Path, place: str) -> None:
     """After `add_callback` errors of the model and of the data close the run as well."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,34 @@ def test_every_value_is_in_exactly_one_log(make_trainer: Make, record_scalars: R
 
     logged = [event.scalars["number"] for event in seen]
     assert logged == [0.5, 2.5, 5.0, 7.5, 9.0]  # 0 1 | 2 3 | 4 5 6 | 7 8 | 9
+
+
+def test_a_subscriber_gets_no_interval_before_it(make_trainer: Make, record_scalars: Record) -> None:
+    """A subscriber that comes on the way gets the means of its own intervals; the histories have all values."""
+    trainer = make_trainer(batches=8, max_epochs=1, hooks=[PutNumber(), LoggerHook(2)])
+    seen: list[list[ScalarsLogged]] = []
+    trainer.bus.subscribe(
+        lambda event: seen.append(record_scalars(trainer)), "after_train_iter", when=lambda e: e.iter == 4
+    )
+
+    trainer.train()
+
+    assert [(event.step, event.scalars["number"]) for event in seen[0]] == [(6, 4.5), (8, 6.5)]
+    assert trainer.metrics.history("number").values() == [(float(i), i) for i in range(8)]
+
+
+def test_an_interval_without_a_subscriber_is_no_work(make_trainer: Make) -> None:
+    """The background, which would make the events, is not started for values that nothing has subscribed to."""
+    trainer = make_trainer(batches=8, max_epochs=1, hooks=[LoggerHook(2)])
+    names: list[str] = []
+    trainer.bus.subscribe(
+        lambda event: names.extend(each.name for each in threading.enumerate()), "after_train_epoch"
+    )
+
+    trainer.train()
+
+    assert "eventloop background" not in names
+    assert trainer.metrics.latest()["loss"].step == 8
 
 
 @pytest.mark.parametrize("unit", [{"max_epochs": 1}, {"max_iters": 7}], ids=["epochs", "iters"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,11 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from torch.utils.data import DataLoader
 
+from eventloop.bridges.lightning import EventLoopCallback
+from eventloop.costs.records import RunCosts, read_costs
 from tests.support.trainers import samples, tiny_model
+
+MakeBridge = Callable[..., EventLoopCallback]
 
 
 class Classifier(LightningModule):  # type: ignore[misc]
@@ -62,3 +68,21 @@ def fit(root: Path, *callbacks: Any, model: LightningModule | None = None, **opt
     trainer = make_trainer(root, *callbacks, **options)
     trainer.fit(model or Classifier(), loader(), loader(2) if validates else None, ckpt_path=path)
     return trainer
+
+
+def rows(bridge: EventLoopCallback, *events: str) -> list[str]:
+    """Collect the names of events while they are emitted."""
+    seen: list[str] = []
+    bridge.bus.subscribe(lambda event: seen.append(type(event).__name__), *events, name="rows")
+    return seen
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSONL writer's file."""
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def costs(path: Path) -> tuple[RunCosts, dict[str, int]]:
+    """The cost record of a run, and the number of calls in each of its rows."""
+    record = read_costs(path)
+    return record, {row.name: row.calls for row in record.handlers}

@@ -171,7 +171,7 @@ class _Engines:
 
 
 def _parent(fn: Any) -> Any:
-    """Return the function that a filter of ignite wraps, or the function itself."""
+    """Return the user's handler, which ignite wraps in another function for `Events.STARTED(every=2)`."""
     return fn._parent() if hasattr(fn, "_parent") else fn
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
@@ -71,7 +70,6 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
         self.bus = self._ride.bus
-        self._during = ExitStack()
 
     @property
     def trainer(self) -> DrivenTrainer:
@@ -88,27 +86,12 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
         """
         if sum(isinstance(hook, EventLoopHook) for hook in runner.hooks) > 1:
             raise ValueError("the runner has two EventLoopHooks: give it one, with all hooks and writers")
-        self._during.close()
+        self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
                 getattr(loop, "run", None)
             ):  # else it is a config, of a loop that this run does not need
-                self._during.enter_context(_replaced(loop, "run", self._ending))
-
-    def _ending(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(run)
-        def ending(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return run(*args, **kwargs)
-            except BaseException as error:
-                self._end_run(error)
-                raise
-
-        return ending
-
-    def _end_run(self, error: BaseException | None = None) -> None:
-        self._during.close()
-        self._ride.end_run(error)
+                self._ride.methods.replace(loop, "run", self._ride.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
         by_epoch = not training or isinstance(runner.train_loop, EpochBasedTrainLoop)
@@ -119,16 +102,16 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
             max_iters=runner.max_iters if training else None,
             work_dir=runner.work_dir, iter=runner.iter, epoch=runner.epoch, training=training,
         )  # fmt: skip
-        self._during.enter_context(announced_steps(trainer))
+        trainer.during_run.enter_context(announced_steps(trainer))
         for wrapper in named_optimizers(wrappers).values():
-            self._during.enter_context(_replaced(wrapper, "backward", self._backward))
+            self._ride.methods.replace(wrapper, "backward", self._backward)
         if self._ride.measure:
             for hook in runner.hooks:
                 self._measure(hook)
 
     def after_run(self, runner: Runner) -> None:
         """End the run."""
-        self._end_run()
+        self._ride.end_run()
 
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
@@ -223,7 +206,7 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
         if hook is self:
             return
         for stage in hook.get_triggered_stages():
-            self._during.enter_context(_replaced(hook, stage, partial(self._measured, hook, stage)))
+            self._ride.methods.replace(hook, stage, partial(self._measured, hook, stage))
 
     def _measured(self, hook: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
         name, inside = f"{type(hook).__name__}.{stage}", stage in IN_ITERATION
@@ -232,23 +215,6 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
-
-
-@contextmanager
-def _replaced(
-    owner: Any, method: str, by: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> Iterator[None]:
-    """Replace a bound method of one object until the block ends, without changing its class."""
-    had = method in vars(owner)
-    former = getattr(owner, method)
-    setattr(owner, method, by(former))
-    try:
-        yield
-    finally:
-        if had:
-            setattr(owner, method, former)
-        else:
-            delattr(owner, method)
 
 
 def _optimizers(wrappers: Any) -> Any:

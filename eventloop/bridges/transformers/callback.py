@@ -20,7 +20,6 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bridges.ride import Ride
 from eventloop.bridges.state_file import read_state, write_state
 from eventloop.bus import Bus
@@ -105,11 +104,10 @@ class EventLoopCallback(TrainerCallback):
             "Transformers", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
         self._calls = ForeignCalls(self._charge)
-        self._methods = ReplacedMethods()
-        self._callbacks = MeasuredCallbacks(self._calls, ReplacedMethods(), EventLoopCallback)
+        self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
         self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
         self._within_train = False  # whether the wrapped `train` is running
-        self._evaluated: int | None = None  # number of batches of the running evaluation
+        self._evaluated = 0  # number of batches of the running evaluation
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
         self._done = 0  # completed iterations of the epoch that a resumed run continues
         self._step_began = self._hooks_before = 0.0
@@ -140,11 +138,11 @@ class EventLoopCallback(TrainerCallback):
                 "drive that loop with eventloop.bridges.DrivenTrainer"
             )
         host, resumed_from = found
-        self._end()  # ends the former run, if the host restarts with smaller batches
+        self._ride.end_run()  # ends the former run, if the host restarts with smaller batches
         self._watch(host)
         if not self._within_train:  # added to a trainer that had been built
             for name in ("training_step", "get_batch_samples"):
-                self._methods.replace(host, name, self._reporting)
+                self._ride.methods.replace(host, name, self._ride.ending_run)
         if resumed_from is not None:
             self._ride.load_state_dict(read_state(resumed_from))
         by_epoch, epoch = args.max_steps <= 0, int(state.epoch or 0)
@@ -158,15 +156,17 @@ class EventLoopCallback(TrainerCallback):
         self._join(host, trainer)
 
     def _join(self, host: Any, trainer: DrivenTrainer) -> None:
-        """Wrap the methods of the host that show evaluations and phases, until the run ends."""
-        trainer.foreign_calls = self._calls
+        """Replace the methods of the host by which phases are seen, until the run ends."""
         if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
             trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
-        self._methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
-        for name, mode in EVALUATIONS.items():
-            self._methods.replace(host, name, partial(self._evaluating, trainer, mode))
+        self._ride.methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
         for name, (phase, event) in PARTS.items():
-            self._methods.replace(host.accelerator, name, partial(measured_part, trainer, phase, event))
+            self._ride.methods.replace(host.accelerator, name, partial(measured_part, trainer, phase, event))
+        self._begin_measuring(host, trainer)
+
+    def _begin_measuring(self, host: Any, trainer: DrivenTrainer) -> None:
+        trainer.foreign_calls = self._calls
+        self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
         self._measure(host)
 
     def _measure(self, host: Any) -> None:
@@ -174,18 +174,20 @@ class EventLoopCallback(TrainerCallback):
             self._callbacks.measure(host.callback_handler.callbacks)
 
     def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
-        """Count a callback's time in the iteration, except during an evaluation, which does not count."""
-        if self._evaluated is None and self.trainer is not None:
+        """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
+        if self.trainer is not None and self.trainer.mode == "train":
             self.trainer.clock.charge(phase, seconds)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
         self._note_early_end(state, control)
         if not self._within_train:
-            self._end()
+            self._ride.end_run()
 
     def _watch(self, host: Any) -> None:
         """Wrap the host's `train` so that the run is ended in every case.
+
+        Its `evaluate` and `predict` emit the events of an evaluation from then on.
 
         Raises:
             ValueError: the host has two of these callbacks.
@@ -197,39 +199,21 @@ class EventLoopCallback(TrainerCallback):
             )
         if self._watched is not None and self._watched() is host:
             return
-        self._watched, train = ref(host), host.train
+        self._watched, train = ref(host), self._ride.ending_run(host.train)
 
         @wraps(train)
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._within_train = True
             try:
-                result = self._reporting(train)(*args, **kwargs)
+                result = train(*args, **kwargs)
             finally:
                 self._within_train = False
-            self._end()
+            self._ride.end_run()
             return result
 
         host.train = watched
-
-    def _reporting(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a call to end the run if the call raises an error."""
-
-        @wraps(call)
-        def reporting(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return call(*args, **kwargs)
-            except BaseException as error:
-                self._end(error)
-                raise
-
-        return reporting
-
-    def _end(self, error: BaseException | None = None) -> None:
-        """Restore the host's methods, and end the run if it has begun."""
-        self._callbacks.restore()
-        self._methods.restore()
-        self._evaluated = None
-        self._ride.end_run(error)
+        for name, mode in EVALUATIONS.items():
+            setattr(host, name, self._evaluating(host, mode, getattr(host, name)))
 
     # --- its epochs and iterations ------------------------------------------------------------------------
 
@@ -280,33 +264,49 @@ class EventLoopCallback(TrainerCallback):
 
     # --- its evaluations, numbers and checkpoints ---------------------------------------------------------
 
-    def _evaluating(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[..., Any]) -> Any:
-        """Wrap the host's `evaluate` or `predict` so that a call is an evaluation of our trainer."""
+    def _evaluating(self, host: Any, mode: Evaluate, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the host's `evaluate` or `predict` with its events; outside of a training it is a run."""
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
+            trainer = self.trainer
+            if trainer is None or not trainer.running:
+                return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
             # the host evaluates several data sets by calls within a call; a callback may evaluate in a step
-            if self._evaluated is not None or trainer.metrics.in_iteration:
+            if trainer.mode != "train" or trainer.metrics.in_iteration:
                 return call(*args, **kwargs)
-            trainer.begin_val(mode)
-            self._evaluated = 0
-            result = call(*args, **kwargs)
-            metrics = _numbers(result if mode == "val" else result.metrics or {})
-            trainer.end_val(metrics)
-            self._evaluated = None
-            if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
-                trainer.log(extra, mode=mode, step=trainer.iter)
-            self._logged = {}
-            if trainer.stopping:
-                trainer.native.control.should_training_stop = True
-            return result
+            return self._evaluate(trainer, mode, partial(call, *args, **kwargs))
 
         return evaluate
 
+    def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
+        args, state = host.args, host.state
+        trainer = self._ride.begin_run(
+            host.model, native=host, by_epoch=args.max_steps <= 0, work_dir=args.output_dir,
+            iter=state.global_step, epoch=int(state.epoch or 0), training=False,
+        )  # fmt: skip
+        self._begin_measuring(host, trainer)
+        result = self._ride.ending_run(self._evaluate)(trainer, mode, call)
+        self._ride.end_run()
+        return result
+
+    def _evaluate(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[[], Any]) -> Any:
+        self._evaluated, self._logged = 0, {}
+        trainer.begin_val(mode)
+        result = call()
+        metrics = _numbers(result if mode == "val" else result.metrics or {})
+        trainer.end_val(metrics)
+        if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
+            trainer.log(extra, mode=mode, step=trainer.iter)
+        if trainer.stopping:
+            trainer.native.control.should_training_stop = True
+        return result
+
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Emit `after_val_iter` or `after_test_iter`."""
-        if self._evaluated is not None:
-            self._running().end_val_iter(None, self._evaluated)
+        """Emit `after_val_iter`, or `after_test_iter`."""
+        trainer = self.trainer
+        if trainer is not None and trainer.running and trainer.mode != "train":
+            trainer.end_val_iter(None, self._evaluated)
             self._evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -314,7 +314,7 @@ class EventLoopCallback(TrainerCallback):
         if (trainer := self.trainer) is None or not trainer.running:
             return
         numbers = _numbers(kwargs["logs"])
-        if self._evaluated is not None:  # our logger logs the metrics of an evaluation, at its end
+        if trainer.mode != "train":  # our logger logs the metrics of an evaluation, at its end
             self._logged |= numbers
         else:
             trainer.log(numbers, step=state.global_step)

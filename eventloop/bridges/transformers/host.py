@@ -63,7 +63,7 @@ def find_host(callback: TrainerCallback) -> Host | None:
 
 
 class MeasuredCallbacks:
-    """Give each method of a trainer's callbacks a row in the costs, until `restore`.
+    """Give each method of a trainer's callbacks a row in the costs, for one run.
 
     Args:
         calls: holds the rows.
@@ -99,12 +99,6 @@ class MeasuredCallbacks:
         name = type(callback).__name__
         self._names[name] = number = self._names.get(name, 0) + 1
         return name if number == 1 else f"{name} #{number}"
-
-    def restore(self) -> None:
-        """Restore the original methods of all callbacks."""
-        self._methods.restore()
-        self._known.clear()
-        self._names.clear()
 
 
 def updates(args: Any, loader: Any) -> int | None:
