@@ -24,7 +24,7 @@ def seen(folder: Path, part: str) -> dict[Any, str]:
     return dict(map(json.loads, lines))
 
 
-@pytest.mark.representative(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
 def test_a_resumed_run(tmp_path: Path, name: str) -> None:
     """Parts of a run, in fresh processes, one of them killed, see the batches of the whole run and end with its
