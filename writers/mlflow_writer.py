@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -10,24 +9,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
-from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeTrain,
-    CheckpointSaved,
-    ImageLogged,
-    PreemptionRequested,
-    RunInfo,
-    ScalarsLogged,
-    TextLogged,
-)
+from eventloop.events import CheckpointSaved, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
-from eventloop.writers.tracker import (
-    Known,
-    Timed,
-    TrackerWriter,
+from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker_arguments import (
     check_mapping,
     check_texts,
     password_of,
@@ -75,12 +62,9 @@ class MLflowWriter(TrackerWriter):
         TypeError, ValueError: there is no `tracking_uri`, it has a password, or another argument is wrong.
     """
 
-    events = (
-        ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun, BeforeTrain, AfterRun,
-        PreemptionRequested,
-    )  # fmt: skip
+    events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved)
     service: ClassVar[str] = "MLflow"
-    state_file: ClassVar[str] = "mlflow_run.json"
+    target: ClassVar[str] = "mlflow"
 
     def __init__(
         self,
@@ -104,7 +88,8 @@ class MLflowWriter(TrackerWriter):
         self.params = _check_names("params", params)
         self.tags = _check_names("tags", tags)
         self.checkpoints = checkpoints
-        self._lib, self._entities = _import_library()
+        modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
+        self._lib, self._entities, _ = self.import_library(*modules)
         self._client: Any = None
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -115,7 +100,7 @@ class MLflowWriter(TrackerWriter):
             last = {metric.key: metric.step for metric in found.data._metric_objs}
             given = found.data.params
         else:
-            run_name = self.run_name or Path(run.work_dir).resolve().name
+            run_name = run_name_of(run, self.run_name)
             found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
         run_id = found.info.run_id
         new = {key: value for key, value in self.params.items() if key not in given}
@@ -158,8 +143,7 @@ class MLflowWriter(TrackerWriter):
         return made
 
     def _metrics(self, when: float, event: ScalarsLogged) -> Iterator[Any]:
-        for name, value in event.scalars.items():
-            key = f"{event.mode}/{name}"
+        for key, value in values_of(event).items():
             if _is_refused(key):
                 self.tell(key, f"{key!r} is left out: expected {_ALLOWED}")
             else:
@@ -171,39 +155,23 @@ class MLflowWriter(TrackerWriter):
             self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in items])
 
     def _send_image(self, event: ImageLogged) -> None:
-        from eventloop.writers.pixels import pixels, png
-
-        name = _file(event)
-        try:
-            data = png(pixels(event))
-        except (TypeError, ValueError) as error:
-            self.tell(name, f"{name} is left out: {error}")
+        if (png := self.png_of(event)) is None:
             return
         with TemporaryDirectory() as folder:
             path = Path(folder, f"{event.step}.png")
-            path.write_bytes(data)
-            self._client.log_artifact(self._known.id, str(path), name.rpartition("/")[0])
+            path.write_bytes(png)
+            self._client.log_artifact(self._known.id, str(path), _file(event).rpartition("/")[0])
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
-        path = Path(event.path)
-        if not path.exists():
-            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
-        elif path.is_dir():
+        if (path := self.checkpoint_of(event)) is None:
+            return
+        if path.is_dir():
             self._client.log_artifacts(self._known.id, str(path), f"checkpoints/{path.name}")
         else:
             self._client.log_artifact(self._known.id, str(path), "checkpoints")
 
 
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
-
-
-def _import_library() -> tuple[Any, Any]:
-    try:
-        lib = importlib.import_module("mlflow")
-        importlib.import_module("eventloop.writers.pixels")  # imports numpy
-        return lib, importlib.import_module("mlflow.entities")
-    except ImportError as error:
-        raise ImportError("MLflowWriter needs mlflow: pip install 'torch-eventloop[mlflow]'") from error
 
 
 def _is_refused(key: str) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -33,7 +33,6 @@ from eventloop.events import (
 from eventloop.events.base import event_name
 from eventloop.tracing.files import FOLDER as TRACES
 from eventloop.tracing.files import find_traces
-from eventloop.writers.otlp_client import LogLine, SpanFacts
 
 SECOND = 1_000_000_000
 BEGINS: dict[type[Event], str] = {
@@ -47,6 +46,28 @@ HEALTH: tuple[type[Event], ...] = (
     StopRequested, CheckpointFailed,
 )  # fmt: skip
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
+
+
+class SpanFacts(NamedTuple):
+    """A finished span; times are nanoseconds since 1970."""
+
+    name: str
+    began: int
+    ended: int
+    span_id: bytes
+    parent: bytes = b""
+    attributes: Mapping[str, object] = {}
+    error: str = ""
+
+
+class LogLine(NamedTuple):
+    """A log record about the run's health."""
+
+    time: int
+    event: str
+    text: str
+    is_error: bool
+    attributes: Mapping[str, object] = {}
 
 
 class Spans:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -12,14 +11,10 @@ from time import monotonic, sleep, strftime
 from typing import Any, ClassVar
 
 from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeTrain,
     CheckpointSaved,
     Event,
     HistogramLogged,
     ImageLogged,
-    PreemptionRequested,
     RunInfo,
     ScalarsLogged,
     TextLogged,
@@ -27,14 +22,16 @@ from eventloop.events import (
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
 from eventloop.writers.tracker import (
+    RUN_EVENTS,
     Known,
     Timed,
     TrackerWriter,
-    check_mapping,
-    check_texts,
     key_of,
-    setting,
+    note_last,
+    run_name_of,
+    values_of,
 )
+from eventloop.writers.tracker_arguments import check_mapping, check_texts, setting
 from eventloop.writers.wandb_files import is_whole, read_history
 
 MODES = ("online", "offline")
@@ -78,11 +75,10 @@ class WandbWriter(TrackerWriter):
     """
 
     events = (
-        ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun,
-        BeforeTrain, AfterRun, PreemptionRequested,
+        *RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved,
     )  # fmt: skip
     service: ClassVar[str] = "W&B"
-    state_file: ClassVar[str] = "wandb_run.json"
+    target: ClassVar[str] = "wandb"
 
     def __init__(
         self,
@@ -111,8 +107,9 @@ class WandbWriter(TrackerWriter):
         self._direction = check_mapping("best", best)
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
-        self._options = {"entity": entity, "name": run_name, "group": group, "tags": _check_tags(tags)}
-        self._lib = _import_library()
+        self._run_name = run_name
+        self._options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
+        self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         self._run: Any = None
         self._best: dict[str, float] = {}
         self._axes: set[str] = set()
@@ -124,10 +121,10 @@ class WandbWriter(TrackerWriter):
         last = self._read_back(folder, run_id)
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)  # wandb would write into the folder of the run's former part, of the same second
-        options = {**self._options, "name": self._options["name"] or folder.resolve().name}
         self._run = lib.init(
-            project=self.project, dir=str(folder), id=run_id, resume="allow", mode=self.mode,
-            config=self.config, reinit="create_new", settings=_settings(lib), **options,
+            project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
+            resume="allow", mode=self.mode, config=self.config, reinit="create_new", settings=_settings(lib),
+            **self._options,
         )  # fmt: skip
         self._axes = set()
         return Known(run_id, last or known.last)
@@ -144,7 +141,7 @@ class WandbWriter(TrackerWriter):
     def _send(self, when: float, event: Event) -> None:
         match event:
             case ScalarsLogged():
-                row = {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+                row = values_of(event)
                 self._log(when, event.mode, event.step, row)
                 self._note_best(row, event.step)
             case TextLogged():
@@ -178,8 +175,12 @@ class WandbWriter(TrackerWriter):
             if isinstance(event, HistogramLogged):
                 self._log(when, event.mode, event.step, {key: lib.Histogram(np_histogram=_histogram(event))})
                 return
+            if (png := self.png_of(event)) is None:
+                return
             with TemporaryDirectory() as folder:
-                self._log(when, event.mode, event.step, {key: lib.Image(_png_file(folder, event))})
+                path = Path(folder, "image.png")
+                path.write_bytes(png)
+                self._log(when, event.mode, event.step, {key: lib.Image(str(path))})
         except (TypeError, ValueError, ImportError) as error:
             self.tell(key, f"{key} is left out: {error}")
 
@@ -199,17 +200,15 @@ class WandbWriter(TrackerWriter):
             self._resume_at = row["_step"] + 1
             if not isinstance(step := row.pop("step", None), int):
                 continue
+            note_last(last, row, step)
             for key, value in row.items():
-                last[key] = max(step, last.get(key, -1))
                 sign = 1 if self._direction.get(key) == "max" else -1
                 if key in self._direction and isinstance(value, int | float):
                     self._best[key] = sign * max(sign * value, sign * self._best.get(key, value))
         return last
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
-        path = Path(event.path)
-        if not path.exists():
-            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+        if (path := self.checkpoint_of(event)) is None:
             return
         artifact = self._lib.Artifact(f"checkpoint-{self._known.id}", "model", metadata={"step": event.iter})
         if path.is_dir():
@@ -217,15 +216,6 @@ class WandbWriter(TrackerWriter):
         else:
             artifact.add_file(str(path))
         self._run.log_artifact(artifact, aliases=["latest", path.name])
-
-
-def _import_library() -> Any:
-    try:
-        lib = importlib.import_module("wandb")
-        importlib.import_module("eventloop.writers.pixels")  # imports numpy
-    except ImportError as error:
-        raise ImportError("WandbWriter needs wandb: pip install 'torch-eventloop[wandb]'") from error
-    return lib
 
 
 def _settings(lib: Any) -> Any:
@@ -259,11 +249,3 @@ def _histogram(event: HistogramLogged) -> Any:
 
     array = values(event).astype(np.float64).ravel()
     return np.histogram(array[np.isfinite(array)], bins=BINS)
-
-
-def _png_file(folder: str, event: ImageLogged) -> str:
-    from eventloop.writers.pixels import pixels, png
-
-    path = Path(folder, "image.png")
-    path.write_bytes(png(pixels(event)))
-    return str(path)

@@ -33,7 +33,7 @@ class Tracker(TrackerWriter):
     """A tracker in memory, which may be away."""
 
     service = "Tracker"
-    state_file = "tracker_run.json"
+    target = "tracker"
     events = (ScalarsLogged, BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
 
     def __init__(self, name: str | None = None, offload: str | None = "thread") -> None:
