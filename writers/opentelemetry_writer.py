@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -47,12 +47,12 @@ class OpenTelemetryWriter(TrackerWriter):
 
     A number is a gauge `{mode}/{name}`. At the same time there is a gauge `{mode}/step`: as an attribute,
     each step would be a time series of its own. Spans are the run, its epochs, validations, tests and
-    checkpoints, and the iterations that a `TraceHook` recorded, with their phases. Events such as
-    `handler_failed`, `loader_stall` and `checkpoint_failed` are log records. The service, the run and the
-    rank are attributes of the resource.
+    checkpoints, and in an epoch the iterations that a `TraceHook` recorded, with their phases. Events such as
+    `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and the rank are
+    attributes of the resource.
 
     The times of spans of stages are those at which the events reached the writer, up to 0.2 s late; those of
-    iterations are exact.
+    iterations are exact. A replay sends spans with the same ids once more.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -108,12 +108,11 @@ class OpenTelemetryWriter(TrackerWriter):
         headers = self._headers if self._headers is not None else self._lib.headers_of_environment()
         self._secrets = [*headers.values()]
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
-        self._spans = Spans()
         self._clock = 0
-        self._began = time.time()
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
         self._made = 0  # how many of the waiting events have their request
         known = Known(known.id or os.urandom(16).hex(), known.last)
+        self._spans = Spans(bytes.fromhex(known.id), time.time())
         self._resource = self._lib.resource_of({
             "service.name": run_name_of(run, self._service),
             "service.instance.id": known.id, "eventloop.rank": run.rank,
@@ -132,13 +131,13 @@ class OpenTelemetryWriter(TrackerWriter):
         self._made = 0
 
     def end(self, status: str) -> None:
-        self._spans.read_traces(self._work_dir, self._began)
+        self._spans.read_traces(self._work_dir)
         for request in self._span_requests():
             self._client.post(*request)
         if not self._requests:
             self._in_flight_path.unlink(missing_ok=True)
 
-    def secrets(self) -> Iterable[str]:
+    def secrets(self) -> list[str]:
         return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]
 
     # --- requests ------------------------------------------------------------------------------------------
@@ -157,7 +156,7 @@ class OpenTelemetryWriter(TrackerWriter):
             if (line := log_line(at, event)) is not None:
                 lines.append(line)
             if isinstance(event, AfterTrainEpoch | AfterRun):
-                self._spans.read_traces(self._work_dir, self._began)
+                self._spans.read_traces(self._work_dir, event.iter)
         lib, requests = self._lib, self._span_requests()
         if points:
             requests.append((lib.METRICS, lib.metrics_request(self._resource, points)))
@@ -202,10 +201,20 @@ class OpenTelemetryWriter(TrackerWriter):
 
 
 def _check_endpoint(endpoint: str) -> str:
+    """Refuse a URL to which no path can be added; the message has no query, which may hold a key.
+
+    Raises:
+        ValueError: naming the URL.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(
             f"endpoint must be an http or https URL such as http://localhost:4318, got {endpoint!r}"
+        )
+    if parts.query or parts.fragment:
+        plain = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        raise ValueError(
+            f"endpoint must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
         )
     return endpoint
 
