@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -9,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
-from eventloop.events import CheckpointSaved, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
@@ -17,8 +19,9 @@ from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, r
 from eventloop.writers.tracker_arguments import (
     check_mapping,
     check_texts,
-    password_of,
+    masked,
     refuse_password,
+    secrets_of,
     setting,
 )
 
@@ -27,6 +30,8 @@ T = TypeVar("T")
 METRICS, PARAMS = 1000, 100
 """The most metrics, and parameters or tags, of one request."""
 TAG_LENGTH = 5000
+NAME_LENGTH = 500
+_STORES = "mlflow.tracking._tracking_service.utils"
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
@@ -36,8 +41,8 @@ class MLflowWriter(TrackerWriter):
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
     The values of up to 256 events go in one request. The facts of the run are tags. The run ends as FINISHED,
-    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill. Images and texts are
-    artifacts. MLflow has no histograms.
+    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a
+    worker process, which outlives the program. Images and texts are artifacts. MLflow has no histograms.
 
     A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
     so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the
@@ -65,6 +70,10 @@ class MLflowWriter(TrackerWriter):
     events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved)
     service: ClassVar[str] = "MLflow"
     target: ClassVar[str] = "mlflow"
+    secret_variables: ClassVar[tuple[str, ...]] = (
+        "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN",
+    )  # fmt: skip
+    stall_timeout = 1800.0  # of a request that MLflow itself sends again and again
 
     def __init__(
         self,
@@ -83,6 +92,8 @@ class MLflowWriter(TrackerWriter):
         self._uri = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
+        if experiment is not None and len(experiment) > NAME_LENGTH:
+            raise ValueError(f"experiment must have at most {NAME_LENGTH} characters, got {len(experiment)}")
         self.experiment = experiment
         self.run_name = run_name
         self.params = _check_names("params", params)
@@ -90,6 +101,7 @@ class MLflowWriter(TrackerWriter):
         self.checkpoints = checkpoints
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
+        _check_uri(self._uri)
         self._client: Any = None
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -107,34 +119,49 @@ class MLflowWriter(TrackerWriter):
         for items in _chunks(new.items(), PARAMS):
             client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in items])
         self._send_tags(run_id, self.tags)
-        return Known(run_id, last)
+        return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
+
+    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
+        """Let requests fail soon in a process of their own, because this writer sends them again."""
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
-        metrics: list[Any] = []
-        run_id = self._known.id
-        for when, event in events:
-            match event:
-                case ScalarsLogged():
-                    metrics += self._metrics(when, event)
-                case RunInfo():
-                    self._send_tags(run_id, {f"eventloop.{key}": text for key, text in event.info.items()})
-                case ImageLogged():
-                    self._send_image(event)
-                case TextLogged():
-                    self._client.log_text(run_id, event.text, f"{_file(event)}.txt")
-                case CheckpointSaved() if self.checkpoints:
-                    self._send_checkpoint(event)
+        metrics = [
+            metric
+            for when, event in events
+            if isinstance(event, ScalarsLogged)
+            for metric in self._metrics(when, event)
+        ]
         for chunk in _chunks(metrics, METRICS):
-            self._client.log_batch(run_id, metrics=chunk)
+            self._client.log_batch(self._known.id, metrics=chunk)
+        # a file that is not taken holds up no number
+        events[:] = [each for each in events if not isinstance(each.event, ScalarsLogged)]
+        while events:
+            self._send_other(events[0].event)
+            del events[0]
+
+    def _send_other(self, event: Event) -> None:
+        match event:
+            case RunInfo():
+                self._send_tags(
+                    self._known.id, {f"eventloop.{key}": text for key, text in event.info.items()}
+                )
+            case ImageLogged():
+                self._send_image(event)
+            case TextLogged():
+                self._client.log_text(self._known.id, event.text, f"{_file(event)}.txt")
+            case CheckpointSaved() if self.checkpoints:
+                self._send_checkpoint(event)
 
     def end(self, status: str) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.set_terminated(self._known.id, status)
 
-    def secrets(self) -> Iterator[str]:
-        if password := password_of(self._uri):
-            yield password
+    def secrets(self) -> list[str]:
+        return [*super().secrets(), *secrets_of(self._uri)]
 
     def _experiment_id(self) -> str:
         name = self.experiment or self._lib.environment_variables.MLFLOW_EXPERIMENT_NAME.get() or "Default"
@@ -172,6 +199,24 @@ class MLflowWriter(TrackerWriter):
 
 
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
+
+
+def _check_uri(uri: str) -> None:
+    """Refuse a URI for which MLflow has no store, such as localhost:5000 without http.
+
+    Raises:
+        ValueError: the message has the URI without a password.
+    """
+    refusal: type[Exception] = importlib.import_module("mlflow.exceptions").MlflowException
+    try:
+        importlib.import_module(_STORES)._tracking_store_registry.get_store_builder(uri)
+    except refusal:
+        raise ValueError(
+            "tracking_uri must be a server, a database or a folder, such as http://localhost:5000 or "
+            f"sqlite:///mlflow.db, got {masked(uri, secrets_of(uri))!r}"
+        ) from None
+    except (ImportError, AttributeError):  # another version of MLflow, which refuses it when the run begins
+        return
 
 
 def _is_refused(key: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import time
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
+from eventloop.writers.tracker_arguments import masked
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -85,6 +87,8 @@ class TrackerWriter(Writer):
     """The name of the tracker in messages."""
     target: ClassVar[str]
     """The tracker's name as an extra, in `eventloop replay --to`, and in the file with the id of the run."""
+    secret_variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables whose values no message may contain."""
 
     def __init__(self, name: str | None, offload: str | None) -> None:
         if offload is not None:
@@ -117,9 +121,9 @@ class TrackerWriter(Writer):
     def end(self, status: str) -> None:
         """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
 
-    def secrets(self) -> Iterable[str]:
+    def secrets(self) -> list[str]:
         """Return texts that no message may contain."""
-        return ()
+        return [value for name in self.secret_variables if (value := os.environ.get(name))]
 
     # --- called by the engine ------------------------------------------------------------------------------
 
@@ -132,7 +136,9 @@ class TrackerWriter(Writer):
         except Exception as error:
             if self._lock is not None:
                 self._lock.close()
-            raise UnavailableError(f"{self.service} cannot be used: {self._text(error)}") from None
+            raise UnavailableError(
+                f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
+            ) from None
         self._begin_training()
         self._save()
         if run.start_iter:
@@ -245,7 +251,15 @@ class TrackerWriter(Writer):
 
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
-        return UnavailableError(f"{count:,} events were not written to {self.service}: {self._error}")
+        return UnavailableError(
+            f"{count:,} events were not written to {self.service}: {self._error}; {self._later()}"
+        )
+
+    def _later(self) -> str:
+        run = self._work_dir
+        return (
+            f"`eventloop replay {run} --to {self.target} --out {run}` writes them later, from its event log"
+        )
 
     def _save(self) -> None:
         """Write the state file. A kill of the process leaves the old one or the new one."""
@@ -276,7 +290,7 @@ class TrackerWriter(Writer):
             ) from error
 
     def png_of(self, event: ImageLogged) -> bytes | None:
-        """Return an image as a PNG file; None, with a line in the log, if it is none."""
+        """Return an image as a PNG file; None, with a line in the log, if it cannot be."""
         from eventloop.writers.pixels import pixels, png
 
         try:
@@ -300,9 +314,7 @@ class TrackerWriter(Writer):
             logger.warning("%s: %s", self.service, text)
 
     def _text(self, error: BaseException) -> str:
-        text = " ".join(error_text(error).split())
-        for secret in self.secrets():
-            text = text.replace(secret, "***")
+        text = masked(" ".join(error_text(error).split()), self.secrets())
         return text if len(text) <= 500 else f"{text[:500]}..."
 
 
