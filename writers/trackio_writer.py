@@ -19,7 +19,7 @@ from eventloop.writers.tracker import (
     run_name_of,
     values_of,
 )
-from eventloop.writers.tracker_arguments import check_mapping, check_texts, setting
+from eventloop.writers.tracker_arguments import check_config, check_texts, setting
 
 
 class TrackioWriter(TrackerWriter):
@@ -64,7 +64,7 @@ class TrackioWriter(TrackerWriter):
         self.project = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
         check_texts(run_name=run_name)
         self.run_name = run_name
-        self.config = check_mapping("config", config)
+        self.config = check_config(config)
         modules = ("trackio", "trackio.sqlite_storage", "eventloop.writers.pixels")
         self._lib, storage, _ = self.import_library(*modules)
         self._storage = storage.SQLiteStorage
@@ -77,9 +77,10 @@ class TrackioWriter(TrackerWriter):
         self._config = {**self.config, "_Created": datetime.now(UTC).isoformat()}
         last: dict[str, int] = {}
         if known.id:
-            self._config = None
             for row in self._storage.get_logs(self.project, run_id=known.id):
                 note_last(last, row.keys() - {"step", "timestamp"}, row["step"])
+        if last:  # it is written with the first rows
+            self._config = None
         return Known(known.id or token_hex(8), last)
 
     def send(self, events: list[Timed]) -> None:

@@ -31,13 +31,15 @@ from eventloop.writers.tracker import (
     run_name_of,
     values_of,
 )
-from eventloop.writers.tracker_arguments import check_mapping, check_texts, setting
+from eventloop.writers.tracker_arguments import check_config, check_mapping, check_texts, setting
 from eventloop.writers.wandb_files import is_whole, read_history
 
 MODES = ("online", "offline")
 BINS = 64
 WHOLE_SECONDS = 5.0
 """How long to wait for wandb to write the end of its file."""
+FINISH_SECONDS = 1700.0
+"""How long wandb may upload at the end of a run, if the bus waits so long; `wandb sync` sends the rest."""
 
 
 class WandbWriter(TrackerWriter):
@@ -50,7 +52,8 @@ class WandbWriter(TrackerWriter):
 
     A resumed run continues the run whose id is in `<work_dir>/wandb_run.json`. W&B cannot remove steps, so
     those that are run again keep their first values. A kill loses up to 32 KB that wandb held in memory. They
-    are read from the run's event log, if the run has an `EventLogWriter`.
+    are read from the run's event log, if the run has an `EventLogWriter`. Online the server may have received
+    them, and then has these rows twice.
 
     The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument.
 
@@ -79,6 +82,8 @@ class WandbWriter(TrackerWriter):
     )  # fmt: skip
     service: ClassVar[str] = "W&B"
     target: ClassVar[str] = "wandb"
+    secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
+    stall_timeout = FINISH_SECONDS + 100
 
     def __init__(
         self,
@@ -102,7 +107,7 @@ class WandbWriter(TrackerWriter):
             check_choice("mode", mode, MODES)
         check_bools(checkpoints=checkpoints)
         self.mode = mode
-        self.config = check_mapping("config", config)
+        self.config = check_config(config)
         self.checkpoints = checkpoints
         self._direction = check_mapping("best", best)
         for metric, direction in self._direction.items():
@@ -113,7 +118,7 @@ class WandbWriter(TrackerWriter):
         self._run: Any = None
         self._best: dict[str, float] = {}
         self._axes: set[str] = set()
-        self._resume_at: int | None = None  # W&B's own number of the next row: offline it would be 0 again
+        self._resume_at: int | None = None  # W&B's own number of the next row
 
     def connect(self, run: Run, known: Known) -> Known:
         lib, folder = self._lib, Path(run.work_dir)
@@ -127,6 +132,8 @@ class WandbWriter(TrackerWriter):
             **self._options,
         )  # fmt: skip
         self._axes = set()
+        if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
+            self._resume_at = None
         return Known(run_id, last or known.last)
 
     def send(self, events: list[Timed]) -> None:
@@ -186,11 +193,15 @@ class WandbWriter(TrackerWriter):
 
     def _note_best(self, row: dict[str, float], step: int) -> None:
         for key in row.keys() & self._direction.keys():
-            value, best = row[key], self._best.get(key)
-            sign = 1 if self._direction[key] == "max" else -1
-            if not isnan(value) and (best is None or sign * value > sign * best):
-                self._best[key] = value
-                self._run.summary.update({f"best/{key}": value, f"best/{key}_step": step})
+            if self._is_best(key, row[key]):
+                self._best[key] = row[key]
+                self._run.summary.update({f"best/{key}": row[key], f"best/{key}_step": step})
+
+    def _is_best(self, key: str, value: Any) -> bool:
+        if not isinstance(value, int | float) or isnan(value):
+            return False
+        best, sign = self._best.get(key), 1 if self._direction[key] == "max" else -1
+        return best is None or sign * value > sign * best
 
     def _read_back(self, folder: Path, run_id: str) -> dict[str, int]:
         """Return the last step of each name in the run's files, and note the best values."""
@@ -201,10 +212,9 @@ class WandbWriter(TrackerWriter):
             if not isinstance(step := row.pop("step", None), int):
                 continue
             note_last(last, row, step)
-            for key, value in row.items():
-                sign = 1 if self._direction.get(key) == "max" else -1
-                if key in self._direction and isinstance(value, int | float):
-                    self._best[key] = sign * max(sign * value, sign * self._best.get(key, value))
+            for key in row.keys() & self._direction.keys():
+                if self._is_best(key, row[key]):
+                    self._best[key] = row[key]
         return last
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
@@ -219,8 +229,11 @@ class WandbWriter(TrackerWriter):
 
 
 def _settings(lib: Any) -> Any:
-    """Return settings with which wandb prints nothing, asks nothing and starts no thread of its own."""
-    return lib.Settings(console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30)
+    """Return settings with which wandb prints nothing, asks nothing and waits for nothing without an end."""
+    return lib.Settings(
+        console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
+        finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
+    )  # fmt: skip
 
 
 def _check_project(project: str) -> str:
