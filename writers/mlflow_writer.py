@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -10,28 +11,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
-from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeTrain,
-    CheckpointSaved,
-    ImageLogged,
-    PreemptionRequested,
-    RunInfo,
-    ScalarsLogged,
-    TextLogged,
-)
+from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
-from eventloop.writers.tracker import (
-    Known,
-    Timed,
-    TrackerWriter,
+from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker_arguments import (
     check_mapping,
     check_texts,
-    password_of,
+    masked,
     refuse_password,
+    secrets_of,
     setting,
 )
 
@@ -40,6 +30,8 @@ T = TypeVar("T")
 METRICS, PARAMS = 1000, 100
 """The most metrics, and parameters or tags, of one request."""
 TAG_LENGTH = 5000
+NAME_LENGTH = 500
+_STORES = "mlflow.tracking._tracking_service.utils"
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
@@ -49,8 +41,8 @@ class MLflowWriter(TrackerWriter):
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
     The values of up to 256 events go in one request. The facts of the run are tags. The run ends as FINISHED,
-    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill. Images and texts are
-    artifacts. MLflow has no histograms.
+    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a
+    worker process, which outlives the program. Images and texts are artifacts. MLflow has no histograms.
 
     A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
     so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the
@@ -75,12 +67,13 @@ class MLflowWriter(TrackerWriter):
         TypeError, ValueError: there is no `tracking_uri`, it has a password, or another argument is wrong.
     """
 
-    events = (
-        ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun, BeforeTrain, AfterRun,
-        PreemptionRequested,
-    )  # fmt: skip
+    events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved)
     service: ClassVar[str] = "MLflow"
-    state_file: ClassVar[str] = "mlflow_run.json"
+    target: ClassVar[str] = "mlflow"
+    secret_variables: ClassVar[tuple[str, ...]] = (
+        "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN",
+    )  # fmt: skip
+    stall_timeout = 1800.0  # of a request that MLflow itself sends again and again
 
     def __init__(
         self,
@@ -99,12 +92,16 @@ class MLflowWriter(TrackerWriter):
         self._uri = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
+        if experiment is not None and len(experiment) > NAME_LENGTH:
+            raise ValueError(f"experiment must have at most {NAME_LENGTH} characters, got {len(experiment)}")
         self.experiment = experiment
         self.run_name = run_name
         self.params = _check_names("params", params)
         self.tags = _check_names("tags", tags)
         self.checkpoints = checkpoints
-        self._lib, self._entities = _import_library()
+        modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
+        self._lib, self._entities, _ = self.import_library(*modules)
+        _check_uri(self._uri)
         self._client: Any = None
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -115,41 +112,56 @@ class MLflowWriter(TrackerWriter):
             last = {metric.key: metric.step for metric in found.data._metric_objs}
             given = found.data.params
         else:
-            run_name = self.run_name or Path(run.work_dir).resolve().name
+            run_name = run_name_of(run, self.run_name)
             found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
         run_id = found.info.run_id
         new = {key: value for key, value in self.params.items() if key not in given}
         for items in _chunks(new.items(), PARAMS):
             client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in items])
         self._send_tags(run_id, self.tags)
-        return Known(run_id, last)
+        return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
+
+    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
+        """Let requests fail soon in a process of their own, because this writer sends them again."""
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
-        metrics: list[Any] = []
-        run_id = self._known.id
-        for when, event in events:
-            match event:
-                case ScalarsLogged():
-                    metrics += self._metrics(when, event)
-                case RunInfo():
-                    self._send_tags(run_id, {f"eventloop.{key}": text for key, text in event.info.items()})
-                case ImageLogged():
-                    self._send_image(event)
-                case TextLogged():
-                    self._client.log_text(run_id, event.text, f"{_file(event)}.txt")
-                case CheckpointSaved() if self.checkpoints:
-                    self._send_checkpoint(event)
+        metrics = [
+            metric
+            for when, event in events
+            if isinstance(event, ScalarsLogged)
+            for metric in self._metrics(when, event)
+        ]
         for chunk in _chunks(metrics, METRICS):
-            self._client.log_batch(run_id, metrics=chunk)
+            self._client.log_batch(self._known.id, metrics=chunk)
+        # a file that is not taken holds up no number
+        events[:] = [each for each in events if not isinstance(each.event, ScalarsLogged)]
+        while events:
+            self._send_other(events[0].event)
+            del events[0]
+
+    def _send_other(self, event: Event) -> None:
+        match event:
+            case RunInfo():
+                self._send_tags(
+                    self._known.id, {f"eventloop.{key}": text for key, text in event.info.items()}
+                )
+            case ImageLogged():
+                self._send_image(event)
+            case TextLogged():
+                self._client.log_text(self._known.id, event.text, f"{_file(event)}.txt")
+            case CheckpointSaved() if self.checkpoints:
+                self._send_checkpoint(event)
 
     def end(self, status: str) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.set_terminated(self._known.id, status)
 
-    def secrets(self) -> Iterator[str]:
-        if password := password_of(self._uri):
-            yield password
+    def secrets(self) -> list[str]:
+        return [*super().secrets(), *secrets_of(self._uri)]
 
     def _experiment_id(self) -> str:
         name = self.experiment or self._lib.environment_variables.MLFLOW_EXPERIMENT_NAME.get() or "Default"
@@ -158,8 +170,7 @@ class MLflowWriter(TrackerWriter):
         return made
 
     def _metrics(self, when: float, event: ScalarsLogged) -> Iterator[Any]:
-        for name, value in event.scalars.items():
-            key = f"{event.mode}/{name}"
+        for key, value in values_of(event).items():
             if _is_refused(key):
                 self.tell(key, f"{key!r} is left out: expected {_ALLOWED}")
             else:
@@ -171,24 +182,17 @@ class MLflowWriter(TrackerWriter):
             self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in items])
 
     def _send_image(self, event: ImageLogged) -> None:
-        from eventloop.writers.pixels import pixels, png
-
-        name = _file(event)
-        try:
-            data = png(pixels(event))
-        except (TypeError, ValueError) as error:
-            self.tell(name, f"{name} is left out: {error}")
+        if (png := self.png_of(event)) is None:
             return
         with TemporaryDirectory() as folder:
             path = Path(folder, f"{event.step}.png")
-            path.write_bytes(data)
-            self._client.log_artifact(self._known.id, str(path), name.rpartition("/")[0])
+            path.write_bytes(png)
+            self._client.log_artifact(self._known.id, str(path), _file(event).rpartition("/")[0])
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
-        path = Path(event.path)
-        if not path.exists():
-            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
-        elif path.is_dir():
+        if (path := self.checkpoint_of(event)) is None:
+            return
+        if path.is_dir():
             self._client.log_artifacts(self._known.id, str(path), f"checkpoints/{path.name}")
         else:
             self._client.log_artifact(self._known.id, str(path), "checkpoints")
@@ -197,13 +201,22 @@ class MLflowWriter(TrackerWriter):
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
 
 
-def _import_library() -> tuple[Any, Any]:
+def _check_uri(uri: str) -> None:
+    """Refuse a URI for which MLflow has no store, such as localhost:5000 without http.
+
+    Raises:
+        ValueError: the message has the URI without a password.
+    """
+    refusal: type[Exception] = importlib.import_module("mlflow.exceptions").MlflowException
     try:
-        lib = importlib.import_module("mlflow")
-        importlib.import_module("eventloop.writers.pixels")  # imports numpy
-        return lib, importlib.import_module("mlflow.entities")
-    except ImportError as error:
-        raise ImportError("MLflowWriter needs mlflow: pip install 'torch-eventloop[mlflow]'") from error
+        importlib.import_module(_STORES)._tracking_store_registry.get_store_builder(uri)
+    except refusal:
+        raise ValueError(
+            "tracking_uri must be a server, a database or a folder, such as http://localhost:5000 or "
+            f"sqlite:///mlflow.db, got {masked(uri, secrets_of(uri))!r}"
+        ) from None
+    except (ImportError, AttributeError):  # another version of MLflow, which refuses it when the run begins
+        return
 
 
 def _is_refused(key: str) -> bool:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -20,9 +19,7 @@ from eventloop.events import (
     AfterTest,
     AfterTrainEpoch,
     AfterVal,
-    BeforeRun,
     BeforeTest,
-    BeforeTrain,
     BeforeTrainEpoch,
     BeforeVal,
     CheckpointSaved,
@@ -31,21 +28,9 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
-from eventloop.writers.tracker import (
-    Known,
-    Timed,
-    TrackerWriter,
-    check_mapping,
-    check_texts,
-    refuse_password,
-    setting,
-)
-
-SECOND = 1_000_000_000
-_HEALTH_NAMES = (
-    "handler_failed", "events_dropped", "loader_stall", "slow_handler", "optimizer_step_skipped",
-    "preemption_requested", "stop_requested", "checkpoint_failed",
-)  # fmt: skip
+from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, log_line
+from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker_arguments import check_mapping, check_texts, refuse_password, setting
 
 
 class _InFlight(msgspec.Struct):
@@ -62,12 +47,12 @@ class OpenTelemetryWriter(TrackerWriter):
 
     A number is a gauge `{mode}/{name}`. At the same time there is a gauge `{mode}/step`: as an attribute,
     each step would be a time series of its own. Spans are the run, its epochs, validations, tests and
-    checkpoints, and the iterations that a `TraceHook` recorded, with their phases. Events such as
-    `handler_failed`, `loader_stall` and `checkpoint_failed` are log records. The service, the run and the
-    rank are attributes of the resource.
+    checkpoints, and in an epoch the iterations that a `TraceHook` recorded, with their phases. Events such as
+    `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and the rank are
+    attributes of the resource.
 
     The times of spans of stages are those at which the events reached the writer, up to 0.2 s late; those of
-    iterations are exact.
+    iterations are exact. A replay sends spans with the same ids once more.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -91,11 +76,11 @@ class OpenTelemetryWriter(TrackerWriter):
     """
 
     events = (
-        ScalarsLogged, RunInfo, CheckpointSaved, BeforeRun, AfterRun, BeforeTrain, BeforeTrainEpoch,
-        AfterTrainEpoch, BeforeVal, AfterVal, BeforeTest, AfterTest, *_HEALTH_NAMES,
+        *RUN_EVENTS, ScalarsLogged, RunInfo, CheckpointSaved, BeforeTrainEpoch, AfterTrainEpoch, BeforeVal,
+        AfterVal, BeforeTest, AfterTest, *HEALTH,
     )  # fmt: skip
     service: ClassVar[str] = "the OTLP collector"
-    state_file: ClassVar[str] = "otlp_run.json"
+    target: ClassVar[str] = "otlp"
     secret_arguments = ("headers",)
 
     def __init__(
@@ -117,20 +102,19 @@ class OpenTelemetryWriter(TrackerWriter):
         check_texts(service=service)
         self._service = service or os.environ.get("OTEL_SERVICE_NAME")
         self._timeout = _check_timeout(timeout)
-        self._lib, self._spans_lib = _import_library()
+        _, self._lib = self.import_library("opentelemetry.proto", "eventloop.writers.otlp_client")
 
     def connect(self, run: Run, known: Known) -> Known:
         headers = self._headers if self._headers is not None else self._lib.headers_of_environment()
         self._secrets = [*headers.values()]
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
-        self._spans = self._spans_lib.Spans()
         self._clock = 0
-        self._began = time.time()
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
         self._made = 0  # how many of the waiting events have their request
         known = Known(known.id or os.urandom(16).hex(), known.last)
+        self._spans = Spans(bytes.fromhex(known.id), time.time())
         self._resource = self._lib.resource_of({
-            "service.name": self._service or Path(run.work_dir).resolve().name,
+            "service.name": run_name_of(run, self._service),
             "service.instance.id": known.id, "eventloop.rank": run.rank,
             "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
         })  # fmt: skip
@@ -147,13 +131,13 @@ class OpenTelemetryWriter(TrackerWriter):
         self._made = 0
 
     def end(self, status: str) -> None:
-        self._spans.read_traces(self._work_dir, self._began)
+        self._spans.read_traces(self._work_dir)
         for request in self._span_requests():
             self._client.post(*request)
         if not self._requests:
             self._in_flight_path.unlink(missing_ok=True)
 
-    def secrets(self) -> Iterable[str]:
+    def secrets(self) -> list[str]:
         return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]
 
     # --- requests ------------------------------------------------------------------------------------------
@@ -164,15 +148,15 @@ class OpenTelemetryWriter(TrackerWriter):
         for when, event in events:
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
-                for name, value in {**event.scalars, "step": float(event.step)}.items():
-                    points.setdefault(f"{event.mode}/{name}", []).append((at, value))
+                for key, value in {**values_of(event), f"{event.mode}/step": float(event.step)}.items():
+                    points.setdefault(key, []).append((at, value))
                 continue
             at = int(when * SECOND)
             self._spans.take(at, event)
-            if (line := self._spans_lib.log_line(at, event)) is not None:
+            if (line := log_line(at, event)) is not None:
                 lines.append(line)
             if isinstance(event, AfterTrainEpoch | AfterRun):
-                self._spans.read_traces(self._work_dir, self._began)
+                self._spans.read_traces(self._work_dir, event.iter)
         lib, requests = self._lib, self._span_requests()
         if points:
             requests.append((lib.METRICS, lib.metrics_request(self._resource, points)))
@@ -216,24 +200,21 @@ class OpenTelemetryWriter(TrackerWriter):
         return Known(known.id, left.last)
 
 
-def _import_library() -> tuple[Any, Any]:
-    try:
-        importlib.import_module("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
-    except ImportError as error:
-        raise ImportError(
-            "OpenTelemetryWriter needs opentelemetry-proto: pip install 'torch-eventloop[otlp]'"
-        ) from error
-    import eventloop.writers.otlp_client as otlp_client
-    import eventloop.writers.otlp_spans as otlp_spans
-
-    return otlp_client, otlp_spans
-
-
 def _check_endpoint(endpoint: str) -> str:
+    """Refuse a URL to which no path can be added; the message has no query, which may hold a key.
+
+    Raises:
+        ValueError: naming the URL.
+    """
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ValueError(
             f"endpoint must be an http or https URL such as http://localhost:4318, got {endpoint!r}"
+        )
+    if parts.query or parts.fragment:
+        plain = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        raise ValueError(
+            f"endpoint must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
         )
     return endpoint
 

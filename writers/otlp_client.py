@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
@@ -35,33 +35,12 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
 from eventloop._version import __version__
+from eventloop.writers.otlp_spans import LogLine, SpanFacts
 
 Points = dict[str, list[tuple[int, float]]]
 """Values of each metric with their times, in nanoseconds since 1970."""
 METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
 SCOPE = InstrumentationScope(name="eventloop", version=__version__)
-
-
-class SpanFacts(NamedTuple):
-    """A finished span; times are nanoseconds since 1970."""
-
-    name: str
-    began: int
-    ended: int
-    span_id: bytes
-    parent: bytes = b""
-    attributes: Mapping[str, object] = {}
-    error: str = ""
-
-
-class LogLine(NamedTuple):
-    """A log record about the run's health."""
-
-    time: int
-    event: str
-    text: str
-    is_error: bool
-    attributes: Mapping[str, object] = {}
 
 
 class Client:
@@ -111,10 +90,8 @@ def metrics_request(resource: Resource, points: Points) -> bytes:
         for name, values in points.items()
     ]
     scope = ScopeMetrics(scope=SCOPE, metrics=metrics)
-    data: bytes = ExportMetricsServiceRequest(
-        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=[scope])]
-    ).SerializeToString()
-    return data
+    of_resource = ResourceMetrics(resource=resource, scope_metrics=[scope])
+    return _encoded(ExportMetricsServiceRequest(resource_metrics=[of_resource]))
 
 
 def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFacts]) -> bytes:
@@ -129,10 +106,8 @@ def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFact
         for span in spans
     ]  # fmt: skip
     scope = ScopeSpans(scope=SCOPE, spans=encoded)
-    data: bytes = ExportTraceServiceRequest(
-        resource_spans=[ResourceSpans(resource=resource, scope_spans=[scope])]
-    ).SerializeToString()
-    return data
+    of_resource = ResourceSpans(resource=resource, scope_spans=[scope])
+    return _encoded(ExportTraceServiceRequest(resource_spans=[of_resource]))
 
 
 def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) -> bytes:
@@ -148,9 +123,12 @@ def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) 
         for line in lines
     ]  # fmt: skip
     scope = ScopeLogs(scope=SCOPE, log_records=records)
-    data: bytes = ExportLogsServiceRequest(
-        resource_logs=[ResourceLogs(resource=resource, scope_logs=[scope])]
-    ).SerializeToString()
+    of_resource = ResourceLogs(resource=resource, scope_logs=[scope])
+    return _encoded(ExportLogsServiceRequest(resource_logs=[of_resource]))
+
+
+def _encoded(request: Any) -> bytes:
+    data: bytes = request.SerializeToString()
     return data
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,12 +29,12 @@ from eventloop.events import (
     PreemptionRequested,
     RunInfo,
     SlowHandler,
+    SlowRank,
     StopRequested,
 )
 from eventloop.events.base import event_name
 from eventloop.tracing.files import FOLDER as TRACES
 from eventloop.tracing.files import find_traces
-from eventloop.writers.otlp_client import LogLine, SpanFacts
 
 SECOND = 1_000_000_000
 BEGINS: dict[type[Event], str] = {
@@ -43,45 +44,89 @@ ENDS: dict[type[Event], str] = {
     AfterRun: "run", AfterTrainEpoch: "epoch", AfterVal: "validation", AfterTest: "test",
 }  # fmt: skip
 HEALTH: tuple[type[Event], ...] = (
-    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, OptimizerStepSkipped, PreemptionRequested,
-    StopRequested, CheckpointFailed,
+    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, SlowRank, OptimizerStepSkipped,
+    PreemptionRequested, StopRequested, CheckpointFailed,
 )  # fmt: skip
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
 
 
-class Spans:
-    """Collect the finished spans of a run: run > epoch, validation, test, checkpoint; iteration > phases."""
+class SpanFacts(NamedTuple):
+    """A finished span; times are nanoseconds since 1970."""
 
-    def __init__(self) -> None:
+    name: str
+    began: int
+    ended: int
+    span_id: bytes
+    parent: bytes = b""
+    attributes: Mapping[str, object] = {}
+    error: str = ""
+
+
+class LogLine(NamedTuple):
+    """A log record about the run's health."""
+
+    time: int
+    event: str
+    text: str
+    is_error: bool
+    attributes: Mapping[str, object] = {}
+
+
+class Spans:
+    """Collect the finished spans of a run: run > epoch > iteration > phases; run > validation, checkpoint.
+
+    The id of a span is made of the stage that it is of, so that a replay of the run gives the same ids.
+
+    Args:
+        trace_id: the trace of the run.
+        since: the Unix time from which on trace files are of this run, until it begins.
+    """
+
+    def __init__(self, trace_id: bytes, since: float) -> None:
         self.finished: list[SpanFacts] = []
+        self._trace_id = trace_id
+        self._since = since
+        self._part = 0  # the iteration at which the run began, or was resumed
         self._open: dict[str, tuple[int, bytes]] = {}  # when each stage began, and its span
+        self._epochs: list[tuple[int, bytes]] = []  # the first iteration of each, and its span
         self._info: dict[str, object] = {}
         self._read: set[Path] = set()
 
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
+        if isinstance(event, BeforeRun):
+            self._part, self._epochs = event.iter, []
+            self._since = min(self._since, time / SECOND)
         if name := BEGINS.get(kind):
-            self._open[name] = (time, os.urandom(8))
+            span_id = self._id(name, getattr(event, "iter", 0))
+            self._open[name] = (time, span_id)
+            if isinstance(event, BeforeTrainEpoch):
+                self._epochs.append((event.iter, span_id))
         elif name := ENDS.get(kind):
             self._end(name, time, event)
         elif isinstance(event, CheckpointSaved | CheckpointFailed):
             began = time - int(event.seconds * SECOND)
-            self._add("checkpoint", began, time, os.urandom(8), _fields(event), getattr(event, "error", ""))
+            span_id = self._id("checkpoint", event.path, event.iter)
+            self._add("checkpoint", began, time, span_id, _fields(event), getattr(event, "error", ""))
         elif isinstance(event, RunInfo):
             self._info = {f"eventloop.{key}": text for key, text in event.info.items()}
 
-    def read_traces(self, work_dir: Path, since: float) -> None:
-        """Add the iterations, with their phases, of trace files that were written after `since`."""
+    def read_traces(self, work_dir: Path, done: float = inf) -> None:
+        """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
         if not any((work_dir / TRACES).glob("*.json")):
             return
         for trace in find_traces(work_dir):
-            if trace.path not in self._read and trace.path.stat().st_mtime >= since:
+            new = trace.path not in self._read and trace.path.stat().st_mtime >= self._since
+            if new and trace.last < done:  # in a replay, others are of epochs to come
                 self._read.add(trace.path)
                 self._add_iterations(msgspec.json.decode(trace.path.read_bytes()))
 
+    def _id(self, *stage: object) -> bytes:
+        return sha256(repr((self._trace_id, self._part, *stage)).encode()).digest()[:8]
+
     def _end(self, name: str, time: int, event: Event) -> None:
-        began, span_id = self._open.pop(name, (time, os.urandom(8)))
+        began, span_id = self._open.pop(name, (time, self._id(name, "not begun", time)))
         attributes = _fields(event) | (self._info if name == "run" else {})
         error = getattr(event, "error", None) or ""
         if name == "run":
@@ -101,23 +146,26 @@ class Spans:
         _, run = self._open.get("run", (0, b""))
         self.finished.append(SpanFacts(name, began, ended, span_id, run, attributes, error))
 
+    def _epoch_of(self, iteration: int) -> bytes:
+        """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
+        begun = [span_id for first, span_id in self._epochs if first <= iteration]
+        return begun[-1] if begun else self._open.get("run", (0, self._id("run", self._part)))[1]
+
     def _add_iterations(self, trace: Any) -> None:
         origin = int(trace["otherData"]["began"] * SECOND)
         spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
         phases = [span for span in spans if span["cat"] == "phase"]
-        _, epoch = self._open.get("epoch", self._open.get("run", (0, b"")))
         for iteration in (span for span in spans if span["cat"] == "iteration"):
-            span_id = os.urandom(8)
+            number = iteration["args"].get("iter", -1)
+            span_id = self._id("iteration", number)
             began, ended = _extent(origin, iteration)
-            self.finished.append(
-                SpanFacts(
-                    "iteration", began, ended, span_id, epoch, {"iter": iteration["args"].get("iter", -1)}
-                )
-            )
+            around = SpanFacts("iteration", began, ended, span_id, self._epoch_of(number), {"iter": number})
+            self.finished.append(around)
             for phase in phases:
                 first, last = _extent(origin, phase)
                 if began <= first and last <= ended and phase["tid"] == iteration["tid"]:
-                    self.finished.append(SpanFacts(phase["name"], first, last, os.urandom(8), span_id))
+                    of_phase = self._id("phase", number, phase["name"], first - began)
+                    self.finished.append(SpanFacts(phase["name"], first, last, of_phase, span_id))
 
 
 def log_line(time: int, event: Event) -> LogLine | None:

@@ -6,16 +6,16 @@ tracker cannot remove a step, so a step that is run again after a resume is not 
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from time import monotonic
 from typing import Any, ClassVar, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -25,6 +25,7 @@ from eventloop.events import (
     AfterRun,
     BeforeRun,
     BeforeTrain,
+    CheckpointSaved,
     Event,
     HistogramLogged,
     ImageLogged,
@@ -39,6 +40,7 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
+from eventloop.writers.tracker_arguments import masked
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -48,6 +50,8 @@ LOCK_SECONDS = 30.0
 """How long to wait for the worker process of a killed program, which goes on for up to 10 s."""
 BACKLOG = 100_000
 """How many events wait for a tracker that is away, before the writer fails."""
+RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
+"""The events from which a writer knows where a training begins, and how the run ended."""
 Named = ImageLogged | HistogramLogged | TextLogged
 
 
@@ -69,10 +73,11 @@ class Known(msgspec.Struct):
 class TrackerWriter(Writer):
     """The base class of writers that send a run to an experiment tracker.
 
-    A subclass continues the run of the file `state_file` in the work dir. If the tracker cannot be reached
-    when the run begins, or for too many events, the writer fails with one line in the log; the training goes
-    on. Events that were not written are in the run's event log, if it has one: a resumed run writes those up
-    to its checkpoint first, and `eventloop replay RUN --to TRACKER --out RUN` writes the rest.
+    A subclass continues the run whose id is in the file `<target>_run.json` of the work dir. If the tracker
+    cannot be reached when the run begins, or for too many events, the writer fails with one line in the log;
+    the training goes on. Events that were not written are in the run's event log, if it has one: a resumed
+    run writes those up to its checkpoint first, and `eventloop replay RUN --to TRACKER --out RUN` writes the
+    rest.
     """
 
     batch = 256
@@ -80,8 +85,10 @@ class TrackerWriter(Writer):
     stall_timeout = 120.0
     service: ClassVar[str]
     """The name of the tracker in messages."""
-    state_file: ClassVar[str]
-    """The file in the work dir with the id of the run."""
+    target: ClassVar[str]
+    """The tracker's name as an extra, in `eventloop replay --to`, and in the file with the id of the run."""
+    secret_variables: ClassVar[tuple[str, ...]] = ()
+    """Environment variables whose values no message may contain."""
 
     def __init__(self, name: str | None, offload: str | None) -> None:
         if offload is not None:
@@ -100,9 +107,8 @@ class TrackerWriter(Writer):
 
     @property
     def _state_path(self) -> Path:
-        stem, dot, suffix = self.state_file.partition(".")
         of_name = "" if self.name is None else f"_{safe_name(self.name)}"
-        return self._work_dir / f"{stem}{of_name}{dot}{suffix}"
+        return self._work_dir / f"{self.target}_run{of_name}.json"
 
     @abstractmethod
     def connect(self, run: Run, known: Known) -> Known:
@@ -115,9 +121,9 @@ class TrackerWriter(Writer):
     def end(self, status: str) -> None:
         """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
 
-    def secrets(self) -> Iterable[str]:
+    def secrets(self) -> list[str]:
         """Return texts that no message may contain."""
-        return ()
+        return [value for name in self.secret_variables if (value := os.environ.get(name))]
 
     # --- called by the engine ------------------------------------------------------------------------------
 
@@ -130,7 +136,9 @@ class TrackerWriter(Writer):
         except Exception as error:
             if self._lock is not None:
                 self._lock.close()
-            raise UnavailableError(f"{self.service} cannot be used: {self._text(error)}") from None
+            raise UnavailableError(
+                f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
+            ) from None
         self._begin_training()
         self._save()
         if run.start_iter:
@@ -202,7 +210,7 @@ class TrackerWriter(Writer):
     def _is_new(self, key: str, step: int) -> bool:
         if step <= self._floor.get(key, -1):
             return False
-        self._known.last[key] = max(step, self._known.last.get(key, -1))
+        note_last(self._known.last, [key], step)
         return True
 
     def _begin_training(self) -> None:
@@ -243,7 +251,15 @@ class TrackerWriter(Writer):
 
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
-        return UnavailableError(f"{count:,} events were not written to {self.service}: {self._error}")
+        return UnavailableError(
+            f"{count:,} events were not written to {self.service}: {self._error}; {self._later()}"
+        )
+
+    def _later(self) -> str:
+        run = self._work_dir
+        return (
+            f"`eventloop replay {run} --to {self.target} --out {run}` writes them later, from its event log"
+        )
 
     def _save(self) -> None:
         """Write the state file. A kill of the process leaves the old one or the new one."""
@@ -258,6 +274,39 @@ class TrackerWriter(Writer):
             return "KILLED"
         return "FINISHED" if self._ended.error is None else "FAILED"
 
+    # --- what subclasses share -----------------------------------------------------------------------------
+
+    def import_library(self, *modules: str) -> list[Any]:
+        """Import the modules of the tracker's library, the first of which names it, and those that it needs.
+
+        Raises:
+            ImportError: naming the extra that installs it.
+        """
+        try:
+            return [importlib.import_module(module) for module in modules]
+        except ImportError as error:
+            raise ImportError(
+                f"{type(self).__name__} needs {modules[0]}: pip install 'torch-eventloop[{self.target}]'"
+            ) from error
+
+    def png_of(self, event: ImageLogged) -> bytes | None:
+        """Return an image as a PNG file; None, with a line in the log, if it cannot be."""
+        from eventloop.writers.pixels import pixels, png
+
+        try:
+            return png(pixels(event))
+        except (TypeError, ValueError) as error:
+            self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
+            return None
+
+    def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
+        """Return the path of a checkpoint; None, with a line in the log, if it is no longer there."""
+        path = Path(event.path)
+        if path.exists():
+            return path
+        self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+        return None
+
     def tell(self, key: str, text: str) -> None:
         """Log a line, once for each key."""
         if key not in self._told:
@@ -265,9 +314,7 @@ class TrackerWriter(Writer):
             logger.warning("%s: %s", self.service, text)
 
     def _text(self, error: BaseException) -> str:
-        text = " ".join(error_text(error).split())
-        for secret in self.secrets():
-            text = text.replace(secret, "***")
+        text = masked(" ".join(error_text(error).split()), self.secrets())
         return text if len(text) <= 500 else f"{text[:500]}..."
 
 
@@ -276,62 +323,20 @@ def key_of(event: Named) -> str:
     return f"{event.mode}/{event.name}"
 
 
-def setting(argument: str, value: object, variable: str, service: str) -> str:
-    """Return an argument, or else the environment variable that stands for it.
-
-    Raises:
-        TypeError: the argument is not a str.
-        ValueError: neither is given.
-    """
-    if value is not None and not isinstance(value, str):
-        raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
-    if not (found := value or os.environ.get(variable)):
-        raise ValueError(f"{service} needs {argument}, got {value!r}: pass {argument}=, or set {variable}")
-    return found
+def values_of(event: ScalarsLogged) -> dict[str, float]:
+    """Return the numbers of an event by their names in a tracker, such as "train/loss"."""
+    return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
 
 
-def refuse_password(argument: str, uri: object, remedy: str) -> None:
-    """Refuse a URI with a password, because arguments are written to files of the run.
-
-    Raises:
-        ValueError: the message has the URI without the password.
-    """
-    if isinstance(uri, str) and (password := password_of(uri)):
-        raise ValueError(
-            f"{argument} must not contain a password, got {uri.replace(password, '***')}: pass it {remedy}"
-        )
+def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
+    """Note that a tracker has a step of each of these names."""
+    for name in names:
+        last[name] = max(step, last.get(name, -1))
 
 
-def password_of(uri: str) -> str | None:
-    """Return the password in a URI, None if it has none or cannot be read."""
-    try:
-        return urlsplit(uri).password
-    except ValueError:
-        return None
-
-
-def check_texts(**texts: object) -> None:
-    """Refuse arguments that are neither a str nor None.
-
-    Raises:
-        TypeError: naming the argument and its type.
-    """
-    for name, text in texts.items():
-        if text is not None and not isinstance(text, str):
-            raise TypeError(f"{name} must be a str or None, got {type(text).__name__}")
-
-
-def check_mapping(name: str, value: object) -> dict[str, Any]:
-    """Return a copy of a mapping with texts as keys; an empty one for None.
-
-    Raises:
-        TypeError: naming the argument and what it is.
-    """
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise TypeError(f"{name} must be a mapping of names to values, got {type(value).__name__}")
-    return dict(value)
+def run_name_of(run: Run, given: str | None) -> str:
+    """Return the name of a run in a tracker, by default that of its work dir."""
+    return given or Path(run.work_dir).resolve().name
 
 
 def _load(path: Path) -> Known:

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from secrets import token_hex
 from typing import Any, ClassVar
 
-from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeTrain,
-    HistogramLogged,
-    PreemptionRequested,
-    RunInfo,
-    ScalarsLogged,
-    TextLogged,
-)
+from eventloop.events import HistogramLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.writers.tracker import (
+    RUN_EVENTS,
     Known,
     Timed,
     TrackerWriter,
-    check_mapping,
-    check_texts,
     key_of,
-    setting,
+    note_last,
+    run_name_of,
+    values_of,
 )
+from eventloop.writers.tracker_arguments import check_config, check_texts, setting
 
 
 class TrackioWriter(TrackerWriter):
@@ -56,12 +47,9 @@ class TrackioWriter(TrackerWriter):
         TypeError, ValueError: there is no project, trackio refuses its name, or another argument is wrong.
     """
 
-    events = (
-        ScalarsLogged, HistogramLogged, TextLogged, RunInfo, BeforeRun, BeforeTrain, AfterRun,
-        PreemptionRequested,
-    )  # fmt: skip
+    events = (*RUN_EVENTS, ScalarsLogged, HistogramLogged, TextLogged, RunInfo)
     service: ClassVar[str] = "trackio"
-    state_file: ClassVar[str] = "trackio_run.json"
+    target: ClassVar[str] = "trackio"
 
     def __init__(
         self,
@@ -76,21 +64,23 @@ class TrackioWriter(TrackerWriter):
         self.project = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
         check_texts(run_name=run_name)
         self.run_name = run_name
-        self.config = check_mapping("config", config)
-        self._lib, self._storage = _import_library()
+        self.config = check_config(config)
+        modules = ("trackio", "trackio.sqlite_storage", "eventloop.writers.pixels")
+        self._lib, storage, _ = self.import_library(*modules)
+        self._storage = storage.SQLiteStorage
         self._storage.validate_project_name(self.project)
         self._config: dict[str, Any] | None = None  # until it is written
 
     def connect(self, run: Run, known: Known) -> Known:
         self._storage.init_db(self.project)
-        self._run_name = self.run_name or Path(run.work_dir).resolve().name
+        self._run_name = run_name_of(run, self.run_name)
         self._config = {**self.config, "_Created": datetime.now(UTC).isoformat()}
         last: dict[str, int] = {}
         if known.id:
-            self._config = None
             for row in self._storage.get_logs(self.project, run_id=known.id):
-                for key in row.keys() - {"step", "timestamp"}:
-                    last[key] = max(row["step"], last.get(key, -1))
+                note_last(last, row.keys() - {"step", "timestamp"}, row["step"])
+        if last:  # it is written with the first rows
+            self._config = None
         return Known(known.id or token_hex(8), last)
 
     def send(self, events: list[Timed]) -> None:
@@ -112,7 +102,7 @@ class TrackioWriter(TrackerWriter):
 
     def _row(self, event: ScalarsLogged | HistogramLogged | TextLogged) -> dict[str, Any]:
         if isinstance(event, ScalarsLogged):
-            return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+            return {**values_of(event)}
         if isinstance(event, TextLogged):
             text: dict[str, Any] = self._lib.Markdown(event.text)._to_dict()
             return {key_of(event): text}
@@ -123,13 +113,3 @@ class TrackioWriter(TrackerWriter):
         except (TypeError, ValueError) as error:
             self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
             return {}
-
-
-def _import_library() -> tuple[Any, Any]:
-    try:
-        lib = importlib.import_module("trackio")
-        storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
-        importlib.import_module("eventloop.writers.pixels")  # imports numpy
-    except ImportError as error:
-        raise ImportError("TrackioWriter needs trackio: pip install 'torch-eventloop[trackio]'") from error
-    return lib, storage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -12,14 +11,10 @@ from time import monotonic, sleep, strftime
 from typing import Any, ClassVar
 
 from eventloop.events import (
-    AfterRun,
-    BeforeRun,
-    BeforeTrain,
     CheckpointSaved,
     Event,
     HistogramLogged,
     ImageLogged,
-    PreemptionRequested,
     RunInfo,
     ScalarsLogged,
     TextLogged,
@@ -27,20 +22,24 @@ from eventloop.events import (
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
 from eventloop.writers.tracker import (
+    RUN_EVENTS,
     Known,
     Timed,
     TrackerWriter,
-    check_mapping,
-    check_texts,
     key_of,
-    setting,
+    note_last,
+    run_name_of,
+    values_of,
 )
+from eventloop.writers.tracker_arguments import check_config, check_mapping, check_texts, setting
 from eventloop.writers.wandb_files import is_whole, read_history
 
 MODES = ("online", "offline")
 BINS = 64
 WHOLE_SECONDS = 5.0
 """How long to wait for wandb to write the end of its file."""
+FINISH_SECONDS = 1700.0
+"""How long wandb may upload at the end of a run, if the bus waits so long; `wandb sync` sends the rest."""
 
 
 class WandbWriter(TrackerWriter):
@@ -53,7 +52,8 @@ class WandbWriter(TrackerWriter):
 
     A resumed run continues the run whose id is in `<work_dir>/wandb_run.json`. W&B cannot remove steps, so
     those that are run again keep their first values. A kill loses up to 32 KB that wandb held in memory. They
-    are read from the run's event log, if the run has an `EventLogWriter`.
+    are read from the run's event log, if the run has an `EventLogWriter`. Online the server may have received
+    them, and then has these rows twice.
 
     The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument.
 
@@ -78,11 +78,12 @@ class WandbWriter(TrackerWriter):
     """
 
     events = (
-        ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved, BeforeRun,
-        BeforeTrain, AfterRun, PreemptionRequested,
+        *RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved,
     )  # fmt: skip
     service: ClassVar[str] = "W&B"
-    state_file: ClassVar[str] = "wandb_run.json"
+    target: ClassVar[str] = "wandb"
+    secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
+    stall_timeout = FINISH_SECONDS + 100
 
     def __init__(
         self,
@@ -106,17 +107,18 @@ class WandbWriter(TrackerWriter):
             check_choice("mode", mode, MODES)
         check_bools(checkpoints=checkpoints)
         self.mode = mode
-        self.config = check_mapping("config", config)
+        self.config = check_config(config)
         self.checkpoints = checkpoints
         self._direction = check_mapping("best", best)
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
-        self._options = {"entity": entity, "name": run_name, "group": group, "tags": _check_tags(tags)}
-        self._lib = _import_library()
+        self._run_name = run_name
+        self._options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
+        self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         self._run: Any = None
         self._best: dict[str, float] = {}
         self._axes: set[str] = set()
-        self._resume_at: int | None = None  # W&B's own number of the next row: offline it would be 0 again
+        self._resume_at: int | None = None  # W&B's own number of the next row
 
     def connect(self, run: Run, known: Known) -> Known:
         lib, folder = self._lib, Path(run.work_dir)
@@ -124,12 +126,14 @@ class WandbWriter(TrackerWriter):
         last = self._read_back(folder, run_id)
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)  # wandb would write into the folder of the run's former part, of the same second
-        options = {**self._options, "name": self._options["name"] or folder.resolve().name}
         self._run = lib.init(
-            project=self.project, dir=str(folder), id=run_id, resume="allow", mode=self.mode,
-            config=self.config, reinit="create_new", settings=_settings(lib), **options,
+            project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
+            resume="allow", mode=self.mode, config=self.config, reinit="create_new", settings=_settings(lib),
+            **self._options,
         )  # fmt: skip
         self._axes = set()
+        if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
+            self._resume_at = None
         return Known(run_id, last or known.last)
 
     def send(self, events: list[Timed]) -> None:
@@ -144,7 +148,7 @@ class WandbWriter(TrackerWriter):
     def _send(self, when: float, event: Event) -> None:
         match event:
             case ScalarsLogged():
-                row = {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
+                row = values_of(event)
                 self._log(when, event.mode, event.step, row)
                 self._note_best(row, event.step)
             case TextLogged():
@@ -178,18 +182,26 @@ class WandbWriter(TrackerWriter):
             if isinstance(event, HistogramLogged):
                 self._log(when, event.mode, event.step, {key: lib.Histogram(np_histogram=_histogram(event))})
                 return
+            if (png := self.png_of(event)) is None:
+                return
             with TemporaryDirectory() as folder:
-                self._log(when, event.mode, event.step, {key: lib.Image(_png_file(folder, event))})
+                path = Path(folder, "image.png")
+                path.write_bytes(png)
+                self._log(when, event.mode, event.step, {key: lib.Image(str(path))})
         except (TypeError, ValueError, ImportError) as error:
             self.tell(key, f"{key} is left out: {error}")
 
     def _note_best(self, row: dict[str, float], step: int) -> None:
         for key in row.keys() & self._direction.keys():
-            value, best = row[key], self._best.get(key)
-            sign = 1 if self._direction[key] == "max" else -1
-            if not isnan(value) and (best is None or sign * value > sign * best):
-                self._best[key] = value
-                self._run.summary.update({f"best/{key}": value, f"best/{key}_step": step})
+            if self._is_best(key, row[key]):
+                self._best[key] = row[key]
+                self._run.summary.update({f"best/{key}": row[key], f"best/{key}_step": step})
+
+    def _is_best(self, key: str, value: Any) -> bool:
+        if not isinstance(value, int | float) or isnan(value):
+            return False
+        best, sign = self._best.get(key), 1 if self._direction[key] == "max" else -1
+        return best is None or sign * value > sign * best
 
     def _read_back(self, folder: Path, run_id: str) -> dict[str, int]:
         """Return the last step of each name in the run's files, and note the best values."""
@@ -199,17 +211,14 @@ class WandbWriter(TrackerWriter):
             self._resume_at = row["_step"] + 1
             if not isinstance(step := row.pop("step", None), int):
                 continue
-            for key, value in row.items():
-                last[key] = max(step, last.get(key, -1))
-                sign = 1 if self._direction.get(key) == "max" else -1
-                if key in self._direction and isinstance(value, int | float):
-                    self._best[key] = sign * max(sign * value, sign * self._best.get(key, value))
+            note_last(last, row, step)
+            for key in row.keys() & self._direction.keys():
+                if self._is_best(key, row[key]):
+                    self._best[key] = row[key]
         return last
 
     def _send_checkpoint(self, event: CheckpointSaved) -> None:
-        path = Path(event.path)
-        if not path.exists():
-            self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+        if (path := self.checkpoint_of(event)) is None:
             return
         artifact = self._lib.Artifact(f"checkpoint-{self._known.id}", "model", metadata={"step": event.iter})
         if path.is_dir():
@@ -219,18 +228,12 @@ class WandbWriter(TrackerWriter):
         self._run.log_artifact(artifact, aliases=["latest", path.name])
 
 
-def _import_library() -> Any:
-    try:
-        lib = importlib.import_module("wandb")
-        importlib.import_module("eventloop.writers.pixels")  # imports numpy
-    except ImportError as error:
-        raise ImportError("WandbWriter needs wandb: pip install 'torch-eventloop[wandb]'") from error
-    return lib
-
-
 def _settings(lib: Any) -> Any:
-    """Return settings with which wandb prints nothing, asks nothing and starts no thread of its own."""
-    return lib.Settings(console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30)
+    """Return settings with which wandb prints nothing, asks nothing and waits for nothing without an end."""
+    return lib.Settings(
+        console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
+        finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
+    )  # fmt: skip
 
 
 def _check_project(project: str) -> str:
@@ -259,11 +262,3 @@ def _histogram(event: HistogramLogged) -> Any:
 
     array = values(event).astype(np.float64).ravel()
     return np.histogram(array[np.isfinite(array)], bins=BINS)
-
-
-def _png_file(folder: str, event: ImageLogged) -> str:
-    from eventloop.writers.pixels import pixels, png
-
-    path = Path(folder, "image.png")
-    path.write_bytes(png(pixels(event)))
-    return str(path)

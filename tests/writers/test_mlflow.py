@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
     BeforeTrain,
@@ -21,7 +22,9 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
-from eventloop.writers import MLflowWriter
+from eventloop.events.run import Run
+from eventloop.writers import EventLogWriter, MLflowWriter
+from eventloop.writers import tracker as tracker_module
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
@@ -122,6 +125,51 @@ def test_parameters_facts_and_files_are_in_the_run(
 
 
 @pytest.mark.slow
+def test_files_that_are_not_taken_hold_up_no_number(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a full artifact store the metrics arrive; the files wait for it, and arrive once."""
+    monkeypatch.setattr(tracker_module, "RETRY_SECONDS", 0.0)
+    store = tmp_path / "artifacts"
+    store.write_text("a file, where a folder is needed")
+    client(tmp_path).create_experiment("digits", artifact_location=store.as_uri())
+    bus = attach(make(tmp_path))
+    note = TextLogged(step=1, name="note", text="hello")
+
+    emit(bus, note, *train(1))
+    emit(bus, *train(2))
+    assert history(tmp_path, "train/loss") == [(1, 0.25), (2, 0.5)]
+
+    store.unlink()
+    write(bus, *train(3), AfterRun())
+
+    assert history(tmp_path, "train/loss") == [(1, 0.25), (2, 0.5), (3, 0.75)]
+    assert [path.name for path in store.rglob("*.txt")] == ["1.txt"]
+    lines = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
+    assert ["MLflow does not take the events" in line for line in lines] == [True]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_sends_no_file_again(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that MLflow has are not read from the event log once more."""
+    monkeypatch.chdir(tmp_path)
+    with_log = Bus()
+    EventLogWriter().attach(with_log, lambda: Run(work_dir=str(tmp_path)))
+    note = TextLogged(step=1, name="note", text="hello")
+    write(with_log, BeforeTrain(), note, *train(1, 2))
+    write(attach(make(tmp_path)), BeforeTrain(), note, *train(1, 2))
+    (sent,) = tmp_path.rglob("note/1.txt")
+    sent.unlink()
+
+    write(attach(make(tmp_path), start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
+
+    assert not sent.exists()
+    assert [step for step, _ in history(tmp_path, "train/loss")] == [1, 2, 3]
+
+
+@pytest.mark.slow
 def test_a_name_that_mlflow_refuses_is_told_once(
     attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,13 +185,19 @@ def test_a_name_that_mlflow_refuses_is_told_once(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("offload", ["thread", "process"])
 def test_a_server_that_is_away_is_one_line(
-    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    attach: Attach,
+    account: Account,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    offload: str,
 ) -> None:
-    """The writer is disabled, and the user's password is in no message."""
+    """The writer is disabled, and the user's password is in no message; a process needs no setting for that."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cr3t@127.0.0.1:9")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    bus = attach(MLflowWriter(offload="thread"))
+    if offload == "thread":
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    bus = attach(MLflowWriter(offload=offload))
 
     emit(bus, *train(1))
 
@@ -163,6 +217,17 @@ def test_a_server_that_is_away_is_one_line(
             ValueError,
             r"tracking_uri must not contain a password, got postgresql://me:\*\*\*@host/db: pass it in MLFLOW_TR",
         ),
+        (
+            {"tracking_uri": "localhost:5000"},
+            ValueError,
+            "tracking_uri must be a server, a database or a folder, such as http://localhost:5000 .*, got 'localhost:5000'",
+        ),
+        (
+            {"tracking_uri": "postgresql://host/db?user=me&password=pw1"},
+            ValueError,
+            r"must not contain a password, got postgresql://host/db\?user=me&password=\*\*\*: pass it in MLFLOW_TR",
+        ),
+        ({"experiment": "x" * 501}, ValueError, "experiment must have at most 500 characters, got 501"),
         ({"experiment": 3}, TypeError, "experiment must be a str or None, got int"),
         ({"params": {"a, b": 1}}, ValueError, "the names in params must have at most 250 .*, got 'a, b'"),
         ({"params": [1]}, TypeError, "params must be a mapping of names to values, got list"),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from eventloop import replay
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -21,10 +22,11 @@ from eventloop.events import (
     CheckpointSaved,
     HandlerFailed,
     RunInfo,
+    SlowRank,
 )
 from eventloop.hooks import TraceHook
-from eventloop.writers import OpenTelemetryWriter
-from tests.support.trainers import build_trainer
+from eventloop.writers import EventLogWriter, OpenTelemetryWriter
+from tests.support.trainers import batches, build_trainer
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.otlp_collector import Collector, is_missing
 
@@ -82,6 +84,7 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
         BeforeRun(), RunInfo(info={"model": "Net"}), BeforeTrain(), BeforeTrainEpoch(), AfterTrainEpoch(epoch=1),
         BeforeVal(), AfterVal(), CheckpointSaved(path="runs/a/epoch_1", seconds=0.5),
         CheckpointFailed(path="runs/a/epoch_2", error="full"), HandlerFailed(handler="x", error="ValueError"),
+        SlowRank(rank=1),
         AfterRun(reason="error", error="ValueError: no"),
     )  # fmt: skip
 
@@ -95,25 +98,39 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
     assert [(r.event_name, r.severity_text) for r in collector.logs()] == [
         ("checkpoint_failed", "ERROR"),
         ("handler_failed", "ERROR"),
+        ("slow_rank", "WARN"),
     ]
 
 
 @pytest.mark.slow
 def test_traced_iterations_are_spans_with_phases(tmp_path: Path, collector: Collector) -> None:
-    """The iterations of a TraceHook have their phases as children."""
-    hooks = [TraceHook(begin=2, iterations=3)]
-    trainer = build_trainer(tmp_path, max_epochs=4, hooks=hooks, writers=[make(collector)])
+    """The iterations of a TraceHook are in their epoch, with their phases as children; so they are in a replay."""
+    hooks = [TraceHook(begin=5, iterations=4)]
+    writers = [EventLogWriter(), make(collector)]
+    trainer = build_trainer(tmp_path, train_loader=batches(3), max_epochs=4, hooks=hooks, writers=writers)
     trainer.train()
     trainer.close()
+    live = collector.spans()
 
-    iterations = {span.span_id: span for span in collector.spans() if span.name == "iteration"}
-    phases = [span for span in collector.spans() if span.parent_span_id in iterations]
-    assert len(iterations) == 3
+    epochs = {span.span_id: epoch for epoch, span in enumerate(s for s in live if s.name == "epoch")}
+    iterations = {span.span_id: span for span in live if span.name == "iteration"}
+    found = [(_attribute(span, "iter"), epochs[span.parent_span_id]) for span in iterations.values()]
+    assert found == [(5, 1), (6, 2), (7, 2), (8, 2)]
+    phases = [span for span in live if span.parent_span_id in iterations]
     assert {span.name for span in phases} >= {"forward"}
     for phase in phases:
         around = iterations[phase.parent_span_id]
         assert around.start_time_unix_nano <= phase.start_time_unix_nano
         assert phase.end_time_unix_nano <= around.end_time_unix_nano
+
+    replay(tmp_path, make(collector), work_dir=tmp_path)
+
+    again = collector.spans()[len(live) :]
+    assert {(s.span_id, s.parent_span_id) for s in again} == {(s.span_id, s.parent_span_id) for s in live}
+
+
+def _attribute(span: Any, key: str) -> int:
+    return next(int(a.value.int_value) for a in span.attributes if a.key == key)
 
 
 def test_a_resumed_run_continues_its_trace(attach: Attach, collector: Collector) -> None:
@@ -154,7 +171,7 @@ def test_a_request_that_a_kill_interrupted_is_sent_again(
     assert not (tmp_path / "otlp_run.inflight").exists()
 
 
-@pytest.mark.parametrize("status", [401, 302, 503])
+@pytest.mark.parametrize("status", [401, 302, 429, 503, 507])
 def test_a_collector_that_refuses_is_one_line(
     attach: Attach, collector: Collector, account: Account, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
@@ -192,6 +209,16 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
             {"endpoint": "http://me:pw1@h"},
             ValueError,
             r"endpoint must not contain a password, got http://me:\*\*\*@h",
+        ),
+        (
+            {"endpoint": "http://h/x?api-key=pw1"},
+            ValueError,
+            r"endpoint must not contain a password, got http://h/x\?api-key=\*\*\*: pass it in headers",
+        ),
+        (
+            {"endpoint": "http://h/x?a=pw1"},
+            ValueError,
+            r"endpoint must be a URL without \? and #, got 'http://h/x' and more: pass a key in headers",
         ),
         ({"headers": "a=b"}, TypeError, "headers must be a mapping of names to values, got str"),
         ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),

@@ -33,7 +33,8 @@ class Tracker(TrackerWriter):
     """A tracker in memory, which may be away."""
 
     service = "Tracker"
-    state_file = "tracker_run.json"
+    target = "tracker"
+    secret_variables = ("TRACKER_KEY",)
     events = (ScalarsLogged, BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
 
     def __init__(self, name: str | None = None, offload: str | None = "thread") -> None:
@@ -61,8 +62,8 @@ class Tracker(TrackerWriter):
     def end(self, status: str) -> None:
         self.statuses.append(status)
 
-    def secrets(self) -> tuple[str]:
-        return (SECRET,)
+    def secrets(self) -> list[str]:
+        return [SECRET, *super().secrets()]
 
     @property
     def steps(self) -> list[int]:
@@ -169,18 +170,26 @@ def test_too_many_waiting_events_end_the_writer(
 
 
 def test_a_tracker_that_is_away_at_the_begin_disables_the_writer(
-    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture
+    attach: Attach,
+    account: Account,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """One line is logged, and the events count as failed or dropped."""
+    """One line says why, without a key, and how to write the events later; they count as failed or dropped."""
+    monkeypatch.setenv("TRACKER_KEY", "k3y/of me")
     tracker = Tracker()
-    tracker.away = f"401 for {SECRET}"
+    tracker.away = f"401 for {SECRET} and k3y/of me"
     bus = attach(tracker)
 
     with caplog.at_level(logging.WARNING, "eventloop"):
         emit(bus, *train(1, 2))
 
     (record,) = caplog.records
-    assert "Tracker cannot be used: ConnectionError: 401 for ***; the run goes on" in record.getMessage()
+    assert (
+        f"Tracker cannot be used: ConnectionError: 401 for *** and ***; `eventloop replay {tmp_path} --to tracker "
+        f"--out {tmp_path}` writes them later, from its event log; the run goes on" in record.getMessage()
+    )
     assert record.exc_info is None
     assert account(bus).failed + account(bus).dropped == 2
 

@@ -19,7 +19,7 @@ import pytest
 
 from eventloop.writers import read_jsonl
 from tests.writers.otlp_collector import Collector, is_missing
-from tests.writers.tracked_training import KEY
+from tests.writers.tracked_training import KEY, KEYS
 
 NEEDED = ("wandb", "mlflow", "sqlalchemy", "trackio", "opentelemetry.proto")
 
@@ -55,7 +55,7 @@ def collector() -> Iterator[Collector]:
 
 def train(folder: Path, collector: Collector, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = {
-        **os.environ, "TRACKIO_DIR": str(folder / "trackio"), "WANDB_SILENT": "true",
+        **os.environ, **KEYS, "TRACKIO_DIR": str(folder / "trackio"), "WANDB_SILENT": "true",
         "MLFLOW_DISABLE_TELEMETRY": "true",
     }  # fmt: skip
     return subprocess.run(
@@ -149,8 +149,10 @@ def test_a_killed_and_resumed_run_is_whole_in_each(
     for held in (in_wandb, in_mlflow, in_trackio):
         assert_same(held(tmp_path), log)
     assert_same(_collected(collector.points()), log)
-    assert _files_with(KEY.encode(), tmp_path) == []
-    assert KEY not in killed.stdout + killed.stderr + ended.stdout + ended.stderr
+    printed = killed.stdout + killed.stderr + ended.stdout + ended.stderr
+    for key in (KEY, *KEYS.values()):
+        assert _files_with(key.encode(), tmp_path) == []
+        assert key not in printed
 
 
 def _files_with(text: bytes, folder: Path) -> list[Path]:

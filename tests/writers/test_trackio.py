@@ -86,7 +86,7 @@ def test_histograms_texts_and_settings_are_written(attach: Attach, folder: Path)
     """They have trackio's own types; config and facts are the run's config."""
     values = np.array([1.0, 2.0, np.nan], np.float32)
     write(
-        attach(make(config={"lr": 0.1})),
+        attach(make(config={"lr": 0.1, "data": folder})),
         RunInfo(info={"model": "Net"}),
         HistogramLogged(step=1, name="grads", data=values.tobytes(), shape=values.shape),
         TextLogged(step=1, name="note", text="hello"),
@@ -100,6 +100,7 @@ def test_histograms_texts_and_settings_are_written(attach: Attach, folder: Path)
         (config,) = db.execute("SELECT config FROM configs").fetchone()
     db.close()
     assert msgspec.json.decode(config)["lr"] == 0.1
+    assert msgspec.json.decode(config)["data"] == str(folder)
     assert msgspec.json.decode(config)["eventloop"] == {"model": "Net"}
 
 

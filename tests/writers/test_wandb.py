@@ -85,7 +85,7 @@ def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_pa
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     values = np.array([1.0, 2.0, math.nan], np.float32)
     write(
-        attach(make(config={"lr": 0.1}, best={"val/acc": "max"}, checkpoints=True)),
+        attach(make(config={"lr": 0.1, "data": tmp_path}, best={"val/acc": "max"}, checkpoints=True)),
         RunInfo(info={"model": "Net"}),
         *(val(step, acc=acc) for step, acc in ((1, 0.5), (2, 0.75), (3, 0.25))),
         ImageLogged(step=3, name="sample", data=image.tobytes(), shape=image.shape),
@@ -102,10 +102,26 @@ def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_pa
     summary = {i.key or i.nested_key[0]: i.value_json for r in records for i in r.summary.update}
     assert summary["best/val/acc"] == "0.75"
     assert summary["best/val/acc_step"] == "2"
-    config = {item.key for r in records for item in (*r.run.config.update, *r.config.update)}
-    assert {"lr", "eventloop"} <= config
+    items = (item for r in records for item in (*r.run.config.update, *r.config.update))
+    config = {item.key: item.value_json for item in items}
+    assert {"lr", "eventloop"} <= config.keys()
+    assert config["data"] == f'"{tmp_path}"'
     (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     assert [entry.path for entry in artifact.manifest.contents] == ["weights.pth"]
+
+
+@pytest.mark.slow
+def test_a_resumed_run_goes_on_from_its_best_value(attach: Attach, tmp_path: Path) -> None:
+    """The best value is that of all parts of the run, and NaN is none."""
+    best = {"val/acc": "max"}
+    write(attach(make(best=best)), BeforeTrain(), val(1, acc=math.nan), val(2, acc=0.5), val(3, acc=math.nan))
+    resumed = attach(make(best=best), start_iter=3)
+
+    write(resumed, BeforeTrain(iter=3), val(4, acc=0.25), val(5, acc=0.75), AfterRun())
+
+    updates = [i for r in read_records(tmp_path, run_id(tmp_path)) for i in r.summary.update]
+    noted = [item.value_json for item in updates if "best/val/acc" in (item.key, *item.nested_key)]
+    assert noted == ["0.5", "0.75"]
 
 
 def make_checkpoint(folder: Path) -> Path:
@@ -164,6 +180,7 @@ def test_a_refused_login_is_one_line(
         ({"best": {"val/acc": "high"}}, ValueError, r"best\['val/acc'\] must be 'min' or 'max', got 'high'"),
         ({"best": ["val/acc"]}, TypeError, "best must be a mapping of names to values, got list"),
         ({"config": 3}, TypeError, "config must be a mapping of names to values, got int"),
+        ({"config": {"w": np.ones(2)}}, TypeError, "config must hold numbers, texts, .*, got an array"),
         ({"entity": 3}, TypeError, "entity must be a str or None, got int"),
         ({"checkpoints": "no"}, TypeError, "checkpoints must be True or False, got 'no'"),
         ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),

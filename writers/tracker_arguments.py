@@ -1,0 +1,98 @@
+"""Check the arguments of the writers of experiment trackers, where a writer is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from eventloop.writers.plain import NoPlainValue, encodable
+
+_SECRET = ("password", "passwd", "pwd", "token", "secret", "key")
+"""What the name of a parameter in a URI ends with if its value is a secret."""
+
+
+def setting(argument: str, value: object, variable: str, service: str) -> str:
+    """Return an argument, or else the environment variable that stands for it.
+
+    Raises:
+        TypeError: the argument is not a str.
+        ValueError: neither is given.
+    """
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
+    if not (found := value or os.environ.get(variable)):
+        raise ValueError(f"{service} needs {argument}, got {value!r}: pass {argument}=, or set {variable}")
+    return found
+
+
+def refuse_password(argument: str, uri: object, remedy: str) -> None:
+    """Refuse a URI with a password, because arguments are written to files of the run.
+
+    Raises:
+        ValueError: the message has the URI without the password.
+    """
+    if isinstance(uri, str) and (found := secrets_of(uri)):
+        raise ValueError(
+            f"{argument} must not contain a password, got {masked(uri, found)}: pass it {remedy}"
+        )
+
+
+def secrets_of(uri: str) -> list[str]:
+    """Return the password in a URI, and its parameters such as `?password=` and `?api_key=`, as written."""
+    try:
+        parts = urlsplit(uri)
+        pairs = (pair.partition("=") for pair in parts.query.split("&"))
+        found = [parts.password, *(value for name, _, value in pairs if name.lower().endswith(_SECRET))]
+    except ValueError:  # no URI at all
+        return []
+    return [text for text in found if text]
+
+
+def masked(text: str, secrets: Iterable[str]) -> str:
+    """Replace secrets in a text, as they are and as a URI has them."""
+    for secret in secrets:
+        for form in {secret, unquote(secret)}:
+            text = text.replace(form, "***")
+    return text
+
+
+def check_texts(**texts: object) -> None:
+    """Refuse arguments that are neither a str nor None.
+
+    Raises:
+        TypeError: naming the argument and its type.
+    """
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise TypeError(f"{name} must be a str or None, got {type(text).__name__}")
+
+
+def check_mapping(name: str, value: object) -> dict[str, Any]:
+    """Return a copy of a mapping with texts as keys; an empty one for None.
+
+    Raises:
+        TypeError: naming the argument and what it is.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise TypeError(f"{name} must be a mapping of names to values, got {type(value).__name__}")
+    return dict(value)
+
+
+def check_config(config: object) -> dict[str, Any]:
+    """Return the settings of a run as plain values, which each tracker can encode; others become texts.
+
+    Raises:
+        TypeError: it is no mapping of texts, or holds a tensor or an array.
+    """
+    given = check_mapping("config", config)
+    try:
+        plain: dict[str, Any] = encodable(given)
+    except NoPlainValue as error:
+        raise TypeError(
+            f"config must hold numbers, texts, lists and mappings, got an array: {error}"
+        ) from None
+    return plain
