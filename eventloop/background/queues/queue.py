@@ -65,6 +65,8 @@ class SubscriberQueue(SubscriberAccount):
         self._taken = self._asked = 0  # events that it has taken, and asked about
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
+        self.linger = 0.0  # seconds from one delivery to the next, in which events gather
+        self._took_at = 0.0  # when the last events were taken out
 
     def _bring_up_to_date(self) -> None:
         if self._filter is not None:
@@ -332,6 +334,8 @@ class SubscriberQueue(SubscriberAccount):
         """Count events as under way, and return them."""
         self._in_flight += len(events)
         self._last_taken = events
+        if self.linger and events:
+            self._took_at = perf_counter()
         return events
 
     def _take_queued(self, most: int) -> list[Event]:
