@@ -40,14 +40,18 @@ GOAL = 1.1
 
 
 class Training:
-    """A loop of steps that emits an event after each, and scalars every 10 steps."""
+    """A loop of steps that emits an event after each, and scalars every 10 steps.
 
-    def __init__(self, bus: Bus) -> None:
+    Args:
+        repeat: how many matrix products a step has; by default as many as take 2 ms.
+    """
+
+    def __init__(self, bus: Bus, repeat: int | None = None) -> None:
         self.bus = bus
         self._step = 0
         self._left, self._right = torch.rand(MATRIX, MATRIX), torch.rand(MATRIX, MATRIX)
-        self._repeat = 1
-        self._repeat = max(1, round(STEP_SECONDS / min(self._compute() for _ in range(50))))
+        self.repeat = 1
+        self.repeat = repeat or max(1, round(STEP_SECONDS / min(self._compute() for _ in range(50))))
 
     def part(self, steps: int) -> list[float]:
         """Run so many steps; return the seconds of each, emits included."""
@@ -66,7 +70,7 @@ class Training:
 
     def _compute(self) -> float:
         began = perf_counter()
-        for _ in range(self._repeat):
+        for _ in range(self.repeat):
             torch.mm(self._left, self._right)
         return perf_counter() - began
 
@@ -83,14 +87,14 @@ def collector() -> Iterator[int]:
 
 def trainings(folder: Path, port: int) -> dict[str, Training]:
     """Make the trainings, with their trackers opened."""
-    made = {}
+    made: dict[str, Training] = {}
     for place in (NONE, PROCESS, THREAD):
         work_dir = folder / place.replace(" ", "_")
         work_dir.mkdir()
         bus, run = Bus(drain_timeout=60), Run(work_dir=str(work_dir))
         for writer in slow_trackers(work_dir, port, OFFLOADS[place]) if place in OFFLOADS else ():
             writer.attach(bus, lambda run=run: run)  # type: ignore[misc]
-        made[place] = Training(bus)
+        made[place] = Training(bus, made[NONE].repeat if made else None)  # else their steps would differ
         made[place].part(EVERY)
     return made
 

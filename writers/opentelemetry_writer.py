@@ -82,6 +82,7 @@ class OpenTelemetryWriter(TrackerWriter):
     service: ClassVar[str] = "the OTLP collector"
     target: ClassVar[str] = "otlp"
     secret_arguments = ("headers",)
+    linger = 0.0  # a span has the times at which its events arrive
 
     def __init__(
         self,

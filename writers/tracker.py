@@ -81,6 +81,7 @@ class TrackerWriter(Writer):
     """
 
     batch = 256
+    linger = 1.0
     offload = "auto"
     stall_timeout = 120.0
     service: ClassVar[str]

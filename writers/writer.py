@@ -67,6 +67,10 @@ class Writer:
     """True calls `write_batch` with all waiting events instead of `write`; a number limits their count.
 
     A training step may wait while a batch runs Python: on a thread, keep a batch below 0.3 ms."""
+    linger: float = 0.0
+    """Seconds from one delivery to the next, in which events gather, for a destination whose calls cost much.
+
+    The first event after a pause is delivered at once, and a flush or close waits for none."""
     budget_us: float | None = None
     """Upper limit for the p99 of the time of a delivery, in microseconds; see `bus.on`."""
     stall_timeout: float = 60.0
@@ -111,6 +115,8 @@ class Writer:
             budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
             stall_timeout=self.stall_timeout, on_error=self.on_error,
         )  # fmt: skip
+        if subscription.lane is not None:
+            subscription.lane.linger = self.linger
         self._bus = ref(bus)
         return subscription
 

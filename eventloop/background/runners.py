@@ -260,6 +260,8 @@ class ThreadLane(Lane):
             self._ready.clear()
             held = inf  # the first delivery waits for its turn too
             while (self.incoming or self.buffer or self._spill.count) and not self.ended_by:
+                if self._gathers():
+                    break
                 if held > HOLD_SECONDS:
                     self._wait_for_turn()
                     held = 0.0
@@ -301,12 +303,6 @@ class ThreadLane(Lane):
             if self._in_a_hurry():  # checked after the clear, so that no wake-up is missed
                 return
             self._ready.wait(left)
-
-    def _in_a_hurry(self) -> bool:
-        """Return whether a flush or close waits for the queue, or the queue grows."""
-        wanted = self._closing or bool(self._flushes) or bool(self.ended_by)
-        waiting = len(self.buffer) + len(self.incoming)
-        return wanted or waiting > self._capacity // 4 or self._spill.count > 0
 
     def _deliver(self, item: Delivery) -> float:
         try:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from eventloop.background.background import Background
-from eventloop.background.queues.subscriber import Flush
+from eventloop.background.queues.flush import Flush
 from eventloop.costs.spans import SpanRecorder
 from eventloop.util.waiting import Latch
 

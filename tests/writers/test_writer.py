@@ -98,6 +98,18 @@ def test_batch_hands_over_everything_that_waits(attach: Attach) -> None:
     assert seen == list(range(100))
 
 
+def test_a_writer_may_linger(attach: Attach) -> None:
+    """Its subscription gathers events between two deliveries (`tests/background/test_linger.py`)."""
+
+    class Lingers(Recorder):
+        linger = 2.5
+
+    (subscription,) = attach(Lingers())._subscribers._subscriptions
+
+    assert subscription.lane is not None
+    assert subscription.lane.linger == 2.5
+
+
 def test_write_batch_falls_back_to_write(attach: Attach) -> None:
     """A subclass that only has write may be fed in batches too."""
 

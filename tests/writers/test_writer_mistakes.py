@@ -167,6 +167,8 @@ def test_events_may_be_declared_later(attach: Attach) -> None:
         ({"budget_us": True}, "budget_us, in microseconds, must be a number, got True"),
         ({"budget_us": 0}, "budget_us, in microseconds, must be above 0, got 0"),
         ({"budget_us": float("inf")}, "budget_us, in microseconds, must be a finite number, got inf"),
+        ({"linger": -1}, "linger must be at least 0 seconds, got -1"),
+        ({"linger": "1s"}, "linger must be a number of seconds, got '1s'"),
         ({"stall_timeout": 0}, "stall_timeout must be above 0 seconds, got 0"),
         ({"stall_timeout": "1s"}, "stall_timeout must be a number of seconds, got '1s'"),
         (

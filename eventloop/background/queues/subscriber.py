@@ -16,6 +16,7 @@ from typing import Any
 from eventloop.background.queues.account import Incoming, unstamped
 from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
+from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import HELD_SECONDS, Delivery
 from eventloop.costs.spans import SpanRecorder
@@ -23,7 +24,6 @@ from eventloop.costs.timing import Timing
 from eventloop.events import Event
 from eventloop.events.deferred import Pending
 from eventloop.util.text import error_text
-from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 
@@ -36,15 +36,6 @@ STUCK_SECONDS = 1.0
 
 KeepLeft = Callable[[str, Iterable[Event]], None]
 """The type of a function that receives a subscriber's name and its undelivered events (at least one)."""
-
-
-class Flush:
-    """A request to flush after the first `after` events are handled, and to call `on_flush` if `calls`."""
-
-    def __init__(self, after: int, *, calls: bool) -> None:
-        self.after = after
-        self.calls = calls
-        self.made = Latch()
 
 
 class Lane(FailingQueue):
@@ -66,7 +57,7 @@ class Lane(FailingQueue):
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a former, ended lane, before the first delivery."""
         self.go_on_from(former)
-        self.busy, self.waits = former.busy, former.waits
+        self.busy, self.waits, self.linger = former.busy, former.waits, former.linger
         self.last_error = former.last_error
         self.set_routes(former.routes)
 
@@ -122,6 +113,16 @@ class Lane(FailingQueue):
         """Deliver without pauses, because a close is waiting."""
         self._closing = True
         self.wake()
+
+    def _in_a_hurry(self) -> bool:
+        """Return whether a flush or close waits for the queue, or it grows faster than it is delivered."""
+        wanted = self._closing or bool(self._flushes) or bool(self.ended_by)
+        waiting = len(self.buffer) + len(self.incoming)
+        return wanted or waiting > self._capacity // 4 or self._spill.count > 0
+
+    def _gathers(self) -> bool:
+        """Return whether waiting events are to wait for others, so that one delivery has more of them."""
+        return self.linger > 0 and perf_counter() - self._took_at < self.linger and not self._in_a_hurry()
 
     def close_soon(self) -> None:
         """Ask the subscriber to end once its queue is empty."""
@@ -254,7 +255,8 @@ class Lane(FailingQueue):
         behind = now - self._behind_since > BEHIND_SECONDS or len(self.incoming) > BURST
         if not self._spills or self.held or behind:
             self.take_in(own=False)
-        self.wake()
+        if not self._gathers():
+            self.wake()
 
     def check(self, now: float) -> None:
         """Give up the subscriber if its code has run longer than its `stall_timeout`.

@@ -13,9 +13,10 @@ from time import monotonic
 from typing import Any
 
 from eventloop.background.queues.failures import Report
+from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
-from eventloop.background.queues.subscriber import Flush, Lane
+from eventloop.background.queues.subscriber import Lane
 from eventloop.background.workers.in_flight import Flights
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event

@@ -29,8 +29,8 @@ from typing import Any
 import msgspec
 
 from eventloop.background.queues.failures import Report
+from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.subscriber import Flush
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
@@ -169,7 +169,7 @@ class ProcessLane(SupervisedLane):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
         while self._ready and worker.backlog < BACKLOG_BYTES and not self._flights.held:
-            if not self._next_flight():
+            if self._gathers() or not self._next_flight():
                 break
             self._send(worker)
         self._flush_if_due()
