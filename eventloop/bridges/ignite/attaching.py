@@ -156,7 +156,7 @@ class Bridge:
 
     @property
     def _trainer(self) -> DrivenTrainer:
-        return cast(DrivenTrainer, self.ride.trainer)
+        return self.ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return `engine.run` with the run's beginning and end, however it ends."""
