@@ -115,7 +115,7 @@ class Plan:
             "hand_over": self._hand_over, "sampling": self._sampling, "now": perf_counter,
             **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
         }  # fmt: skip
-        source = _clocked_source(function, self.handlers)
+        source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
         return cast(
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
         )(**namespace)
@@ -126,7 +126,8 @@ class Plan:
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is
         clocked.
         """
-        self._housekeeping()
+        if self.hand_overs:  # else the event fills no queue
+            self._housekeeping()
         sampled = self._sampling.sampled
         period = self._sampling.period(count, perf_counter())
         self._added += 1
@@ -241,9 +242,9 @@ def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str
 """
 
 
-def _clocked_source(name: str, handlers: Sequence[Handler]) -> str:
+def _clocked_source(name: str, handlers: Sequence[Handler], *, hands_over: bool) -> str:
     """Return the source code, without its `def` line, of the factory of a plan's `clocked` dispatch."""
-    lines = ["hand_over(event)"]
+    lines = ["hand_over(event)"] if hands_over else []
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", "began = now()", _call(i, handler)]
         lines += [] if handler.filtered else [f"took{i}(now() - began)"]

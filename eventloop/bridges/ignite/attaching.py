@@ -156,7 +156,7 @@ class Bridge:
 
     @property
     def _trainer(self) -> DrivenTrainer:
-        return cast(DrivenTrainer, self.ride.trainer)
+        return self.ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event."""

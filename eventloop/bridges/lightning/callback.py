@@ -108,7 +108,7 @@ class EventLoopCallback(Base):  # type: ignore[misc]
 
     @property
     def _driven(self) -> DrivenTrainer:
-        return cast(DrivenTrainer, self._ride.trainer)
+        return self._ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
     @property
     def _running(self) -> bool:

@@ -82,7 +82,7 @@ class HostCosts:
     def charges(self) -> bool:
         """Return whether a call now belongs to a training iteration, or to the wait between two of them."""
         driven = self.driven
-        return driven is not None and driven.passing is not None and driven.metrics.mode == "train"
+        return driven is not None and driven.passing is not None and driven.metrics.inside.mode == "train"
 
     def _starting(self, start: Callable[[str], Any]) -> Callable[[str], Any]:
         def starting(action_name: str) -> Any:

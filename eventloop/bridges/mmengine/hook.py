@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
@@ -74,7 +74,7 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
     @property
     def trainer(self) -> DrivenTrainer:
         """The trainer that handlers get; it exists from the first run on."""
-        return cast(DrivenTrainer, self._ride.trainer)
+        return self._ride.trainer  # type: ignore[return-value]
 
     # --- the run -------------------------------------------------------------------------------------------
 

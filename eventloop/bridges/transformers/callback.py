@@ -175,8 +175,9 @@ class EventLoopCallback(TrainerCallback):
 
     def _charge(self, phase: Literal["hooks"], seconds: float) -> None:
         """Count a callback's time in the iteration, unless it is within an evaluation, which is left out."""
-        if self.trainer is not None and self.trainer.mode == "train":
-            self.trainer.clock.charge(phase, seconds)
+        trainer = self._ride.trainer
+        if trainer is not None and trainer.metrics.inside.mode == "train":
+            trainer.clock.charge(phase, seconds)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
@@ -328,7 +329,7 @@ class EventLoopCallback(TrainerCallback):
     # --- parts --------------------------------------------------------------------------------------------
 
     def _running(self) -> DrivenTrainer:
-        if (trainer := self.trainer) is None:
+        if (trainer := self._ride.trainer) is None:
             raise RuntimeError("EventLoopCallback got the host's event before on_train_begin")
         return trainer
 
