@@ -78,9 +78,7 @@ def test_the_table_is_what_was_tested() -> None:
 
 def test_versions_are_those_of_the_constraints() -> None:
     """The table names the versions that the tests of the repository are run with."""
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line[:40]
-    )
+    pinned = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
 
     for name, (version, *_) in table().items():
         assert version == f"{ROWS[name].package} {pinned[ROWS[name].package]}", name
