@@ -30,8 +30,9 @@ def test_a_resumed_run(tmp_path: Path, name: str) -> None:
     """Parts of a run, in fresh processes, one of them killed, see the batches of the whole run and end with its
     weights, or the log of each part that begins in mid-epoch says what is not exact."""
     row = ROWS[name]
-    if importlib.util.find_spec(row.package) is None:
-        pytest.skip(f"{row.package} is not installed: pip install 'torch-eventloop[{row.package}]'")
+    for package in (row.package, *(["torchdata"] if "use_stateful_dataloader" in name else [])):
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: pip install 'torch-eventloop[{package}]'")
 
     ran = forked.run(["-m", "tests.loaders.program", name, tmp_path], cwd=ROOT, timeout=300)
 
