@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from eventloop.data.index_reader import IndexReader
 from eventloop.data.loader_state import (
+    forget_iterators,
     generator_states,
     lost_generators,
     own_random_state,
@@ -108,6 +109,8 @@ class LoaderPosition:
         self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
+            if self._passes > bool(skip):
+                forget_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None
         if not skip:
