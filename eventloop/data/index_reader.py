@@ -1,7 +1,7 @@
 """Resume a pass over a map-style DataLoader by drawing only its lists of indices again.
 
-`readers` chooses it for a plain `DataLoader`, or torchdata's if its data set has no state. No sample that was
-already trained on is read again.
+`readers` chooses it for a plain `DataLoader`, and for torchdata's over a data set without a state. No sample
+that was trained on is read again.
 """
 
 from __future__ import annotations

@@ -181,6 +181,16 @@ def only_counts(loader: Any) -> bool:
     )
 
 
+def forget_iterators(loader: Any) -> None:
+    """Let torchdata's loaders open their next pass like a second one, which draws a seed.
+
+    The first pass of a process does not, where the loader was asked for its state before, as Accelerate does.
+    """
+    for part in parts_of(loader).values():
+        if isinstance(part, DataLoader) and is_of_torchdata(part):
+            part.load_state_dict({})  # type: ignore[attr-defined]
+
+
 def _ask(loader: Any) -> str:
     now = rng_state()
     try:

@@ -17,6 +17,7 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.limits import Limits
 from eventloop.data.loader_info import named_loaders, of_loader
 from eventloop.data.loader_state import (
+    forget_iterators,
     generator_states,
     lost_generators,
     own_random_state,
@@ -111,6 +112,8 @@ class LoaderPosition:
         self._take_back(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
+            if self._passes > bool(skip):
+                forget_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None
         if not skip:

@@ -103,13 +103,17 @@ class StatefulReader:
         self._began = self._loaded = self._resumed = False
         self._cut = False  # whether a limit cuts the passes short
         self._leaves = False  # whether the loaded state is of the end of a pass that was cut short
+        self._ended = False  # True if the state that was loaded is that of a pass without batches left
 
     def open(
         self, loader: Any, skip: int, opened_with: Mapping[str, Any], limit: int | None = None
     ) -> Iterator[Any]:
         """Open a pass, and return its batches without the first `skip`, as `Reader.open` describes."""
+        if skip and self._ended:
+            self._ended = False
+            return iter(())
         began, loaded, self._cut = self._began, self._loaded, limit is not None
-        self._began, self._loaded = True, False
+        self._began, self._loaded, self._ended = True, False, False
         if skip and not (began or loaded):
             why = f"the checkpoint has no state of the {type(loader).__name__}"
             return PlainReader(why).open(loader, skip, opened_with, limit)
@@ -144,6 +148,8 @@ class StatefulReader:
         if "stateful" in state:
             loader.load_state_dict(state["stateful"])
             self._loaded, self._leaves = True, state.get("cut", False)
+            own = state["stateful"]  # Accelerate's loaders read ahead, and know the end at their last batch
+            self._ended = isinstance(own, Mapping) and own.get("_iterator_finished") is True
             _warn_of_lacks(loader)
 
 

@@ -213,7 +213,7 @@ def prepared(loader: Any, **configuration: Any) -> Any:
 
 def combined(mode: str, **options: Any) -> Any:
     """Return Lightning's combination of a long loader and a short one."""
-    long, short = DataLoader(Samples(), BATCH, **options), DataLoader(Samples(10), BATCH, **options)
+    long, short = DataLoader(Samples(), BATCH, **options), DataLoader(Samples(14), BATCH, **options)
     return import_module("lightning.pytorch.utilities").CombinedLoader({"long": long, "short": short}, mode)
 
 
@@ -357,7 +357,8 @@ ROWS: dict[str, Row] = {
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
         lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True, dispatch_batches=False),
-        says=OWN_STATE, package="accelerate",
+        says=OWN_STATE,
+        package="accelerate",
     ),
     "CombinedLoader": Row(
         lambda _: combined("max_size", shuffle=True, num_workers=1), says=READ_AGAIN, package="lightning"

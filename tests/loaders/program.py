@@ -31,7 +31,7 @@ from eventloop.hooks import CheckpointHook
 from tests.loaders.catalog import PER_EPOCH, ROWS
 
 EPOCHS = 3
-STOPPED_AT, SAVED_AT = 6, PER_EPOCH + 6
+STOPPED_AT, SAVED_AT = 7, PER_EPOCH + 7
 """The iterations of the checkpoints in the middle of the first epoch and of the second."""
 DEADLINE = 60.0
 """Seconds against hangs."""
