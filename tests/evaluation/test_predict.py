@@ -1,8 +1,7 @@
-"""Outputs of a model for a whole loader: their order, their forms, streams of them, and what is left unchanged."""
+"""Outputs of a model for a whole loader: their order, their forms, its events, and bad arguments."""
 
 from __future__ import annotations
 
-import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,46 +12,23 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 from eventloop import Trainer
-from eventloop.data.loader_state import random_state
-from eventloop.evaluation import prediction
 from eventloop.evaluation.dataset_order import in_dataset_order
-from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.evaluation.outputs import OnHost, join, take
-from eventloop.events import BatchPredicted, Event
+from eventloop.events import Event
 from eventloop.hooks import EMAHook
 from eventloop.writers.writer import Writer
-from tests.ranks import run_ranks
 from tests.support.interrupted import assert_same
+from tests.support.predicting import COUNT, expected_of, loader_of
 from tests.support.trainers import (
-    DEADLINE,
     MakeTrainer,
     batches,
     collect,
     record,
     samples,
-    shuffled,
 )
-
-COUNT = 11
-
-
-def loader_of(count: int = COUNT, **options: Any) -> DataLoader[Any]:
-    """A loader of batches of 4 and a smaller last one."""
-    return DataLoader(samples(count), batch_size=4, **options)
-
-
-def expected_of(trainer: Trainer, count: int = COUNT) -> torch.Tensor:
-    """What the model returns for all samples at once, in eval mode."""
-    modes = [(module, module.training) for module in trainer.model.modules()]
-    with torch.no_grad():
-        outputs: torch.Tensor = trainer.model.eval()(samples(count).tensors[0])
-    for module, training in modes:
-        module.training = training
-    return outputs
-
 
 # --- the result --------------------------------------------------------------------------------------------
 
@@ -239,105 +215,6 @@ def test_events_of_a_prediction(make_trainer: MakeTrainer) -> None:
     assert trainer.outputs is None
 
 
-def test_modes_and_random_states_are_restored(make_trainer: MakeTrainer) -> None:
-    """Each module has its mode again, frozen ones too, and all generators go on as before."""
-    trainer = make_trainer()
-    trainer.model.train()
-    trainer.model[1].eval()  # type: ignore[index]
-    loader = loader_of(shuffle=True, generator=torch.Generator().manual_seed(3))
-    modes, state = [module.training for module in trainer.model.modules()], random_state(loader)
-
-    trainer.predict(loader)
-
-    assert [module.training for module in trainer.model.modules()] == modes
-    assert_same(random_state(loader), state)
-
-
-def test_modes_are_restored_after_an_error(make_trainer: MakeTrainer) -> None:
-    """A step that fails ends the prediction with its closing event."""
-
-    def fail(trainer: Trainer, batch: Any) -> Any:
-        raise KeyError("no such column")
-
-    trainer = make_trainer(predict_step=fail)
-    seen = collect(trainer, "after_predict")
-
-    with pytest.raises(KeyError, match="no such column"):
-        trainer.predict(loader_of())
-
-    assert trainer.model.training
-    assert [event.reason for event in seen] == ["error"]
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_training_does_not_notice_a_prediction(
-    tmp_path: Path, make_trainer: MakeTrainer, workers: int
-) -> None:
-    """A handler may predict on the train loader itself in mid-epoch; the run ends with the same bits."""
-    ended = []
-    for predicts in (False, True):
-        torch.manual_seed(5)
-        loader = shuffled(4, num_workers=workers, persistent_workers=workers > 0)
-        trainer = make_trainer(work_dir=tmp_path / str(predicts), train_loader=loader)
-
-        def look(trainer: Trainer, event: Any, loader: Any = loader) -> None:
-            assert trainer.predict(loader).shape == (16, 3)
-
-        if predicts:
-            trainer.bus.subscribe(look, "after_train_iter", every=3)
-        trainer.train()
-        ended.append((trainer.model.state_dict(), random_state(loader)))
-        trainer.train_loader = trainer.loader = None
-
-    assert_same(ended[0], ended[1])
-
-
-class Counting(Sampler[int]):
-    """Draw another order in each pass, and save which one is next."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-
-    def __iter__(self) -> Iterator[int]:
-        order = torch.randperm(8, generator=torch.Generator().manual_seed(self.passes))
-        self.passes += 1
-        return iter(order.tolist())
-
-    def __len__(self) -> int:
-        return 8
-
-    def state_dict(self) -> dict[str, int]:
-        return {"passes": self.passes}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.passes = state["passes"]
-
-
-def test_state_of_a_sampler_is_restored(make_trainer: MakeTrainer) -> None:
-    """Its next pass is that which it would have had."""
-    loader = DataLoader(samples(8), batch_size=4, sampler=Counting())
-
-    make_trainer().predict(loader)
-
-    assert loader.sampler.passes == 0  # type: ignore[attr-defined]
-
-
-def test_train_loader_with_a_position_is_refused_within_an_epoch(make_trainer: MakeTrainer) -> None:
-    """A second pass would move it; between epochs nothing is moved."""
-    loader = DataLoader(samples(8), batch_size=4, sampler=Counting())
-    trainer = make_trainer(train_loader=loader)
-    rows: list[int] = []
-    trainer.bus.subscribe(lambda trainer, event: rows.append(len(trainer.predict(loader))), "before_train")
-    trainer.bus.subscribe(lambda trainer, event: trainer.predict(loader), "after_train_iter")
-
-    with pytest.raises(
-        TypeError, match=r"predict: loader must be another than the train loader .* got one with a Counting"
-    ):
-        trainer.train()
-
-    assert rows == [8]
-
-
 def test_the_average_predicts(make_trainer: MakeTrainer) -> None:
     """With an EMAHook the weights are those of a validation, and the training's are back afterwards."""
     trainer = make_trainer(val_loader=batches(1), hooks=[EMAHook(momentum=0.1)])
@@ -375,174 +252,12 @@ def test_a_stop_cuts_it_short(make_trainer: MakeTrainer) -> None:
     assert seen[-1].reason == "enough"
 
 
-# --- streams -----------------------------------------------------------------------------------------------
+def test_loss_is_not_needed(make_trainer: MakeTrainer) -> None:
+    """A trainer without a loss, an optimizer or a train loader predicts."""
+    trainer = make_trainer(optimizer=None, loss_fn=None, train_loader=None, max_epochs=1)
 
-
-def test_a_function_receives_each_batch(make_trainer: MakeTrainer) -> None:
-    """It is called in the background, in the order of the loader; everything has arrived when predict returns None."""
-    trainer = make_trainer()
-    got: list[Any] = []
-    threads: set[int] = set()
-
-    def save(outputs: Any) -> None:
-        got.append(outputs)
-        threads.add(threading.get_ident())
-
-    assert trainer.predict(loader_of(), to=save) is None
-
-    assert [len(each) for each in got] == [4, 4, 3]
-    torch.testing.assert_close(torch.cat(got), expected_of(trainer))
-    assert threads.isdisjoint({threading.get_ident()})
-    assert trainer.predict(loader_of()).shape == (COUNT, 3)  # the subscription has ended
-    assert len(got) == 3
-
-
-def test_a_coroutine_function_receives_each_batch(make_trainer: MakeTrainer) -> None:
-    """It runs on the bus's event loop."""
-    trainer = make_trainer(predict_step=lambda trainer, batch: {"n": len(batch[0])})
-    got: list[Any] = []
-
-    async def upload(outputs: Any) -> None:
-        got.append(outputs["n"])
-
-    trainer.predict(loader_of(), to=upload)
-
-    assert got == [4, 4, 3]
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.tensor(1.5), torch.empty(0, 3), torch.ones(2, 3, dtype=torch.bfloat16), torch.tensor([True, False]),
-        torch.arange(6).reshape(2, 3).T, torch.tensor([1 + 2j]).conj(), torch.ones(2).to_sparse(),
-    ],
-    ids=["number", "empty", "bfloat16", "bool", "transposed", "conjugated", "sparse"],
-)  # fmt: skip
-def test_outputs_are_decoded_as_they_were(tensor: torch.Tensor) -> None:
-    """A tensor of any type and layout comes back with its values, and can be written to; so do other objects."""
-    outputs = outputs_of(BatchPredicted(data=encode({"x": tensor, "rest": ("a", [1], np.ones(2))})))
-
-    back = outputs["x"]
-    assert (back.dtype, back.shape, back.layout) == (tensor.dtype, tensor.shape, tensor.layout)
-    assert torch.equal(back.to_dense(), tensor.to_dense())
-    back.zero_()
-    assert outputs["rest"][:2] == ("a", [1])
-    assert outputs["rest"][2].tolist() == [1.0, 1.0]
-
-
-class Predictions(Writer):
-    """Writes the rows of each batch at their indices."""
-
-    events = (BatchPredicted,)
-
-    def __init__(self) -> None:
-        self.rows: dict[int, torch.Tensor] = {}
-        self.closed = False
-
-    def write(self, event: Event) -> None:
-        assert isinstance(event, BatchPredicted)
-        self.rows |= zip(event.indices, outputs_of(event), strict=True)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_a_writer_receives_events(make_trainer: MakeTrainer) -> None:
-    """The event has the indices of the samples; the writer is closed when predict returns, and may be used again."""
-    trainer = make_trainer()
-    writer = Predictions()
-
-    for _ in range(2):
-        writer.rows.clear()
-        writer.closed = False
-        trainer.predict(loader_of(shuffle=True), to=writer)
-
-        rows = torch.stack([writer.rows[index] for index in range(COUNT)])
-        torch.testing.assert_close(rows, expected_of(trainer))
-        assert writer.closed
-
-
-def test_the_model_does_not_wait_for_the_function(make_trainer: MakeTrainer) -> None:
-    """The function may wait for the last batch of the pass: all are computed before it has received the first."""
-    trainer = make_trainer()
-    last, got = threading.Event(), list[int]()
-    trainer.bus.subscribe(
-        lambda event: last.set(), "after_predict_iter", when=lambda event: event.batch_idx == 2
-    )
-
-    def save(outputs: Any) -> None:
-        assert last.wait(DEADLINE)
-        got.append(len(outputs))
-
-    trainer.predict(loader_of(), to=save)
-
-    assert got == [4, 4, 3]
-
-
-def test_memory_is_bounded(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most the limit waits for a function that is slower than the model."""
-    size = 10_000
-    monkeypatch.setattr(prediction, "BACKLOG_BYTES", 3 * 4 * size)
-    computed: list[int] = []
-    ahead: list[int] = []
-    trainer = make_trainer(predict_step=lambda trainer, batch: torch.zeros(1, size))
-    trainer.bus.subscribe(lambda event: computed.append(event.batch_idx), "after_predict_iter")
-
-    def save(outputs: Any) -> None:
-        for _ in range(50):  # as slow as the reading of a limited queue needs
-            torch.zeros(100_000).sum()
-        ahead.append(len(computed) - len(ahead))
-
-    trainer.predict([torch.zeros(1)] * 40, to=save)
-
-    assert len(ahead) == 40
-    assert max(ahead) <= 3 + 3  # those that wait, under way, on their way to the host, and computed meanwhile
-
-
-def fail(outputs: Any) -> None:
-    """Raise at each batch."""
-    raise OSError(f"no room for {len(outputs)}")
-
-
-async def fail_later(outputs: Any) -> None:
-    """Raise at each batch, in a coroutine."""
-    fail(outputs)
-
-
-class Broken(Predictions):
-    """Fails at its second event."""
-
-    def write(self, event: Event) -> None:
-        if self.rows:
-            raise OSError("the disk is full")
-        super().write(event)
-
-
-@pytest.mark.parametrize(
-    ("to", "error", "message"),
-    [
-        (fail, OSError, "no room for 4"),
-        (fail_later, OSError, "no room for 4"),
-        (
-            Broken(),
-            RuntimeError,
-            r"predict\(to=\.\.\.\): Broken received 1 of 3 batches - .*the disk is full",
-        ),
-    ],
-)
-@pytest.mark.filterwarnings("ignore")
-def test_errors_of_the_receiver_are_raised(
-    make_trainer: MakeTrainer, to: Any, error: type[Exception], message: str
-) -> None:
-    """Predictions are not lost silently, and the model has its mode again."""
-    trainer = make_trainer()
-
-    with pytest.raises(error, match=message):
-        trainer.predict(loader_of(), to=to)
-
-    assert trainer.model.training
-    assert all("batch_predicted" not in each.event for each in trainer.bus.stats())
-    trainer.predict(loader_of())  # nothing of it is raised again
+    torch.testing.assert_close(trainer.predict(loader_of()), expected_of(trainer))
+    assert F.cross_entropy(trainer.predict(loader_of()), samples(COUNT).tensors[1]) > 0
 
 
 # --- bad input ---------------------------------------------------------------------------------------------
@@ -592,66 +307,3 @@ def test_an_empty_pass_is_refused(make_trainer: MakeTrainer) -> None:
 
     with pytest.raises(ValueError, match="the predict loader is empty: a pass over it gave no batch"):
         make_trainer().predict(Nothing())
-
-
-# --- two ranks ---------------------------------------------------------------------------------------------
-
-RANKS = """
-import json, logging, sys
-import torch, torch.distributed as dist
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-from eventloop import Trainer
-from eventloop.evaluation.encoding import encode, outputs_of
-from eventloop.events import BatchPredicted
-from eventloop.writers.writer import Writer
-
-logging.getLogger("eventloop").setLevel(logging.ERROR)
-rank, meeting = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-
-class Rows(Writer):
-    events = (BatchPredicted,)
-    def write(self, event):
-        rows.extend(zip(event.indices, outputs_of(event)["x"].tolist()))
-
-rows = []
-data = TensorDataset(torch.arange(7.0))
-step = lambda trainer, batch: {"x": batch[0], "name": [f"{int(each)}" for each in batch[0]], "rank": rank}
-trainer = Trainer(torch.nn.Linear(1, 1), max_epochs=1, predict_step=step, work_dir="run")
-said = []
-for loader in (
-    DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True, seed=3)),
-    DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False)),
-    DataLoader(data, batch_size=2),  # each rank reads everything
-    list(torch.arange(7.0)[rank::2].split(2)) and [(part,) for part in torch.arange(7.0)[rank::2].split(2)],
-):
-    outputs = trainer.predict(loader)
-    said.append([outputs["x"].tolist(), outputs["name"], outputs["rank"]])
-trainer.predict(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True)), to=Rows())
-print(json.dumps([said, rows]))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_each_rank_has_the_whole(tmp_path: Path) -> None:
-    """In the order of the data set and without padding; a stream has the batches of its own rank."""
-    said: list[Any] = run_ranks(RANKS, tmp_path)
-    (first, rows), (second, others) = said
-
-    whole = [[float(index) for index in range(7)], [str(index) for index in range(7)]]
-    assert first == second
-    assert [each[:2] for each in first[:3]] == [whole] * 3
-    assert [each[2] for each in first[:2]] == [[0, 0, 1, 1]] * 2
-    assert first[3][0] == [0, 2, 4, 6, 1, 3, 5]  # without indices: rank after rank
-    assert all(index == value for index, value in [*rows, *others])
-    assert (len(rows), len(others)) == (4, 4)
-    assert {index for index, _ in [*rows, *others]} == set(range(7))
-
-
-def test_loss_is_not_needed(make_trainer: MakeTrainer) -> None:
-    """A trainer without a loss, an optimizer or a train loader predicts."""
-    trainer = make_trainer(optimizer=None, loss_fn=None, train_loader=None, max_epochs=1)
-
-    torch.testing.assert_close(trainer.predict(loader_of()), expected_of(trainer))
-    assert F.cross_entropy(trainer.predict(loader_of()), samples(COUNT).tensors[1]) > 0

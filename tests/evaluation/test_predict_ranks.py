@@ -1,0 +1,62 @@
+"""`predict` on several ranks: each has the outputs of all, in the order of the data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks import run_ranks
+
+RANKS = """
+import json, logging, sys
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from eventloop import Trainer
+from eventloop.evaluation.encoding import encode, outputs_of
+from eventloop.events import BatchPredicted
+from eventloop.writers.writer import Writer
+
+logging.getLogger("eventloop").setLevel(logging.ERROR)
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+
+class Rows(Writer):
+    events = (BatchPredicted,)
+    def write(self, event):
+        rows.extend(zip(event.indices, outputs_of(event)["x"].tolist()))
+
+rows = []
+data = TensorDataset(torch.arange(7.0))
+step = lambda trainer, batch: {"x": batch[0], "name": [f"{int(each)}" for each in batch[0]], "rank": rank}
+trainer = Trainer(torch.nn.Linear(1, 1), max_epochs=1, predict_step=step, work_dir="run")
+said = []
+for loader in (
+    DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True, seed=3)),
+    DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False)),
+    DataLoader(data, batch_size=2),  # each rank reads everything
+    list(torch.arange(7.0)[rank::2].split(2)) and [(part,) for part in torch.arange(7.0)[rank::2].split(2)],
+):
+    outputs = trainer.predict(loader)
+    said.append([outputs["x"].tolist(), outputs["name"], outputs["rank"]])
+trainer.predict(DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=True)), to=Rows())
+print(json.dumps([said, rows]))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_each_rank_has_the_whole(tmp_path: Path) -> None:
+    """In the order of the data set and without padding; a stream has the batches of its own rank."""
+    said: list[Any] = run_ranks(RANKS, tmp_path)
+    (first, rows), (second, others) = said
+
+    whole = [[float(index) for index in range(7)], [str(index) for index in range(7)]]
+    assert first == second
+    assert [each[:2] for each in first[:3]] == [whole] * 3
+    assert [each[2] for each in first[:2]] == [[0, 0, 1, 1]] * 2
+    assert first[3][0] == [0, 2, 4, 6, 1, 3, 5]  # without indices: rank after rank
+    assert all(index == value for index, value in [*rows, *others])
+    assert (len(rows), len(others)) == (4, 4)
+    assert {index for index, _ in [*rows, *others]} == set(range(7))
