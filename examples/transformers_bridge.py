@@ -47,7 +47,6 @@ def main(work_dir: str) -> None:
     )  # fmt: skip
     trainer = Trainer(Classifier(), arguments, train_dataset=data, eval_dataset=data, callbacks=[bridge])
     trainer.train()
-    assert bridge.trainer is not None
     print(bridge.trainer.summary())
 
 

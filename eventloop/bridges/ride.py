@@ -1,4 +1,4 @@
-"""Hold the bus of a bridge to another engine, and the trainer that this engine (the host) drives."""
+"""Share what the bridges have in common: a bus, and the trainer that another engine, the host, drives."""
 
 from __future__ import annotations
 
@@ -23,6 +23,28 @@ from eventloop.registry import HOOKS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.state.rollback import Rollback
 from eventloop.util.checks import check_bools, check_path
+
+
+class HasRide:
+    """A bridge with the public attributes `bus` and `trainer`, which it takes from its ride."""
+
+    _ride: Ride
+
+    @property
+    def bus(self) -> Bus:
+        """The bus on which the events are emitted; it exists from the creation of the bridge."""
+        return self._ride.bus
+
+    @property
+    def trainer(self) -> DrivenTrainer:
+        """The trainer that handlers get; the first run of the host creates it.
+
+        Raises:
+            RuntimeError: the host has not begun a run yet.
+        """
+        if (trainer := self._ride.trainer) is None:
+            raise RuntimeError(f"the bridge has no trainer before the first run of {self._ride.host}")
+        return trainer
 
 
 class Ride:

@@ -74,6 +74,12 @@ def test_bad_arguments(arguments: dict[str, Any], words: str) -> None:
         EventLoopCallback(**arguments)
 
 
+def test_no_trainer_before_the_first_run() -> None:
+    """The attribute `trainer` says that the host has not begun a run."""
+    with pytest.raises(RuntimeError, match=r"no trainer before the first run of Lightning"):
+        _ = EventLoopCallback().trainer
+
+
 def test_a_lightning_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old version is an error that names the version needed, the one found, and the extra."""
     monkeypatch.setattr(host, "version", lambda _: "1.9.5")

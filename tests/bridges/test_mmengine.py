@@ -275,6 +275,12 @@ def test_bad_arguments(call: Callable[[], Any], error: type[Exception], words: s
         call()
 
 
+def test_no_trainer_before_the_first_run() -> None:
+    """The attribute `trainer` says that the host has not begun a run."""
+    with pytest.raises(RuntimeError, match=r"no trainer before the first run of MMEngine"):
+        _ = EventLoopHook().trainer
+
+
 def test_two_bridges(tmp_path: Path) -> None:
     """A second bridge in one runner is refused when the run begins."""
     with pytest.raises(ValueError, match="the runner has two EventLoopHooks"):

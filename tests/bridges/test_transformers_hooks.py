@@ -92,7 +92,6 @@ def test_a_checkpoint_without_the_bridge(tmp_path: Path, caplog: pytest.LogCaptu
     host(tmp_path, bridge).train(resume_from_checkpoint=True)
 
     assert "has no state of the hook EMAHook, which starts afresh" in caplog.text
-    assert bridge.trainer is not None
     assert bridge.trainer.iter == 8
 
 
@@ -172,6 +171,12 @@ def test_one_bridge_on_two_models(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="this bridge to Transformers serves the model of its first run"):
         host(tmp_path, bridge).train()
+
+
+def test_no_trainer_before_the_first_run() -> None:
+    """The attribute `trainer` says that the host has not begun a run."""
+    with pytest.raises(RuntimeError, match=r"no trainer before the first run of Transformers"):
+        _ = EventLoopCallback().trainer
 
 
 @pytest.mark.parametrize(

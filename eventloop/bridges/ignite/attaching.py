@@ -279,7 +279,7 @@ class Bridge:
 
 
 def _total(state: Any) -> int | None:
-    """Return the number of iterations of the run; None if it is unknown."""
+    """Return the number of iterations of the engine's run; None if the engine does not know it."""
     if getattr(state, "max_iters", None) is not None:
         return int(state.max_iters)
     if state.max_epochs is None or state.epoch_length is None:

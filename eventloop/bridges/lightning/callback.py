@@ -20,7 +20,7 @@ import torch
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.lightning.costs import HostCosts, replaced
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
 
@@ -37,7 +37,7 @@ NEVER = {"optimizer_step_skipped": "Lightning does not say that a step was skipp
 """The events that no Lightning trainer can emit, with the reasons."""
 
 
-class EventLoopCallback(Base):  # type: ignore[misc]
+class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     """Emit the events of a Lightning training on a bus.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
@@ -89,22 +89,6 @@ class EventLoopCallback(Base):  # type: ignore[misc]
         self._watches_steps = False
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
-
-    @property
-    def bus(self) -> Bus:
-        """The bus on which the events are emitted."""
-        return self._ride.bus
-
-    @property
-    def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers get; the first run creates it.
-
-        Raises:
-            RuntimeError: there was no run yet.
-        """
-        if self._ride.trainer is None:
-            raise RuntimeError("the bridge has no trainer before the first fit of Lightning's trainer")
-        return self._ride.trainer
 
     @property
     def _driven(self) -> DrivenTrainer:

@@ -8,10 +8,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
@@ -31,7 +30,7 @@ _STATE = "eventloop"
 
 
 @HOOKS.register_module(force=True)
-class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
+class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is not typed
     """Emit the events of a runner's trainings, validations and tests on a bus.
 
         ride = EventLoopHook(writers=[JSONLWriter()])
@@ -69,12 +68,6 @@ class EventLoopHook(mmengine.hooks.Hook):  # type: ignore[misc]  # MMEngine is n
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
-        self.bus = self._ride.bus
-
-    @property
-    def trainer(self) -> DrivenTrainer:
-        """The trainer that handlers get; it exists from the first run on."""
-        return self._ride.trainer  # type: ignore[return-value]
 
     # --- the run -------------------------------------------------------------------------------------------
 

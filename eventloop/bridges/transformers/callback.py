@@ -20,7 +20,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bridges.state_file import read_state, write_state
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
@@ -59,7 +59,7 @@ EVALUATIONS: dict[str, Evaluate] = {"evaluate": "val", "predict": "test"}
 """The methods of the Transformers trainer that evaluate, and the mode of their evaluation."""
 
 
-class EventLoopCallback(TrainerCallback):
+class EventLoopCallback(HasRide, TrainerCallback):
     """Emit the events of a training that a Transformers `Trainer` (the host) runs.
 
         bridge = EventLoopCallback(hooks=[EMAHook()], writers=[JSONLWriter()])
@@ -111,16 +111,6 @@ class EventLoopCallback(TrainerCallback):
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
         self._done = 0  # completed iterations of the epoch that a resumed run continues
         self._step_began = self._hooks_before = 0.0
-
-    @property
-    def bus(self) -> Bus:
-        """The bus, which exists before the first training."""
-        return self._ride.bus
-
-    @property
-    def trainer(self) -> DrivenTrainer | None:
-        """The trainer that handlers get; None before the host's first training."""
-        return self._ride.trainer
 
     # --- the host's run ---------------------------------------------------------------------------------
 
@@ -270,7 +260,7 @@ class EventLoopCallback(TrainerCallback):
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            trainer = self.trainer
+            trainer = self._ride.trainer
             if trainer is None or not trainer.running:
                 return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
             # the host evaluates several data sets by calls within a call; a callback may evaluate in a step
@@ -305,14 +295,14 @@ class EventLoopCallback(TrainerCallback):
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `after_val_iter`, or `after_test_iter`."""
-        trainer = self.trainer
+        trainer = self._ride.trainer
         if trainer is not None and trainer.running and trainer.mode != "train":
             trainer.end_val_iter(None, self._evaluated)
             self._evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit the numbers that the host logs as `scalars_logged`."""
-        if (trainer := self.trainer) is None or not trainer.running:
+        if (trainer := self._ride.trainer) is None or not trainer.running:
             return
         numbers = _numbers(kwargs["logs"])
         if trainer.mode != "train":  # our logger logs the metrics of an evaluation, at its end
