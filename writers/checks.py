@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from eventloop.background.queues.options import LaneOptions
 from eventloop.bus.subscription import check_budget, check_lane
 from eventloop.events.catalogue import find_event, several
-from eventloop.util.checks import check_choice, check_seconds
+from eventloop.util.checks import check_choice
 
 
 class WriteMethods(Protocol):
@@ -32,7 +32,7 @@ class WriteMethods(Protocol):
 OFFLOADS = ("auto", "thread", "process")
 _PARAMETERS = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "flush": [], "close": []}
 """The methods of a writer, each with the names of its parameters after `self`."""
-_QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch")
+_QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch", "linger")
 _TRAINER_NAMES = ("trainer", "runner")
 
 
@@ -86,14 +86,13 @@ def check_attributes(owner: object, name: str) -> None:
     Raises:
         TypeError, ValueError: an attribute has a wrong type or value, or the event is unknown.
     """
-    attributes = ("events", "offload", "budget_us", "linger", *_QUEUE_OPTIONS)
+    attributes = ("events", "offload", "budget_us", *_QUEUE_OPTIONS)
     values = {key: value for key in attributes if not _is_computed(value := getattr(owner, key))}
     if values.get("budget_us") is not None:
         check_budget(name, values["budget_us"])
     try:
         check_lane(LaneOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}))
         check_choice("offload", values.get("offload", "auto"), OFFLOADS)
-        check_seconds("linger", values.get("linger", 0), zero=True)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):
             _check_events(events)

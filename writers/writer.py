@@ -113,10 +113,8 @@ class Writer:
             self._deliver, *bus.possible(several(self.events)), name=self._called, offload=self._runs_on(),
             queue=self.queue, overflow=self.overflow, batch=self.batch,
             budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
-            stall_timeout=self.stall_timeout, on_error=self.on_error,
+            stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger,
         )  # fmt: skip
-        if subscription.lane is not None:
-            subscription.lane.linger = self.linger
         self._bus = ref(bus)
         return subscription
 

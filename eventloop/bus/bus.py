@@ -143,6 +143,7 @@ class Bus:
         loop: AbstractEventLoop | None = None,
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
+        linger: float = 0.0,
     ) -> Subscription:
         """Call `fn` whenever one of `events` is emitted.
 
@@ -156,9 +157,8 @@ class Bus:
             name: name in reports; by default the function's own name.
             offload: run a plain function off the emitting thread: on a "thread", or in a "process" if it
                 computes much in Python. A process imports `fn`, so it must be a function of a module (not of
-                the main script), or a method of an object that pickles. The process is killed when it stalls,
-                and restarted when it dies. Then unfinished events are sent again, so that each is delivered
-                at least once.
+                the main script), or a method of an object that pickles. A process that stalls is killed; one
+                that dies is started again, and unfinished events are delivered again.
             queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
                 it: "spill" (to temporary files of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
                 (keep one), or "block" (the emitting thread waits). The emitting thread only appends to a
@@ -168,19 +168,19 @@ class Bus:
                 list holds 1,048,576 events; the oldest beyond are dropped and counted.
             on_error: reaction to an error of a background subscriber: "disable" it, "log" and go on, or
                 "raise" the error on the training thread at the next iteration boundary.
-            stall_timeout: seconds that one delivery, `on_flush`, `on_close` or `when` of a background
-                subscriber may take before the subscriber is disabled.
+            stall_timeout: seconds until a delivery, `on_flush`, `on_close` or `when` disables the subscriber.
             batch: deliver `list[Event]`: all waiting events with True, or at most this number of events.
-            budget_us: microseconds that the p99 of its calls should not exceed. The first time they
-                do, a warning is logged and the event `slow_handler` is emitted.
-            loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects
-                that belong to a program's loop, such as an HTTP session. Events wait in the queue while that
-                loop is busy, as while `trainer.train()` or `bus.close()` runs on the loop's thread; these
-                calls do not wait for the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop
-                free, but no signal reaches a training on that thread: call `trainer.stop(reason)` when the
-                task is cancelled. Events left when the loop ends count as failed or dropped.
-            on_flush, on_close: called on the background subscriber's own thread when the bus is flushed or
-                closed.
+            budget_us: microseconds that the p99 of its calls should not exceed. The first time they do, a
+                warning is logged and the event `slow_handler` is emitted.
+            loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects of
+                a program's loop, such as an HTTP session. Events wait in the queue while that loop is busy,
+                as while `trainer.train()` or `bus.close()` runs on its thread; these calls do not wait for
+                the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop free, but no signal
+                reaches a training there: call `trainer.stop(reason)` when the task is cancelled. Events left
+                when the loop ends count as failed or dropped.
+            on_flush, on_close: called on the background subscriber's own thread at a flush and a close.
+            linger: seconds from one delivery to the next, in which events gather, for a destination whose
+                calls cost much. A flush or close waits for none.
 
         Raises:
             TypeError, ValueError: an unknown event, a wrong signature or a bad option, which the message
@@ -189,7 +189,7 @@ class Bus:
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close),
+            lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger),
             budget_us=budget_us, loop=loop,
         )  # fmt: skip
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
@@ -454,7 +454,7 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft) -> None:
-        """Set the function that receives the undelivered events of a close. Its own errors are logged."""
+        """Set a function that a close calls with the events it could not deliver; its errors are logged."""
         self._background.keep_left = keep
 
     def never_wait(self) -> None:

@@ -246,6 +246,7 @@ def check_lane(lane: LaneOptions) -> None:
     check_choice("overflow", lane.overflow, get_args(Overflow))
     check_choice("on_error", lane.on_error, get_args(OnError))
     check_seconds("stall_timeout", lane.stall_timeout, zero=False)
+    check_seconds("linger", lane.linger, zero=True)
     if not isinstance(lane.batch, int):
         raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
     if lane.batch is not False and lane.batch < 1:

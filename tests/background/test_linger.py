@@ -18,9 +18,7 @@ pytestmark = pytest.mark.parametrize("offload", ["thread", "process"])
 
 def lingering(bus: Bus, offload: str, seconds: float) -> Callable[[int], None]:
     """Subscribe `note_batch`; return a function that emits, and waits until another subscriber has the event."""
-    subscription = bus.subscribe(note_batch, "after_train_iter", offload=offload, name="far", batch=True)
-    assert subscription.lane is not None
-    subscription.lane.linger = seconds
+    bus.subscribe(note_batch, "after_train_iter", offload=offload, name="far", batch=True, linger=seconds)
     seen: list[AfterTrainIter] = []
     bus.subscribe(seen.append, "after_train_iter", offload="thread", name="near")
 

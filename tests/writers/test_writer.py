@@ -99,15 +99,24 @@ def test_batch_hands_over_everything_that_waits(attach: Attach) -> None:
 
 
 def test_a_writer_may_linger(attach: Attach) -> None:
-    """Its subscription gathers events between two deliveries (`tests/background/test_linger.py`)."""
+    """Events gather after a delivery; a flush or close waits for none (`tests/background/test_linger.py`)."""
+    seen: list[int] = []
+    first = threading.Event()
 
     class Lingers(Recorder):
-        linger = 2.5
+        linger = 1000.0
+        batch = True
 
-    (subscription,) = attach(Lingers())._subscribers._subscriptions
+        def write_batch(self, events: list[Event]) -> None:
+            seen.append(len(events))
+            first.set()
 
-    assert subscription.lane is not None
-    assert subscription.lane.linger == 2.5
+    bus = attach(Lingers())
+    bus.emit(*train(1))
+    assert first.wait(DEADLINE)
+    emit(bus, *train(2, 3, 4))
+
+    assert seen == [1, 3]
 
 
 def test_write_batch_falls_back_to_write(attach: Attach) -> None:

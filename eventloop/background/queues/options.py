@@ -26,6 +26,7 @@ class LaneOptions:
     batch: bool | int = False
     on_flush: Callable[[], object] | None = None
     on_close: Callable[[], object] | None = None
+    linger: float = 0.0
 
     @property
     def capacity(self) -> int:

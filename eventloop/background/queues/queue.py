@@ -65,7 +65,7 @@ class SubscriberQueue(SubscriberAccount):
         self._taken = self._asked = 0  # events taken by the filter thread, and those it has checked
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
-        self.linger = 0.0  # seconds from one delivery to the next, in which events gather
+        self._linger = options.linger  # seconds from one delivery to the next, in which events gather
         self._took_at = 0.0  # when the last events were taken out
 
     def _bring_up_to_date(self) -> None:
@@ -336,7 +336,7 @@ class SubscriberQueue(SubscriberAccount):
         """Count events as being delivered, and return them."""
         self._in_flight += len(events)
         self._last_taken = events
-        if self.linger and events:
+        if self._linger and events:
             self._took_at = perf_counter()
         return events
 

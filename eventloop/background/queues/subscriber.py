@@ -57,7 +57,7 @@ class Lane(FailingQueue):
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a former, ended lane, before the first delivery."""
         self.go_on_from(former)
-        self.busy, self.waits, self.linger = former.busy, former.waits, former.linger
+        self.busy, self.waits = former.busy, former.waits
         self.last_error = former.last_error
         self.set_routes(former.routes)
 
@@ -122,7 +122,7 @@ class Lane(FailingQueue):
 
     def _gathers(self) -> bool:
         """Return whether waiting events are to wait for others, so that one delivery has more of them."""
-        return self.linger > 0 and perf_counter() - self._took_at < self.linger and not self._in_a_hurry()
+        return self._linger > 0 and perf_counter() - self._took_at < self._linger and not self._in_a_hurry()
 
     def close_soon(self) -> None:
         """Ask the subscriber to end once its queue is empty."""
