@@ -170,9 +170,9 @@ class LoggerHook(Hook):
 
     @on(priority=Priority.LOWEST)
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
-        """Log the metrics that hooks recorded at the end of the run, or in a validation or test.
+        """Log the metrics that were recorded since the last log, such as those of hooks at the run's end.
 
-        The run itself posts metrics that are recorded later, through `metrics.relieve`.
+        Metrics that are recorded after this call are posted at the end of the run, by `metrics.relieve`.
         """
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:

@@ -208,9 +208,9 @@ def _generators(loader: Iterable[Any] | None) -> dict[str, Any]:
 
 
 def stateful_parts(loader: Iterable[Any] | None) -> dict[str, Any]:
-    """Return what a pass over a loader moves and a `state_dict` saves, by the path of the attribute.
+    """Return the parts of a loader that a pass moves and a `state_dict` saves, by the path of the attribute.
 
-    That are samplers with a `state_dict`, and each IterableDataset with a `state_dict` that is read here.
+    They are the samplers with a `state_dict`, and each IterableDataset that has one and is read by no worker.
     """
     samplers = {place: each for place, each in samplers_of(loader).items() if has_state_dict(each)}
     return samplers | _found(loader, _streamed_here)

@@ -43,7 +43,7 @@ from eventloop.util.formatting import (
 LINES = 25
 """The largest number of lines of the whole output."""
 BUILT_IN = 0.05
-"""The share of time from which a handler that is part of eventloop has a row of its own."""
+"""The share of the iterations, 0..1, below which eventloop's own handlers share a row."""
 BUSY = 0.5
 """The share of the run from which a busy background subscriber has a row."""
 ALERT = "!"
@@ -303,7 +303,7 @@ def _difference(row: Row, run: int) -> str:
 
 
 def paragraphs(begin: str, texts: Sequence[str], width: int, most: int) -> list[str]:
-    """Return texts in lines of at most `width` characters, each in at most `most` lines."""
+    """Wrap each text to lines of at most `width` characters, and cut it short after `most` lines."""
     return [line for text in texts for line in _paragraph(begin, text, width, most)]
 
 

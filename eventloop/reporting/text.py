@@ -17,7 +17,7 @@ WIDE = 32
 
 
 def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | None = None) -> str:
-    """Draw one run, or several runs side by side, in at most 25 lines or in full.
+    """Draw the report of one run or of several as text: in at most 25 lines, or with every table in full.
 
     Args:
         encoding: the encoding of the output; if it lacks block characters, plainer ones are used.

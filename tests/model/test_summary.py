@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import builtins
 import gc
 import json
+import sys
 from typing import Any
 from weakref import ref
 
@@ -131,14 +131,7 @@ def test_bad_depths(make_trainer: MakeTrainer, depth: Any, error: type[Exception
 
 def test_without_torchinfo(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the extra, where the summary is asked for and where the hook is built."""
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any, **named: Any) -> Any:
-        if name.startswith("torchinfo"):
-            raise ImportError(f"No module named {name!r}")
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "torchinfo", None)
 
     for use in (lambda: make_trainer().model_summary(), lambda: RuntimeInfoHook(model_summary=True)):
         with pytest.raises(

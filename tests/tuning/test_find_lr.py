@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,14 +282,7 @@ def test_the_plot(tmp_path: Path) -> None:
 
 def test_a_plot_without_plotly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The error names the extra."""
-    real = builtins.__import__
-
-    def missing(name: str, *rest: Any, **named: Any) -> Any:
-        if name.startswith("plotly"):
-            raise ImportError(f"No module named {name!r}")
-        return real(name, *rest, **named)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "plotly.graph_objects", None)
 
     with pytest.raises(
         ImportError, match=r"LRCurve.plot needs plotly: pip install 'torch-eventloop\[report\]'"
