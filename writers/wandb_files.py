@@ -38,6 +38,11 @@ def read_records(folder: Path, run_id: str) -> Iterator[Any]:
         yield from _parsed(path.read_bytes()[_PREFIX:], _PREFIX)
 
 
+def has_files(folder: Path, run_id: str) -> bool:
+    """Return whether a file of the run is there, even an empty one; `wandb sync --clean` removes them."""
+    return bool(_files(folder, run_id))
+
+
 def is_whole(folder: Path, run_id: str) -> bool:
     """Return whether the newest file ends with the record of the run's end.
 

@@ -32,7 +32,7 @@ from eventloop.writers.tracker import (
     values_of,
 )
 from eventloop.writers.tracker_arguments import check_config, check_mapping, check_texts, setting
-from eventloop.writers.wandb_files import is_whole, read_history
+from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
 BINS = 64
@@ -134,7 +134,7 @@ class WandbWriter(TrackerWriter):
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None
-        return Known(run_id, last or known.last)
+        return Known(run_id, known.last if last is None else last)
 
     def send(self, events: list[Timed]) -> None:
         done = 0
@@ -203,10 +203,16 @@ class WandbWriter(TrackerWriter):
         best, sign = self._best.get(key), 1 if self._direction[key] == "max" else -1
         return best is None or sign * value > sign * best
 
-    def _read_back(self, folder: Path, run_id: str) -> dict[str, int]:
-        """Return the last step of each name in the run's files, and note the best values."""
-        last: dict[str, int] = {}
+    def _read_back(self, folder: Path, run_id: str) -> dict[str, int] | None:
+        """Return the last step of each name in the run's files, and note the best values.
+
+        A kill loses what wandb held in memory, perhaps all of it, so only the files tell what wandb has.
+        Returns None if there are none, as after `wandb sync --clean`.
+        """
         self._resume_at = None
+        if not has_files(folder, run_id):
+            return None
+        last: dict[str, int] = {}
         for row in read_history(folder, run_id):
             self._resume_at = row["_step"] + 1
             if not isinstance(step := row.pop("step", None), int):

@@ -20,7 +20,7 @@ from eventloop.events import (
     RunInfo,
     TextLogged,
 )
-from eventloop.writers import WandbWriter
+from eventloop.writers import EventLogWriter, WandbWriter
 from eventloop.writers.wandb_files import read_history, read_records
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
@@ -67,6 +67,19 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
     assert run_id(tmp_path) == first
     assert points(tmp_path) == [("train/loss", step, 1.0 if step < 4 else 2.0) for step in (1, 2, 3, 4)]
     assert [row["_step"] for row in read_history(tmp_path, first)] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_what_a_kill_took_from_wandb_is_written_again(attach: Attach, tmp_path: Path) -> None:
+    """A file with nothing but its header, as a kill soon after the begin leaves it, has no step yet."""
+    write(attach(EventLogWriter()), *train(1, 2))
+    write(attach(make()), BeforeTrain(), *train(1, 2))
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    file.write_bytes(file.read_bytes()[:7])
+
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
+
+    assert points(tmp_path) == [("train/loss", step, step / 4) for step in (1, 2, 3)]
 
 
 @pytest.mark.slow
