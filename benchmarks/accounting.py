@@ -44,9 +44,10 @@ from eventloop.hooks import CostsHook
 EVENT = AfterTrainIter(iter=7, epoch=0, batch_idx=7)
 GOAL, GOAL_AT_1_MS = 1.02, 1.01
 CLOCKED = """        if count >= due:
-            before += count
-            count = 0
-            due = period(before)
+            if count >= next_look:
+                before += count
+                count = 0
+                due, next_look = look(before)
             return clocked(event, trainer)
 """
 WIDTHS = {"about 0.15 ms": 8, "about 1 ms": 320}

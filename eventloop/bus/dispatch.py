@@ -5,13 +5,14 @@ handler how to call it. Straight-line code need not, and its traceback shows the
 handlers the functions are
 
     def on_after_train_iter(event, trainer):
-        nonlocal latest, before, count, due
+        nonlocal latest, before, count, due, next_look
         latest = event
         count += 1
         if count >= due:
-            before += count
-            count = 0
-            due = period(before)
+            if count >= next_look:
+                before += count
+                count = 0
+                due, next_look = look(before)
             return clocked(event, trainer)
         i = -1
         try:
@@ -32,8 +33,9 @@ and `clocked`, in which each call is measured:
             took0(now() - began)
 
 In a training loop `clocked` handles every event. The lines that do not measure are for tight loops, in which
-the clock would take longer than the handlers. `count` restarts at each clocked event, because Python creates
-no new object for an int below 257 (`benchmarks.hook_overhead`).
+the clock would take longer than the handlers. `look` chooses between them, at every 256th event in a training
+loop, and at each clocked event in a tight one. `count` restarts there, because Python creates no new object
+for an int below 257 (`benchmarks.hook_overhead`).
 """
 
 from __future__ import annotations
@@ -100,8 +102,8 @@ class Plan:
         else:
             clocked = recorder.watch_event(name, self._recorded(name, recorder))
         namespace |= {
-            "clocked": clocked, "period": self._period,
-            "latest": latest, "before": emitted, "count": 0, "due": 0,
+            "clocked": clocked, "look": self._look,
+            "latest": latest, "before": emitted, "count": 0, "due": 0, "next_look": 0,
         }  # fmt: skip
         namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
         source = _bare_source(function, self.handlers, len(self.hand_overs))
@@ -112,7 +114,7 @@ class Plan:
 
     def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
         namespace = namespace | {
-            "hand_over": self._hand_over, "sampling": self._sampling, "now": perf_counter,
+            "hand_over": self._hand_over, "took": self._sampling.took.append, "now": perf_counter,
             **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
         }  # fmt: skip
         source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
@@ -120,20 +122,24 @@ class Plan:
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
         )(**namespace)
 
-    def _period(self, count: int) -> int:
-        """Note that event number `count` is clocked (measured); return how many events later the next one is.
+    def _look(self, count: int) -> tuple[int, int]:
+        """Choose the events after event number `count` that are clocked (measured).
 
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is
         clocked.
+
+        Returns:
+            The numbers of events from this one to the next clocked one, and to the next look.
         """
-        if self.hand_overs:  # else the event fills no queue
-            self._housekeeping()
         sampled = self._sampling.sampled
-        period = self._sampling.period(count, perf_counter())
-        self._added += 1
+        events = self._sampling.look(count, perf_counter())
         if self._added >= BATCH or self._sampling.sampled is not sampled:
             self._sum_up()
-        return 1 if self._records else period
+        if self._records or self._sampling.clocks_all:
+            self._added += events
+            return 1, events
+        self._added += 1
+        return events, events
 
     def _sum_up(self) -> None:
         """Add the handlers' recent durations to their sums, and pass on whether sampling is active."""
@@ -141,8 +147,9 @@ class Plan:
         for handler in self.handlers:
             handler.timing.begin_sampling(self._sampling.sampled and not handler.filtered)
 
-    def _hand_over(self, event: Event) -> None:
-        for hand_over in self._stamped_hand_overs if self._sampling.stamps else self.hand_overs:
+    def _hand_over(self, event: Event, now: float) -> None:
+        self._housekeeping()
+        for hand_over in self._stamped_hand_overs if self._sampling.stamps(now) else self.hand_overs:
             hand_over(event)
 
     def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
@@ -154,6 +161,8 @@ class Plan:
         def run(event: Event, trainer: Any) -> None:
             index = -1
             try:
+                if self.hand_overs:
+                    self._housekeeping()
                 for hand_over in self._stamped_hand_overs:
                     hand_over(event)
                 for index, handler in enumerate(watched):  # noqa: B007 - the index of the one that raised
@@ -224,13 +233,14 @@ def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str
         lines += [f"i = {i}", _call(i, handler)] if i or hand_overs else [_call(i, handler)]
     return f"""
     def {name}(event, trainer):
-        nonlocal latest, before, count, due
+        nonlocal latest, before, count, due, next_look
         latest = event
         count += 1
         if count >= due:
-            before += count
-            count = 0
-            due = period(before)
+            if count >= next_look:
+                before += count
+                count = 0
+                due, next_look = look(before)
             return clocked(event, trainer)
         i = {-1 if hand_overs or not handlers else 0}
         try:
@@ -244,7 +254,7 @@ def _bare_source(name: str, handlers: Sequence[Handler], hand_overs: int) -> str
 
 def _clocked_source(name: str, handlers: Sequence[Handler], *, hands_over: bool) -> str:
     """Return the source code, without its `def` line, of the factory of a plan's `clocked` dispatch."""
-    lines = ["hand_over(event)"] if hands_over else []
+    lines = ["hand_over(event, first)"] if hands_over else []
     for i, handler in enumerate(handlers):
         lines += [f"i = {i}", "began = now()", _call(i, handler)]
         lines += [] if handler.filtered else [f"took{i}(now() - began)"]
@@ -257,7 +267,7 @@ def _clocked_source(name: str, handlers: Sequence[Handler], *, hands_over: bool)
         except BaseException as error:
             failed(error, i, event, trainer, now() - began)
             raise
-        sampling.took(now() - first)
+        took(now() - first)
     return {name}
 """
 

@@ -31,48 +31,70 @@ STAMP_SECONDS = 0.01
 class Sampling:
     """Choose the events of one type that are clocked, from the time between them.
 
-        period = sampling.period(count, began := perf_counter())
+        if count == due:
+            due += sampling.look(count, perf_counter())
+        elif not sampling.clocks_all:
+            ...  # the event's handlers, not clocked
+            return
+        began = perf_counter()
         ...  # the event's handlers
-        sampling.took(perf_counter() - began)
+        sampling.took.append(perf_counter() - began)
 
     Attributes:
         handlers: the number of functions that each event calls.
-        sampled: whether the last clocked event also stands for events before it that were not clocked.
-        stamps: whether the wait of the last clocked event in the queues is to be measured.
+        sampled: whether the event of the last `look` also stands for events before it that were not clocked.
+        clocks_all: whether all events up to the next `look` are clocked, or none of them.
+        took: the seconds that all handlers of one clocked event took together, for each since the last
+            decision.
     """
 
     __slots__ = (
-        "_at", "_count", "_longest", "_period", "_slow", "_stamped_at", "handlers", "sampled", "stamps",
-    )  # fmt: skip
+        "_at",
+        "_count",
+        "_period",
+        "_slow",
+        "_stamped_at",
+        "clocks_all",
+        "handlers",
+        "sampled",
+        "took",
+    )
 
     def __init__(self) -> None:
         self.handlers = 0
-        self.sampled = self.stamps = False
+        self.sampled = False
+        self.clocks_all = True
+        self.took: list[float] = []
         self._period = 1  # events from a clocked one to the next
         self._count, self._at = 0, perf_counter()  # number and time of the event at the last decision
-        self._longest = 0.0  # the longest time in the handlers of one event since the last decision
         self._slow = False  # whether events were rare in the last period; a single pause looks like that
         self._stamped_at = float("-inf")
 
-    def period(self, count: int, now: float) -> int:
-        """Return the number of events from this one to the next event that is clocked (measured).
+    def look(self, count: int, now: float) -> int:
+        """Return the number of events from this one, which is clocked, to the next `look`.
 
         Args:
-            count: the number of this event, which is clocked.
+            count: the number of this event.
             now: the time of its emit, by `perf_counter`.
         """
         self.sampled = self._period > 1
-        self.stamps = now - self._stamped_at >= STAMP_SECONDS
-        if self.stamps:
-            self._stamped_at = now
         if self.sampled or count - self._count >= WINDOW:
             self._decide(count - self._count, now - self._at)
-            self._count, self._at, self._longest = count, now, 0.0
-        return self._period
+            self._count, self._at = count, now
+            self.took.clear()
+        self.clocks_all = self._period == 1 and not self.sampled
+        return self._count + WINDOW - count if self.clocks_all else self._period
 
-    def took(self, seconds: float) -> None:
-        """Note the seconds that all handlers of the last clocked event took together."""
-        self._longest = max(self._longest, seconds)
+    def stamps(self, now: float) -> bool:
+        """Return whether the wait of an event in the queues is to be measured.
+
+        Args:
+            now: the time of its emit, by `perf_counter`.
+        """
+        if now - self._stamped_at < STAMP_SECONDS:
+            return False
+        self._stamped_at = now
+        return True
 
     def _decide(self, events: int, seconds: float) -> None:
         """Set the sampling period for the next events.
@@ -83,7 +105,8 @@ class Sampling:
         """
         enough = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
         slow = seconds >= events * enough
-        if self._longest >= enough or (slow and (self._slow or self._period == 1)):
+        longest = max(self.took, default=0.0)
+        if longest >= enough or (slow and (self._slow or self._period == 1)):
             self._period = 1
         elif not slow:
             tight = RARITY * enough * events / seconds if seconds > 0 else PERIODS[-1]

@@ -163,7 +163,12 @@ class StepClock:
             self._charged_steps += 0.0 if phase == "hooks" else seconds
         else:
             self.data -= seconds
-        setattr(self, phase, getattr(self, phase) + seconds)
+        if phase == "hooks":
+            self.hooks += seconds
+        elif phase == "backward":
+            self.backward += seconds
+        else:
+            self.optimizer += seconds
 
     def end(self) -> None:
         """End the iteration, after its handlers, and add it to the sums."""
