@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,20 @@ pytest.importorskip(
 from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback, Timer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
 
 from eventloop.hooks import EMAHook
 from eventloop.writers import JSONLWriter
-from tests.support.lightning import Classifier, MakeBridge, costs, fit, lines, rows
+from tests.support.lightning import (
+    Classifier,
+    MakeBridge,
+    costs,
+    fit,
+    lines,
+    loader,
+    make_trainer,
+    rows,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders without workers, and more
 
@@ -165,6 +176,38 @@ def test_validation_metrics_are_those_of_the_validation(make_bridge: MakeBridge,
 
 
 # --- costs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loaders", "names"),
+    [
+        (lambda: loader(1), [""]),
+        (lambda: [loader(1), loader(1)], ["dataloader_idx_0", "dataloader_idx_1"]),
+        (lambda: {"clean": loader(1), "noisy": loader(2)}, ["clean", "noisy", "noisy"]),
+        (lambda: CombinedLoader({"clean": loader(1), "noisy": loader(1)}, "min_size"), [""]),
+    ],
+    ids=["one", "a list", "a dict", "side by side"],
+)
+def test_events_name_the_loader(
+    make_bridge: MakeBridge, tmp_path: Path, loaders: Callable[[], Any], names: list[str]
+) -> None:
+    """The events of an evaluation with several loaders have the loader's name, as `val_loader=dict(...)` here."""
+    bridge = make_bridge()
+    seen: list[str] = []
+    bridge.bus.subscribe(
+        lambda event: seen.append(event.loader), "before_val_iter", "after_val_iter", name="seen"
+    )
+
+    make_trainer(tmp_path, bridge).validate(AnyBatch(), loaders(), verbose=False)
+
+    assert seen == [name for name in names for _ in range(2)]
+
+
+class AnyBatch(Classifier):
+    """A module whose validation takes batches of any form, and of any loader."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        pass
 
 
 class Busy(Callback):  # type: ignore[misc]

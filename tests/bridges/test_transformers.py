@@ -110,6 +110,18 @@ def test_several_data_sets_are_one_evaluation(tmp_path: Path) -> None:
     assert {"eval_a_loss", "eval_b_loss"} <= metrics.keys()
 
 
+def test_events_name_the_data_set(tmp_path: Path) -> None:
+    """The events of an evaluation of several data sets have the name of each, and count its batches."""
+    bridge, seen = EventLoopCallback(), []
+    bridge.bus.subscribe(lambda event: seen.append((event.loader, event.batch_idx)), "after_val_iter")
+    native = host(tmp_path, bridge, eval_dataset={"a": rows(16), "b": rows(8)})
+
+    native.evaluate()
+    native.evaluate(rows(8))
+
+    assert seen == [("a", 0), ("a", 1), ("b", 0), ("", 0)]
+
+
 def test_a_prediction_within_the_run_is_a_test(tmp_path: Path) -> None:
     """`predict` in a callback emits the events of a test."""
 

@@ -20,6 +20,7 @@ import torch
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.lightning.costs import HostCosts, replaced
+from eventloop.bridges.lightning.loaders import loader_names
 from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -89,6 +90,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._watches_steps = False
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
+        self._loaders: list[str] = []  # the names of the loaders of the running evaluation
 
     @property
     def _driven(self) -> DrivenTrainer:
@@ -250,6 +252,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         if not self._running:
             self._begin_run(trainer, training=False)
         self._metrics_before = dict(trainer._logger_connector._callback_metrics)
+        self._loaders = loader_names(trainer, mode)
         self._driven.begin_val(mode)
 
     def on_validation_batch_start(
@@ -257,14 +260,14 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     ) -> None:
         """Begin an iteration of the validation."""
         if not trainer.sanity_checking:
-            self._driven.begin_val_iter(batch, batch_idx)
+            self._driven.begin_val_iter(batch, batch_idx, self._loaders[dataloader_idx])
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """End an iteration of the validation."""
         if not trainer.sanity_checking:
-            self._driven.end_val_iter(outputs, batch_idx)
+            self._driven.end_val_iter(outputs, batch_idx, self._loaders[dataloader_idx])
             self._driven.batch = self._driven.outputs = None
 
     on_test_batch_start = on_validation_batch_start

@@ -107,7 +107,9 @@ class EventLoopCallback(HasRide, TrainerCallback):
         self._callbacks = MeasuredCallbacks(self._calls, self._ride.methods, EventLoopCallback)
         self._watched: ref[Any] | None = None  # the host whose `train` is wrapped
         self._within_train = False  # whether the wrapped `train` is running
-        self._evaluated = 0  # number of batches of the running evaluation
+        self._evaluated = 0  # number of batches of the running evaluation, or of its data set
+        self._loader = ""  # the name of the data set that is evaluated, if there are several
+        self._prefix = "eval"  # the host's prefix of the metrics of the running evaluation
         self._logged: dict[str, Any] = {}  # numbers logged by the host within an evaluation
         self._done = 0  # completed iterations of the epoch that a resumed run continues
         self._step_began = self._hooks_before = 0.0
@@ -260,12 +262,16 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
         @wraps(call)
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            trainer = self._ride.trainer
+            trainer, prefix = self._ride.trainer, kwargs.get("metric_key_prefix", "eval")
             if trainer is None or not trainer.running:
+                self._prefix = prefix
                 return self._evaluate_alone(host, mode, partial(call, *args, **kwargs))
-            # the host evaluates several data sets by calls within a call; a callback may evaluate in a step
-            if trainer.mode != "train" or trainer.metrics.in_iteration:
+            if trainer.mode != "train":  # the host evaluates several data sets by calls within a call
+                self._evaluated, self._loader = 0, prefix.removeprefix(f"{self._prefix}_")
                 return call(*args, **kwargs)
+            if trainer.metrics.in_iteration:  # a callback evaluates in a step
+                return call(*args, **kwargs)
+            self._prefix = prefix
             return self._evaluate(trainer, mode, partial(call, *args, **kwargs))
 
         return evaluate
@@ -282,7 +288,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         return result
 
     def _evaluate(self, trainer: DrivenTrainer, mode: Evaluate, call: Callable[[], Any]) -> Any:
-        self._evaluated, self._logged = 0, {}
+        self._evaluated, self._loader, self._logged = 0, "", {}
         trainer.begin_val(mode)
         result = call()
         metrics = _numbers(result if mode == "val" else result.metrics or {})
@@ -297,7 +303,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         """Emit `after_val_iter`, or `after_test_iter`."""
         trainer = self._ride.trainer
         if trainer is not None and trainer.running and trainer.mode != "train":
-            trainer.end_val_iter(None, self._evaluated)
+            trainer.end_val_iter(None, self._evaluated, self._loader)
             self._evaluated += 1
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

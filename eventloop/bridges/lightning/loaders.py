@@ -1,0 +1,31 @@
+"""Name the loaders of a Lightning evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def loader_names(trainer: Any, mode: str) -> list[str]:
+    """Return the name of each loader of the evaluation that begins, in the order of `dataloader_idx`.
+
+    They are the keys of a mapping of loaders, else "dataloader_idx_0" and so on, as in the names of metrics.
+    A single loader, or several that are read side by side, have the name "".
+
+    Args:
+        trainer: Lightning's trainer.
+        mode: "val" or "test".
+    """
+    combined = _loop(trainer, mode)._combined_loader
+    if combined is None or len(combined.flattened) == 1 or combined._mode != "sequential":
+        return [""]
+    loaders, count = combined.iterables, len(combined.flattened)
+    if isinstance(loaders, Mapping) and len(loaders) == count:
+        return [str(name) for name in loaders]
+    return [f"dataloader_idx_{index}" for index in range(count)]
+
+
+def _loop(trainer: Any, mode: str) -> Any:
+    if mode == "test":
+        return trainer.test_loop
+    return trainer.fit_loop.epoch_loop.val_loop if trainer.state.fn == "fit" else trainer.validate_loop
