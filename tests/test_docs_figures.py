@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -17,6 +18,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 README, PERFORMANCE, MEASURING = "README.md", "docs/performance.md", "docs/measuring.md"
+TRACKERS = "docs/howto/trackers.md"
 WHOLE, SYNC = "eventloop", "torch.save + fsync"
 PEERS = {
     "ignite": "pytorch-ignite", "MMEngine": "MMEngine", "Transformers": "transformers.Trainer",
@@ -296,6 +298,17 @@ def the_account() -> list[str]:
     ]
 
 
+def the_trackers() -> list[str]:
+    steps = result("trackers")["steps"]
+    process, thread = (
+        median(of / alone for of, alone in zip(steps[way]["p99"], steps["none"]["p99"], strict=True))
+        for way in ("in processes", "on threads")
+    )
+    return [
+        f"take {process:.2f} times as long with all four at once in processes, the default, and {thread:.2f} times on threads"
+    ]
+
+
 @pytest.mark.parametrize(
     ("page", "texts"),
     [
@@ -305,6 +318,7 @@ def the_account() -> list[str]:
             slow_writers, hooks_and_metrics, memory_and_scaling,
         )),
         (MEASURING, the_account),
+        (TRACKERS, the_trackers),
     ],
     ids=lambda each: each if isinstance(each, str) else each.__name__,
 )  # fmt: skip
