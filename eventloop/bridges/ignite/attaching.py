@@ -19,7 +19,7 @@ from eventloop.evaluation.schedule import Evaluate
 from eventloop.optim.optimizers import Optimizers
 from eventloop.util.functions import handler_name
 
-require("ignite", "pytorch-ignite", "0.5", extra="ignite")
+require("ignite", "pytorch-ignite", "0.4.13", extra="ignite")
 
 from ignite.engine import Engine, Events  # after the check, which names the extra
 

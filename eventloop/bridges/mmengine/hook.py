@@ -15,7 +15,7 @@ from eventloop.bus import Bus
 from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
 
-require("mmengine", "mmengine", "0.10", extra="mmengine")
+require("mmengine", "mmengine", "0.10.6", extra="mmengine")
 
 import mmengine.hooks
 from mmengine.optim import OptimWrapperDict
