@@ -138,8 +138,8 @@ class RunScope(Scope):
         try:
             text = None if error is None else error_text(error)
             trainer.announce(AfterRun, reason=reason, error=text)
-        except KeyboardInterrupt:
-            closes = at_once = True
+        except BaseException as raised:
+            closes, at_once = True, at_once or isinstance(raised, KeyboardInterrupt)
             raise
         finally:
             try:

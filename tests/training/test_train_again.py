@@ -336,6 +336,16 @@ def test_batches_that_something_holds_end_with_their_run(make_trainer: MakeTrain
     assert not trainer.running
 
 
+def test_an_error_of_the_last_handler_closes_the_bus(make_trainer: MakeTrainer) -> None:
+    """A run that fails in a handler of `after_run` leaves nothing running, as one that fails before."""
+    trainer = make_trainer()
+    fail_once(trainer, "after_run", 0)
+
+    train_twice(trainer)
+
+    assert not trainer.running
+
+
 def test_a_subscriber_that_is_refused_opens_no_bus(make_trainer: MakeTrainer) -> None:
     """A closed trainer stays closed."""
     trainer = make_trainer()
