@@ -34,6 +34,7 @@ def validations(folder: Path) -> int:
     return sum(line.get("mode") == "val" for line in read_jsonl(folder / "metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_hand_written_loop_learns_the_line(tmp_path: Path) -> None:
     """The hand-written loop trains, prints from both kinds of handlers, and logs."""
     printed = run("hand_written_loop.py", tmp_path, str(tmp_path))

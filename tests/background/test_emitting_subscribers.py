@@ -98,7 +98,7 @@ def test_a_chain_without_end_is_cut_at_the_close(kind: str, caplog: pytest.LogCa
 
     assert not report.complete
     assert stats.dropped + stats.queued > 0
-    assert total(stats) == chain.emitted
+    until(lambda: total(chain.subscription.stats) == chain.emitted)  # a last hop may just be emitted
     assert "closed after 0.4 s; events" in caplog.text
 
 

@@ -126,6 +126,7 @@ def test_pruned_trial_loses_nothing(tmp_path: Path, study: Any) -> None:
     assert [each for each in made[0].bus.stats() if each.dropped or each.failed or each.queued] == []
 
 
+@pytest.mark.slow
 def test_pruned_trial_is_resumed_to_the_same_end(
     make_trainer: MakeTrainer, tmp_path: Path, study: Any
 ) -> None:
@@ -193,6 +194,7 @@ def test_run_of_iterations_reports_completed_iterations(make_trainer: MakeTraine
     assert made[0].stop_reason.endswith(" at iteration 4")
 
 
+@pytest.mark.slow
 def test_trials_of_one_process_share_sqlite(tmp_path: Path) -> None:
     """Trials that run on two threads at once report to a SQLite file, and each has its own end."""
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path / 'study.db'}")

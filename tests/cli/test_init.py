@@ -11,6 +11,7 @@ from eventloop.cli import main
 from tests import forked
 
 
+@pytest.mark.slow
 def test_the_script_trains_and_goes_on(tmp_path: Path) -> None:
     """The script trains, saves the best checkpoint and writes its files; `--resume` goes on from there."""
     assert main(["init", str(tmp_path / "start.py")]) == 0

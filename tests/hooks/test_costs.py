@@ -135,6 +135,7 @@ def test_a_record_that_no_thread_writes(make_trainer: Make, monkeypatch: pytest.
     assert (costs.complete, costs.phases.iterations) == (True, 4)
 
 
+@pytest.mark.slow
 def test_a_killed_run_has_a_record(tmp_path: Path) -> None:
     """SIGKILL leaves the last one that was written, whole."""
     script = textwrap.dedent(f"""

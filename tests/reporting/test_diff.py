@@ -37,6 +37,7 @@ def different(diff: Diff) -> list[str]:
 # --- what is equal, and what is not ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_twenty_equal_pairs_are_called_equal() -> None:
     """In at least 19 of them no row is different, whatever its interval is."""
     found = [different(compare(run(2 * i), run(2 * i + 1))) for i in range(PAIRS)]
@@ -44,6 +45,7 @@ def test_twenty_equal_pairs_are_called_equal() -> None:
     assert sum(not names for names in found) >= PAIRS - 1, found
 
 
+@pytest.mark.slow
 def test_a_planted_5_percent_is_found_in_its_phase() -> None:
     """In each of twenty pairs the phase is slower, by what was planted, and nothing else but the iteration is."""
     for i in range(PAIRS):
@@ -54,6 +56,7 @@ def test_a_planted_5_percent_is_found_in_its_phase() -> None:
         assert row(diff, "forward").difference == pytest.approx(PLANTED, rel=0.4)
 
 
+@pytest.mark.slow
 def test_a_planted_5_percent_is_found_in_its_handler() -> None:
     """In each of twenty pairs the handler and the hooks phase are faster, and nothing else but the iteration is."""
     for i in range(PAIRS):

@@ -236,7 +236,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, An
     return of
 
 
-@pytest.mark.representative(2)
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(("optimizer_hook", "refusing", "own", "error"), CASES)
 def test_a_refused_resume_leaves_no_trace(
     tmp_path: Path,
