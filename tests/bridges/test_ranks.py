@@ -20,13 +20,7 @@ from tests.forked import ROOT
 
 pytestmark = pytest.mark.slow
 
-PACKAGES = {
-    "lightning": "lightning",
-    "transformers": "accelerate",
-    "ignite": "ignite",
-    "mmengine": "mmengine",
-}
-"""The package that a host's training on several ranks needs."""
+HOSTS = ("lightning", "transformers", "ignite", "mmengine")
 DEADLINE = 120.0
 """Seconds against hangs; a host takes about 15, and most of them for its import."""
 PARTS = ("alone", "bridged", "stop", "stop in a validation", "error")
@@ -43,17 +37,24 @@ class Ranks(NamedTuple):
 
     def saw(self, part: str) -> list[dict[str, Any]]:
         """What each rank saw of a training."""
-        return [json.loads((self.folder / f"{part}.{rank}.json").read_text()) for rank in range(2)]
+        files = [self.folder / f"{part}.{rank}.json" for rank in range(2)]
+        assert all(file.exists() for file in files), self.errors[-4000:]
+        return [json.loads(file.read_text()) for file in files]
 
 
-@pytest.fixture(scope="module", params=PACKAGES)
+@pytest.fixture(scope="module", params=HOSTS)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """All trainings of a host."""
-    if find_spec(PACKAGES[request.param]) is None:
+    if find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed: pip install 'torch-eventloop[{request.param}]'")
     folder = tmp_path_factory.mktemp(request.param)
     codes = run_ranks(request.param, folder)
     return Ranks(request.param, folder, codes, (folder / "errors.txt").read_text())
+
+
+def environment() -> dict[str, str]:
+    """The environment of a process that trains on the CPU."""
+    return {**os.environ, "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 def run_ranks(host: str, folder: Path) -> list[int]:
@@ -61,7 +62,6 @@ def run_ranks(host: str, folder: Path) -> list[int]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    environment = {**os.environ, "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     by_rank: list[dict[str, str]] = [
         {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "RANK": rank, "LOCAL_RANK": rank}
         for rank in ("0", "1")
@@ -70,7 +70,7 @@ def run_ranks(host: str, folder: Path) -> list[int]:
     with (folder / "errors.txt").open("wb") as errors:
         started = [
             subprocess.Popen(
-                [sys.executable, script, host, folder, *PARTS], cwd=folder, env=environment | own,
+                [sys.executable, script, host, folder, *PARTS], cwd=folder, env=environment() | own,
                 stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True,
             )
             for own in ([{}] if host == "lightning" else by_rank)
@@ -140,3 +140,33 @@ def test_an_error_of_one_rank_ends_both(ranks: Ranks) -> None:
     assert other["error"] == "ValueError: rank 1 got a bad batch"
     assert [one["reason"], other["reason"]] == ["error", "error"]
     assert one["error"].startswith("RuntimeError")
+
+
+def run_spawned(strategy: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Train by Lightning on two ranks that are processes of one program."""
+    pytest.importorskip(
+        "lightning", reason="lightning is not installed: pip install 'torch-eventloop[lightning]'"
+    )
+    return subprocess.run(
+        [sys.executable, Path(__file__).with_name("spawned_script.py"), strategy, folder], cwd=folder, text=True,
+        capture_output=True, timeout=DEADLINE, check=False, env=environment(),
+    )  # fmt: skip
+
+
+def test_ranks_that_lightning_spawns(tmp_path: Path) -> None:
+    """With `ddp_spawn` each rank has a copy of the bridge; a stop of rank 1 ends both."""
+    ran = run_spawned("ddp_spawn", tmp_path)
+
+    assert ran.returncode == 0, ran.stderr
+    ends = [(tmp_path / f"rank{rank}.txt").read_text() for rank in range(2)]
+    assert ends == ["3 rank 1 asked to stop: why", "3 why"]
+    names = sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_file())
+    assert names == ["costs.json", "costs.rank1.json", "metrics.jsonl"]
+
+
+def test_ranks_that_lightning_forks(tmp_path: Path) -> None:
+    """With `ddp_fork` the error of the bus says that it belongs to the parent process."""
+    ran = run_spawned("ddp_fork", tmp_path)
+
+    assert ran.returncode != 0
+    assert "bus.reopen was called in a forked process, and the subscribers belong to its parent" in ran.stderr
