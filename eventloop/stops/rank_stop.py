@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
+from threading import Timer
 from time import sleep
 from typing import Any, NamedTuple, Protocol
 
@@ -28,6 +29,8 @@ logger = logging.getLogger("eventloop")
 
 LOOK_SECONDS = 0.01
 """Seconds between two checks of whether all ranks have reached the end of a run."""
+WAIT_SECONDS = 30.0
+"""Seconds that a rank waits for the others at the begin of its first run before it logs a warning."""
 
 
 class Request(NamedTuple):
@@ -49,6 +52,23 @@ class Carried(Protocol):
 
     def take(self, numbers: Sequence[float]) -> None:
         """Receive the numbers of all ranks, at the same boundary on each."""
+
+
+def _new_group() -> Any:
+    """Create the ranks' group, and log a warning if other ranks do not come to create it."""
+    text = (
+        "rank %d of %d has waited %g s for the other ranks to begin the run: begin it on every rank; in "
+        "another engine's loop, every rank needs the bridge"
+    )
+    waiting = Timer(
+        WAIT_SECONDS, logger.warning, [text, dist.get_rank(), dist.get_world_size(), WAIT_SECONDS]
+    )
+    waiting.daemon = True
+    waiting.start()
+    try:
+        return dist.new_group(backend="gloo")
+    finally:
+        waiting.cancel()
 
 
 class _Sum:
@@ -92,7 +112,7 @@ class Agreement:
     def __init__(self) -> None:
         self._world = dist.group.WORLD
         self._size = dist.get_world_size()
-        self._group = dist.new_group(backend="gloo")
+        self._group = _new_group()
         self._sums = _Sum(), _Sum()  # used alternately
         self._count = 0  # the number of sums in this run
         self._pending: _Sum | None = None

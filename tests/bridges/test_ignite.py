@@ -166,6 +166,20 @@ def test_a_stop_ends_the_engine(tmp_path: Path) -> None:
     assert read_costs(tmp_path).outcome == "enough"
 
 
+@pytest.mark.parametrize("event", ["after_train_epoch", "after_val_epoch"])
+def test_a_stop_between_iterations(tmp_path: Path, event: str) -> None:
+    """A stop at the end of an epoch or a validation terminates the engine without another iteration."""
+    training = Training()
+    bus = training.attach(tmp_path)
+    training.engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: training.evaluator.run(batches(1)))
+    bus.on(event)(lambda trainer, event: trainer.stop("enough"))
+
+    training.run()
+
+    assert training.engine.state.iteration == 4
+    assert read_costs(tmp_path).outcome == "enough"
+
+
 def test_terminate_closes_the_run(tmp_path: Path) -> None:
     """A run that the engine's own handler terminates closes its events, with that reason."""
     training = Training()

@@ -184,6 +184,19 @@ def test_a_stop_ends_the_runner(tmp_path: Path, by_epoch: bool) -> None:
     assert read_costs(tmp_path).outcome == "enough"
 
 
+@pytest.mark.parametrize("event", ["after_train_epoch", "after_val_epoch"])
+def test_a_stop_between_iterations(tmp_path: Path, event: str) -> None:
+    """A stop at the end of an epoch or a validation ends the runner without another epoch."""
+    ride = EventLoopHook(work_dir=tmp_path)
+    ride.bus.on(event)(lambda trainer, event: trainer.stop("enough"))
+
+    mm = runner(tmp_path, ride, epochs=9)
+    mm.train()
+
+    assert mm.iter == 4
+    assert read_costs(tmp_path).outcome == "enough"
+
+
 @pytest.mark.parametrize(
     "error", [ValueError("bad batch"), KeyboardInterrupt()], ids=lambda e: type(e).__name__
 )

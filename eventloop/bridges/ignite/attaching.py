@@ -206,6 +206,8 @@ class Bridge:
         trainer = self._trainer
         trainer.log(_numbers(engine.state.metrics))
         trainer.end_epoch()
+        if trainer.stops.edge():  # all ranks are here
+            engine.terminate()
 
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
         """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
@@ -245,6 +247,8 @@ class Bridge:
             self._trainer.end_val(
                 {name: float(value) for name, value in _numbers(evaluator.state.metrics).items()}
             )
+            if self._trainer.stopping:  # several ranks agree later: not all of them need evaluate
+                self._engine.terminate()
 
     @contextmanager
     def _measuring(self, engine: Engine, *, in_training: bool) -> Iterator[None]:

@@ -162,8 +162,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._ride.end_run(error)
 
     def _obey(self) -> None:
-        """Stop the Lightning trainer if a handler has requested a stop."""
-        if self._driven.stopping:
+        """Stop the Lightning trainer if a handler has requested a stop, on this rank or another one."""
+        if self._driven.stops.edge():
             self._driven.native.should_stop = True
 
     # --- the training --------------------------------------------------------------------------------------

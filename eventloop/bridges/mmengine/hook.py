@@ -20,7 +20,7 @@ require("mmengine", "mmengine", "0.10.6", extra="mmengine")
 import mmengine.hooks
 from mmengine.optim import OptimWrapperDict
 from mmengine.registry import HOOKS
-from mmengine.runner import EpochBasedTrainLoop, Runner
+from mmengine.runner import BaseLoop, EpochBasedTrainLoop, Runner
 
 NEVER = {"optimizer_step_skipped": "MMEngine's optim wrappers do not say that a step was skipped"}
 """The events that no runner of MMEngine can emit, with the reasons."""
@@ -136,6 +136,12 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
     def after_train_epoch(self, runner: Runner) -> None:
         """End the epoch."""
         self.trainer.end_epoch()
+        self._obey(runner)
+
+    def _obey(self, runner: Runner) -> None:
+        """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
+        if self.trainer.stops.edge() and isinstance(runner._train_loop, BaseLoop):  # not a config, or None
+            runner._train_loop.stop_training = True
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(backward)
@@ -181,6 +187,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self.trainer.end_val(
             {name: float(value) for name, value in (metrics or {}).items() if _is_number(value)}
         )
+        self._obey(runner)
 
     after_test_epoch = after_val_epoch
 

@@ -222,7 +222,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         trainer = self._running()
         self._note_early_end(state, control)
         trainer.end_epoch()
-        if trainer.stopping:
+        if trainer.stops.edge():  # all ranks are here
             control.should_training_stop = True
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -295,7 +295,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         trainer.end_val(metrics)
         if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
             trainer.log(extra, mode=mode, step=trainer.iter)
-        if trainer.stopping:
+        if trainer.stops.edge():  # all ranks evaluate
             trainer.native.control.should_training_stop = True
         return result
 
