@@ -78,8 +78,8 @@ def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> No
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
         if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-            return
-        if _starts_ranks(trainer) and not _has_entry_point():
+            attacher.kept.add("Lightning")
+        elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
         elif (callback := lightning_callback(attacher)) is not None:
             trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
@@ -130,7 +130,10 @@ def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> Non
     def registering(runner: Any, *args: Any, **kwargs: Any) -> None:
         register(runner, *args, **kwargs)
         bridge = attacher.bridge("MMEngine", "mmengine")
-        if bridge is None or _has(runner.hooks, bridge.EventLoopHook):
+        if bridge is None:
+            return
+        if _has(runner.hooks, bridge.EventLoopHook):
+            attacher.kept.add("MMEngine")
             return
         hook = bridge.EventLoopHook(**attacher.arguments())
         attacher.follow(hook._ride)

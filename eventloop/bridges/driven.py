@@ -32,6 +32,8 @@ class DrivenTrainer(Trainer):
                     if driven.end_iter({"loss": loss}):
                         break
             driven.end_epoch()
+            if driven.stopping:
+                break
         driven.end_run()
 
     The engine, called the host, owns the model, its step and its data: this trainer moves nothing to a

@@ -140,13 +140,15 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     if attacher.hosts:
         tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended in this process, so there is no summary")
     else:
-        _advise(script)
+        _advise(script, attacher)
 
 
-def _advise(script: str) -> None:
-    from eventloop.autoattach.written_loop import HAS_A_TRAINER, advice
+def _advise(script: str, attacher: Any) -> None:
+    from eventloop.autoattach.written_loop import HAS_A_BRIDGE, HAS_A_TRAINER, advice
 
-    if "eventloop.training.trainer" in sys.modules:
+    if attacher.kept:
+        tell(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.kept))))
+    elif "eventloop.training.trainer" in sys.modules and not attacher.imports_bridges:
         tell(HAS_A_TRAINER.format(script=script))
     else:
         sys.stderr.write(printable(f"eventloop: {advice(script)}"))
