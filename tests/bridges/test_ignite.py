@@ -252,7 +252,12 @@ def test_an_evaluator_outside_of_a_run(tmp_path: Path) -> None:
     ("call", "error", "words"),
     [
         (lambda t: attach(cast(Any, print)), TypeError, "engine must be an ignite.engine.Engine, got <built-in"),
-        (lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}), TypeError, "val must be an ignite.engine.Engine, got 3"),
+        (lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}), TypeError, r"evaluators\['val'\] must be an ignite.engine.Engine, got 3"),
+        (lambda t: attach(t.engine, evaluators=cast(Any, [t.engine])), TypeError, "evaluators must be engines by mode, .* got \\["),
+        (lambda t: attach(t.engine, evaluators={"val": t.engine}), ValueError, r"evaluators\['val'\] must be .* got the engine that trains"),
+        (lambda t: attach(t.engine, optimizer=cast(Any, 3)), TypeError, "optimizer must be a torch.optim.Optimizer, got 3"),
+        (lambda t: attach(t.engine, model=cast(Any, 3)), TypeError, "model must be a torch.nn.Module, got 3"),
+        (lambda t: attach(t.engine, hooks=[EMAHook()]), ValueError, r"EMAHook needs a model, .* attach\(engine, model=\.\.\.\)"),
         (lambda t: attach(t.engine, hooks=[OptimizerHook()]), ValueError, "OptimizerHook does backward .* ignite does"),
         (lambda t: attach(t.engine, bus=cast(Any, 3)), TypeError, "bus must be a Bus, .* got 3"),
         (lambda t: attach(t.engine, measure=cast(Any, 1)), TypeError, "measure must be True or False, got 1"),
@@ -266,6 +271,16 @@ def test_bad_arguments(call: Callable[[Training], Any], error: type[Exception], 
     """A bad argument is refused at its line, with what was expected and what came."""
     with pytest.raises(error, match=words):
         call(Training())
+
+
+def test_engines_do_not_share_what_they_never_emit() -> None:
+    """An engine without evaluators leaves the validations of the next engine alone."""
+    first, second = Training(), Training()
+    attach(first.engine, optimizer=first.optimizer)
+
+    bus = attach(second.engine, optimizer=second.optimizer, evaluators={"val": second.evaluator})
+
+    bus.on("after_val_epoch")(lambda event: None)
 
 
 def test_without_a_model(tmp_path: Path) -> None:
