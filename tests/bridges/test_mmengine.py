@@ -161,7 +161,8 @@ def test_each_hook_has_its_cost(tmp_path: Path) -> None:
     costs = {cost.name: cost for cost in read_costs(tmp_path).handlers}
     assert costs["Slow.after_train_iter"].seconds == pytest.approx(slow.seconds, rel=0.02)
     assert costs["Slow.after_train_iter"].in_iteration
-    assert "CheckpointHook.after_train_epoch" in costs
+    assert "CheckpointHook.after_train_epoch (mmengine)" in costs
+    assert {"LoggerHook.after_train_iter", "LoggerHook.after_train_iter (mmengine)"} <= costs.keys()
     assert read_costs(tmp_path).phases.backward > 0
     assert "after_train_iter" not in vars(slow)
 

@@ -202,12 +202,18 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             self._ride.methods.replace(hook, stage, partial(self._measured, hook, stage))
 
     def _measured(self, hook: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        name, inside = f"{type(hook).__name__}.{stage}", stage in IN_ITERATION
-        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
+        inside = stage in IN_ITERATION
+        return self.trainer.foreign_calls.measured(method, _row_name(hook, stage), stage, in_iteration=inside)
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
+
+
+def _row_name(hook: Any, stage: str) -> str:
+    """Return the name of a method's row; MMEngine has a LoggerHook and a RuntimeInfoHook as we have."""
+    cls = type(hook)
+    return f"{cls.__name__}.{stage}" + (" (mmengine)" if cls.__module__.startswith("mmengine.") else "")
 
 
 def _optimizers(wrappers: Any) -> Any:
