@@ -314,5 +314,5 @@ def test_an_object_of_lightning_that_is_no_callback() -> None:
 
 def test_a_name_that_is_no_text() -> None:
     """The name of a callback's state is a str."""
-    with pytest.raises(TypeError, match="name must be a str, .* got 3"):
+    with pytest.raises(TypeError, match=r"name must be a str, .* got 3"):
         Foreign(LambdaCallback(), name=cast(Any, 3))

@@ -338,6 +338,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert error.count("\n") == 1
 
 
+def test_arguments_of_the_script_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line names the option that the command does not have, and says where those of a script go."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--epochs", "3", write("")])
+
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(
+        "unrecognized arguments: --epochs; arguments of the script come after it: eventloop run SCRIPT ARGUMENTS"
+    )
+
+
 def test_no_engine_is_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names the engines, and the trainer for a loop of one's own."""
     monkeypatch.setattr("eventloop.autoattach.hosts.PACKAGES", {"None": ("no_such_package",)})

@@ -141,7 +141,7 @@ def _check_model(model: object, hooks: Sequence[Any]) -> None:
     for hook in hooks:
         if model is None and isinstance(hook, CheckpointHook | EMAHook | PreciseBN):
             raise ValueError(
-                f"{type(hook).__name__} needs a model, and an ignite engine does not tell its own: give "
+                f"{type(hook).__name__} needs a model, and ignite does not say which: give "
                 "attach(engine, model=...) the module that the engine trains"
             )
 
