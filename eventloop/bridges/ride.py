@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -23,6 +24,7 @@ from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.state.rollback import Rollback
+from eventloop.stops.signals import StopSignals
 from eventloop.util.checks import check_bools, check_path
 
 
@@ -218,6 +220,15 @@ class Ride:
             finally:
                 self.bus.close()
                 self.ended(self.trainer)
+
+
+def stop_at_sigterm(trainer: DrivenTrainer) -> None:
+    """Stop the host's run at a SIGTERM, and end the program after it as the signal would have ended it.
+
+    A handler that the program or the host has installed stays the only one.
+    """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
 
 
 def _refuse_hosts_own(hook: Any, host: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,7 @@ from eventloop.bridges.ignite import attach
 from eventloop.costs.records import read_costs
 from eventloop.hooks import EMAHook, OptimizerHook
 from eventloop.writers import JSONLWriter
+from eventloop.writers.jsonl import read_jsonl
 from tests.support.trainers import batches, tiny_model
 
 
@@ -204,6 +207,24 @@ def test_an_error_of_the_host(tmp_path: Path, error: BaseException) -> None:
     assert bus.closed
     assert read_costs(tmp_path).complete
     assert "loss" in (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_sigterm_ends_the_run_and_the_program(tmp_path: Path) -> None:
+    """SIGTERM stops the engine after the iteration; with writers and costs complete the program ends with its code."""
+    training = Training()
+    training.attach(tmp_path, writers=[JSONLWriter()])
+    training.engine.add_event_handler(
+        Events.ITERATION_STARTED(once=2), lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        training.run()
+
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert training.engine.state.iteration == 2
+    assert [*read_jsonl(tmp_path / "metrics.jsonl")][-1]["reason"] == "preempted by SIGTERM"
+    assert read_costs(tmp_path).complete
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_handler_that_swallows_an_error_still_does(tmp_path: Path) -> None:

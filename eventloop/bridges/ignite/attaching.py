@@ -13,7 +13,7 @@ import torch
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bus import Bus
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
@@ -211,6 +211,7 @@ class Bridge:
             self._model, native=engine, optimizer=self._optimizer,
             max_epochs=state.max_epochs, max_iters=_total(state), iter=state.iteration, epoch=state.epoch,
         )  # fmt: skip
+        stop_at_sigterm(trainer)
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
         if self.ride.measure:
