@@ -250,6 +250,8 @@ def test_random_state_is_kept(tmp_path: Path) -> None:
     [
         (mm.ParamSchedulerHook, ValueError, r"ParamSchedulerHook can have no effect here: give .* schedulers=\[...\]"),
         (mm.DistSamplerSeedHook, ValueError, "DistSamplerSeedHook can have no effect here: this trainer seeds"),
+        (mm.LoggerHook, ValueError, r"LoggerHook can have no effect here: .* writers=\[...\] record the numbers"),
+        (mm.RuntimeInfoHook, ValueError, "RuntimeInfoHook can have no effect here: this trainer collects"),
         (EventLoopHook, ValueError, "EventLoopHook can have no effect here: give its hooks and writers to this"),
         (lambda: mm.IterTimerHook, TypeError, "got the class IterTimerHook"),
         (Model, TypeError, "Foreign takes a hook of MMEngine, got Model, which does not derive from mmengine.hooks.Hook"),

@@ -21,6 +21,8 @@ SYSTEM = "mmengine"
 REFUSED = {
     "ParamSchedulerHook": "give the Trainer the schedulers, schedulers=[...], which steps them",
     "DistSamplerSeedHook": "this trainer seeds its samplers",
+    "LoggerHook": "this trainer logs by its own LoggerHook, and writers=[...] record the numbers",
+    "RuntimeInfoHook": "this trainer collects losses and learning rates itself",
     "EventLoopHook": "give its hooks and writers to this Trainer",
     "PrepareTTAHook": "it replaces the model of a test runner; wrap the model yourself",
 }
