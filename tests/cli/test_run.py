@@ -197,6 +197,18 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from eventloop.bridges.lightning import EventLoopCallback
 Trainer(callbacks=[EventLoopCallback()], max_steps=1, logger=False, enable_checkpointing=False).fit(BoringModel())
 """,
+    "transformers": """
+import torch
+from transformers import Trainer, TrainingArguments
+from eventloop.bridges.transformers import EventLoopCallback
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x): return {"loss": self.layer(x).sum()}
+args = TrainingArguments("out", max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no")
+Trainer(Model(), args, train_dataset=[{"x": torch.ones(2)}] * 2, callbacks=[EventLoopCallback()]).train()
+""",
     "ignite": """
 from ignite.engine import Engine
 from eventloop.bridges.ignite import attach
@@ -236,7 +248,8 @@ def test_a_script_with_a_bridge_of_its_own_keeps_it(host: str) -> None:
     ran = run(write(OWN_BRIDGE[host]))
 
     assert ran.returncode == 0, ran.stderr
-    name = {"lightning": "Lightning", "mmengine": "MMEngine"}.get(host, host)
+    names = {"lightning": "Lightning", "transformers": "Transformers", "mmengine": "MMEngine"}
+    name = names.get(host, host)
     assert f"eventloop: train.py has attached a bridge to {name} itself" in ran.stderr
 
 
