@@ -164,7 +164,7 @@ def attach_all(
     """
     own = [build(h, HOOKS) if isinstance(h, Mapping) else h for h in hooks]
     for hook in own:
-        _check_attachable(hook, "hook")
+        check_attachable(hook, "hook")
     named = _with_defaults(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
@@ -182,7 +182,7 @@ def attach_all(
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     for writer in built:
-        _check_attachable(writer, "writer")
+        check_attachable(writer, "writer")
         if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
             writer.attach(trainer.bus, trainer.facts)
     return [hook for _, hook in named], built
@@ -197,7 +197,15 @@ def check_owner(hook: Any, host: str) -> None:
         )
 
 
-def _check_attachable(candidate: Any, what: str) -> None:
+def check_bus_owners(bus: Bus, host: str) -> None:
+    """Refuse a bus with handlers of a hook whose work another engine does, as `check_owner` does."""
+    for event in {name for row in bus.stats() for name in row.event.split(", ")} - {"*"}:
+        for handler in bus.signal(event).handlers:
+            check_owner(getattr(handler.fn, "__self__", None), host)
+
+
+def check_attachable(candidate: Any, what: str) -> None:
+    """Refuse an object that is not a hook, or not a writer, as `what` says."""
     if isinstance(candidate, type):
         raise TypeError(
             f"expected a {what}, got the class {candidate.__name__}: write {candidate.__name__}()"
@@ -252,7 +260,7 @@ def _given(name: str, given: Any, defaults: Mapping[str, Any]) -> list[tuple[str
     if given is None:
         return []
     hook = build({**defaults, **given}, HOOKS) if isinstance(given, Mapping) else given
-    _check_attachable(hook, "hook")
+    check_attachable(hook, "hook")
     return [(name, hook)]
 
 

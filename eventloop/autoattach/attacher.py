@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,10 @@ class Attacher:
         self.options = options
         self.hosts: set[str] = set()
         """The names of the engines for which a bridge was created."""
+        self.kept: set[str] = set()
+        """The names of the engines with a trainer to which the script has attached a bridge itself."""
+        self.imports_bridges = False
+        """Whether a bridge, and with it our trainer, was imported here rather than by the script."""
         self.summaries: dict[Path, str] = {}
         """The summary of each trainer's last run, by its directory; only the first rank has summaries."""
         self.problems: dict[str, str] = {}
@@ -41,6 +46,7 @@ class Attacher:
             host: the engine's name, for messages.
             module: the bridge's module in `eventloop.bridges`.
         """
+        self.imports_bridges |= f"eventloop.bridges.{module}" not in sys.modules
         try:
             return import_module(f"eventloop.bridges.{module}")
         except ImportError as error:

@@ -78,8 +78,8 @@ def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> No
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
         if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-            return
-        if _starts_ranks(trainer) and not _has_entry_point():
+            attacher.kept.add("Lightning")
+        elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
         elif (callback := lightning_callback(attacher)) is not None:
             trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
@@ -107,12 +107,31 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
             if bridge is None:
                 return module.TrainerCallback()
             callback = bridge.EventLoopCallback(**attacher.arguments())
-            attacher.follow(callback._ride)
+            callback.on_init_end = partial(_join_transformers, attacher, bridge.EventLoopCallback, callback)
             return callback
 
     defaults: list[Any] = module.DEFAULT_CALLBACKS
     defaults.append(Callback)
     changes.callback(defaults.remove, Callback)
+
+
+def _join_transformers(
+    attacher: Attacher, cls: Any, callback: Any, args: Any, state: Any, control: Any, **kwargs: Any
+) -> None:
+    """Keep our callback in a new Transformers trainer, unless the script has given it one."""
+    from eventloop.bridges.transformers.host import find_host
+
+    del callback.on_init_end
+    found = find_host(callback)
+    handler = None if found is None else found.trainer.callback_handler
+    if handler is not None and any(
+        isinstance(each, cls) and each is not callback for each in handler.callbacks
+    ):
+        attacher.kept.add("Transformers")
+        handler.callbacks = [each for each in handler.callbacks if each is not callback]
+        return
+    attacher.follow(callback._ride)
+    callback.on_init_end(args, state, control, **kwargs)
 
 
 def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
@@ -130,7 +149,10 @@ def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> Non
     def registering(runner: Any, *args: Any, **kwargs: Any) -> None:
         register(runner, *args, **kwargs)
         bridge = attacher.bridge("MMEngine", "mmengine")
-        if bridge is None or _has(runner.hooks, bridge.EventLoopHook):
+        if bridge is None:
+            return
+        if _has(runner.hooks, bridge.EventLoopHook):
+            attacher.kept.add("MMEngine")
             return
         hook = bridge.EventLoopHook(**attacher.arguments())
         attacher.follow(hook._ride)

@@ -59,7 +59,10 @@ class IgniteRuns:
     def _attach(self, engine: Any, running: list[Any]) -> bool:
         """Attach a training engine to a new bridge and return True; add an evaluator to the current one."""
         bridges = self._attacher.bridge("ignite", "ignite")
-        if bridges is None or bridges.bridge_of(engine) is not None:
+        if bridges is None:
+            return False
+        if bridges.bridge_of(engine) is not None:
+            self._attacher.kept.add("ignite")
             return False
         if running:
             if len(running) == 1 and running[0] in self._trainers and engine not in self._evaluators:

@@ -9,19 +9,17 @@ LINES = """\
 from eventloop.bridges import DrivenTrainer
 from eventloop.writers import JSONLWriter
 
-driven = DrivenTrainer(model, optimizer=optimizer, writers=[JSONLWriter()])
-driven.begin_run()
-for epoch in range(epochs):
-    driven.begin_epoch(len(loader))
-    for batch in loader:
-        if driven.begin_iter(batch):
-            loss = train_on(batch)              # your forward, backward and optimizer.step()
-            if driven.end_iter({"loss": loss}):
-                break
-    driven.end_epoch()
-driven.end_run()
-print(driven.summary())
+trainer = DrivenTrainer(model, optimizer=optimizer, max_epochs=epochs, writers=[JSONLWriter()])
+for _ in trainer.epochs():
+    for batch in trainer.batches(loader):
+        loss = train_on(batch)              # your forward, backward and optimizer.step()
+        trainer.outputs = {"loss": loss}
+print(trainer.summary())
 """
+HAS_A_BRIDGE = (
+    "{script} has attached a bridge to {hosts} itself, which records the run without `eventloop run`: see "
+    "`eventloop report` of its work_dir"
+)
 HAS_A_TRAINER = (
     "{script} ran no trainer of another engine. It imports eventloop's own Trainer, which needs no "
     "`eventloop run`: print(trainer.summary()) at its end, or `eventloop report` of its work_dir"

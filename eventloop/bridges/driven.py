@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from eventloop.assembly.attach import check_bus_owners
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
@@ -32,6 +33,8 @@ class DrivenTrainer(Trainer):
                     if driven.end_iter({"loss": loss}):
                         break
             driven.end_epoch()
+            if driven.stopping:
+                break
         driven.end_run()
 
     The engine, called the host, owns the model, its step and its data: this trainer moves nothing to a
@@ -73,6 +76,8 @@ class DrivenTrainer(Trainer):
         for name, limit in (("max_epochs", max_epochs), ("max_iters", max_iters)):
             if limit is not None:
                 at_least(name, limit, 1)
+        if bus is not None:
+            check_bus_owners(bus, host)
         self.host, self.native, self._counts_epochs = host, native, by_epoch
         super().__init__(
             model, optimizer=optimizer, hooks=hooks, writers=writers, work_dir=work_dir, bus=bus,

@@ -98,7 +98,7 @@ class Foreign(Hook):
             class need different names.
 
     Raises:
-        TypeError: it is a class, or not a callback of the four systems.
+        TypeError: it is a class, or not a callback of the four systems; or `name` is not a str.
         ValueError: it controls the loop of its own system, and cannot have an effect here; or the priority is
             invalid.
         ImportError: the version of the system is too old.
@@ -109,6 +109,10 @@ class Foreign(Hook):
     ) -> None:
         if priority is not None:
             get_priority(priority)
+        if name is not None and (not isinstance(name, str) or not name):
+            raise TypeError(
+                f"name must be a str, the name of the callback's state in checkpoints, got {name!r}"
+            )
         self._adapter = adapter_of(callback)
         self._adapter.check(callback)
         self.callback, self._priority = callback, priority

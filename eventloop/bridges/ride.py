@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 
 from eventloop.assembly.argument_checks import check_bus, check_lists
-from eventloop.assembly.attach import DEFAULT_HOOKS, check_owner
+from eventloop.assembly.attach import DEFAULT_HOOKS, check_attachable, check_bus_owners, check_owner
 from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
@@ -19,9 +21,10 @@ from eventloop.data.plain_values import plain
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
-from eventloop.registry import HOOKS, build, find_class
+from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.state.rollback import Rollback
+from eventloop.stops.signals import StopSignals
 from eventloop.util.checks import check_bools, check_path
 
 
@@ -79,12 +82,19 @@ class Ride:
             check_path("work_dir", work_dir)
         self.host, self.measure = host, measure
         self.bus = bus if bus is not None else Bus()
+        check_bus_owners(self.bus, host)
         for event, reason in never.items():
             self.bus.exclude([event], reason)
-        self._hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]
-        for hook in self._hooks:
+        self.hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]
+        """The hooks that were given."""
+        for hook in self.hooks:
+            check_attachable(hook, "hook")
             check_owner(hook, host)
-        self._writers, self._work_dir = writers, work_dir
+            _refuse_hosts_own(hook, host)
+        self._writers = [build(each, WRITERS) if isinstance(each, Mapping) else each for each in writers]
+        for writer in self._writers:
+            check_attachable(writer, "writer")
+        self._work_dir = work_dir
         for name in DEFAULT_HOOKS.values():
             find_class(name)  # imported now, and not in the host's first step
         self.trainer: DrivenTrainer | None = None
@@ -128,10 +138,10 @@ class Ride:
             wanted = self._work_dir if self._work_dir is not None else work_dir
             trainer = self.trainer = DrivenTrainer(
                 model, optimizer=optimizer, max_epochs=max_epochs, max_iters=max_iters, by_epoch=by_epoch,
-                hooks=self._hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
+                hooks=self.hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
                 work_dir=self.place(None if wanted is None else Path(wanted)),
             )  # fmt: skip
-        elif trainer.model is not model and self._hooks:
+        elif trainer.model is not model and self.hooks:
             raise ValueError(
                 f"this bridge to {self.host} serves the model of its first run, and its hooks hold that "
                 f"model's state; got another {type(model).__name__}: make a bridge for each model"
@@ -210,3 +220,21 @@ class Ride:
             finally:
                 self.bus.close()
                 self.ended(self.trainer)
+
+
+def stop_at_sigterm(trainer: DrivenTrainer) -> None:
+    """Stop the host's run at a SIGTERM, and end the program after it as the signal would have ended it.
+
+    A handler that the program or the host has installed stays the only one.
+    """
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+
+
+def _refuse_hosts_own(hook: Any, host: str) -> None:
+    """Refuse a callback of the host, wrapped for our trainer, in a bridge to that host."""
+    if isinstance(hook, Foreign) and hook.system == host.lower():
+        raise ValueError(
+            f"Foreign({type(hook.callback).__name__}(...)) runs a callback of {host} without {host}, which "
+            f"itself trains here: give the callback to {host}"
+        )

@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(own)
     if unknown:
         hint = plan_command.script_hint(options.file, unknown) if options.command == "plan" else ""
+        hint = run_command.SCRIPT_HINT if options.command == "run" else hint
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     options.arguments = passed_on
     if options.command == "run":

@@ -19,6 +19,7 @@ end the costs of each callback, hook and handler are printed to standard error; 
 
 Options of the command come before the script; everything after it belongs to the script. A training on
 several processes is started as ever: torchrun --nproc-per-node 2 -m eventloop run script.py"""
+SCRIPT_HINT = "; arguments of the script come after it: eventloop run SCRIPT ARGUMENTS"
 EXIT_CODES = """\
 exit codes: those of the script, whose errors are shown as by Python; 2 bad input (one line)"""
 
@@ -140,13 +141,15 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     if attacher.hosts:
         tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended in this process, so there is no summary")
     else:
-        _advise(script)
+        _advise(script, attacher)
 
 
-def _advise(script: str) -> None:
-    from eventloop.autoattach.written_loop import HAS_A_TRAINER, advice
+def _advise(script: str, attacher: Any) -> None:
+    from eventloop.autoattach.written_loop import HAS_A_BRIDGE, HAS_A_TRAINER, advice
 
-    if "eventloop.training.trainer" in sys.modules:
+    if attacher.kept:
+        tell(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.kept))))
+    elif "eventloop.training.trainer" in sys.modules and not attacher.imports_bridges:
         tell(HAS_A_TRAINER.format(script=script))
     else:
         sys.stderr.write(printable(f"eventloop: {advice(script)}"))

@@ -42,10 +42,11 @@ class LoopSteps(LoopTrainer):
             for epoch in range(3):
                 trainer.begin_epoch()
                 for batch in loader:
-                    if trainer.begin_iter(batch):
-                        stop = trainer.end_iter({"loss": loss_of(batch)})
-                        ...
+                    if trainer.begin_iter(batch) and trainer.end_iter({"loss": loss_of(batch)}):
+                        break
                 trainer.end_epoch()
+                if trainer.stopping:
+                    break
                 trainer.begin_val()
                 trainer.end_val({"accuracy": evaluate()})
         except BaseException as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
@@ -23,6 +25,7 @@ from eventloop.bridges.ignite import attach
 from eventloop.costs.records import read_costs
 from eventloop.hooks import EMAHook, OptimizerHook
 from eventloop.writers import JSONLWriter
+from eventloop.writers.jsonl import read_jsonl
 from tests.support.trainers import batches, tiny_model
 
 
@@ -220,6 +223,24 @@ def test_an_error_of_the_host(tmp_path: Path, error: BaseException) -> None:
     assert "loss" in (tmp_path / "metrics.jsonl").read_text()
 
 
+def test_sigterm_ends_the_run_and_the_program(tmp_path: Path) -> None:
+    """SIGTERM stops the engine after the iteration; with writers and costs complete the program ends with its code."""
+    training = Training()
+    training.attach(tmp_path, writers=[JSONLWriter()])
+    training.engine.add_event_handler(
+        Events.ITERATION_STARTED(once=2), lambda: os.kill(os.getpid(), signal.SIGTERM)
+    )
+
+    with pytest.raises(SystemExit) as ended:
+        training.run()
+
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert training.engine.state.iteration == 2
+    assert [*read_jsonl(tmp_path / "metrics.jsonl")][-1]["reason"] == "preempted by SIGTERM"
+    assert read_costs(tmp_path).complete
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def test_a_handler_that_swallows_an_error_still_does(tmp_path: Path) -> None:
     """An engine whose own handler of exceptions goes on does so with the bridge."""
     training = Training()
@@ -266,7 +287,12 @@ def test_an_evaluator_outside_of_a_run(tmp_path: Path) -> None:
     ("call", "error", "words"),
     [
         (lambda t: attach(cast(Any, print)), TypeError, "engine must be an ignite.engine.Engine, got <built-in"),
-        (lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}), TypeError, "val must be an ignite.engine.Engine, got 3"),
+        (lambda t: attach(t.engine, evaluators={"val": cast(Any, 3)}), TypeError, r"evaluators\['val'\] must be an ignite.engine.Engine, got 3"),
+        (lambda t: attach(t.engine, evaluators=cast(Any, [t.engine])), TypeError, "evaluators must be engines by mode, .* got \\["),
+        (lambda t: attach(t.engine, evaluators={"val": t.engine}), ValueError, r"evaluators\['val'\] must be .* got the engine that trains"),
+        (lambda t: attach(t.engine, optimizer=cast(Any, 3)), TypeError, "optimizer must be a torch.optim.Optimizer, got 3"),
+        (lambda t: attach(t.engine, model=cast(Any, 3)), TypeError, "model must be a torch.nn.Module, got 3"),
+        (lambda t: attach(t.engine, hooks=[EMAHook()]), ValueError, r"EMAHook needs a model, .* attach\(engine, model=\.\.\.\)"),
         (lambda t: attach(t.engine, hooks=[OptimizerHook()]), ValueError, "OptimizerHook does backward .* ignite does"),
         (lambda t: attach(t.engine, bus=cast(Any, 3)), TypeError, "bus must be a Bus, .* got 3"),
         (lambda t: attach(t.engine, measure=cast(Any, 1)), TypeError, "measure must be True or False, got 1"),
@@ -280,6 +306,16 @@ def test_bad_arguments(call: Callable[[Training], Any], error: type[Exception], 
     """A bad argument is refused at its line, with what was expected and what came."""
     with pytest.raises(error, match=words):
         call(Training())
+
+
+def test_engines_do_not_share_what_they_never_emit() -> None:
+    """An engine without evaluators leaves the validations of the next engine alone."""
+    first, second = Training(), Training()
+    attach(first.engine, optimizer=first.optimizer)
+
+    bus = attach(second.engine, optimizer=second.optimizer, evaluators={"val": second.evaluator})
+
+    bus.on("after_val_epoch")(lambda event: None)
 
 
 def test_without_a_model(tmp_path: Path) -> None:

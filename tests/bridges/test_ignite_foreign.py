@@ -19,6 +19,7 @@ from ignite.handlers import (
     DiskSaver,
     EarlyStopping,
     EMAHandler,
+    FastaiLRFinder,
     PiecewiseLinear,
     TerminateOnNan,
     TimeLimit,
@@ -28,6 +29,7 @@ from ignite.metrics import Accuracy, RunningAverage
 
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
+from eventloop.bridges.ignite import attach
 from eventloop.bridges.ignite.foreign import evaluates
 from tests.support.trainers import batches, build_trainer, tiny_model
 
@@ -241,6 +243,13 @@ def test_bad_arguments() -> None:
         Foreign(engine)
     with pytest.raises(ValueError, match="BasicTimeProfiler attaches its handlers when an engine runs"):
         Foreign(profiled)
+    parts = {"model": tiny_model(), "optimizer": torch.optim.SGD(tiny_model().parameters(), lr=0.1)}
+    FastaiLRFinder().attach(finds := Engine(never_run), parts).__enter__()
+    with pytest.raises(ValueError, match=r"FastaiLRFinder attaches its handlers .* trainer\.find_lr\(\)"):
+        Foreign(finds)
+    attach(bridged := Engine(never_run))
+    with pytest.raises(ValueError, match=r"the engine has a bridge by attach\(\)"):
+        Foreign(bridged)
     with pytest.raises(ValueError, match='mode must be "val" or "test", got \'train\''):
         evaluates(engine, "train")
 

@@ -18,6 +18,7 @@ pytest.importorskip(
 from lightning.pytorch.callbacks import Callback
 
 from eventloop.bridges import host
+from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.lightning import EventLoopCallback
 from eventloop.hooks import EMAHook, OptimizerHook
 from tests import forked
@@ -61,6 +62,14 @@ def test_hooks_that_own_the_step_are_refused() -> None:
     """A hook that does Lightning's part is an error at the line that makes the bridge."""
     with pytest.raises(ValueError, match=r"OptimizerHook does .* itself, which Lightning does here"):
         EventLoopCallback(hooks=[OptimizerHook()])
+
+
+def test_the_hosts_own_callbacks_are_the_hosts() -> None:
+    """A callback of Lightning among the hooks of a bridge to Lightning is refused where the bridge is made."""
+    with pytest.raises(
+        ValueError, match=r"Foreign\(Callback.* which itself trains here: give the callback to Lightning"
+    ):
+        EventLoopCallback(hooks=[Foreign(Callback())])
 
 
 @pytest.mark.parametrize(("arguments", "words"), [

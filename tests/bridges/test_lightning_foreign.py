@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -306,5 +306,13 @@ def test_callbacks_without_an_effect_are_refused(make: Callable[[], Any], words:
 
 def test_an_object_of_lightning_that_is_no_callback() -> None:
     """A LightningModule is no callback."""
-    with pytest.raises(TypeError, match=r"takes a callback of Lightning, a Callback, got Classifier\("):
+    with pytest.raises(
+        TypeError, match="takes a callback of Lightning, got Classifier, which does not derive from Callback"
+    ):
         Foreign(Classifier())
+
+
+def test_a_name_that_is_no_text() -> None:
+    """The name of a callback's state is a str."""
+    with pytest.raises(TypeError, match=r"name must be a str, .* got 3"):
+        Foreign(LambdaCallback(), name=cast(Any, 3))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,7 @@ from eventloop.bridges.mmengine import EventLoopHook
 from eventloop.costs.records import read_costs
 from eventloop.hooks import EMAHook, OptimizerHook
 from eventloop.writers import JSONLWriter
+from eventloop.writers.jsonl import read_jsonl
 from tests.support.trainers import samples, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
@@ -161,7 +164,8 @@ def test_each_hook_has_its_cost(tmp_path: Path) -> None:
     costs = {cost.name: cost for cost in read_costs(tmp_path).handlers}
     assert costs["Slow.after_train_iter"].seconds == pytest.approx(slow.seconds, rel=0.02)
     assert costs["Slow.after_train_iter"].in_iteration
-    assert "CheckpointHook.after_train_epoch" in costs
+    assert "CheckpointHook.after_train_epoch (mmengine)" in costs
+    assert {"LoggerHook.after_train_iter", "LoggerHook.after_train_iter (mmengine)"} <= costs.keys()
     assert read_costs(tmp_path).phases.backward > 0
     assert "after_train_iter" not in vars(slow)
 
@@ -258,6 +262,25 @@ def test_a_validation_alone(tmp_path: Path) -> None:
     runner(tmp_path, ride).val()
 
     assert seen == ["BeforeRun", "AfterVal", "AfterRun"]
+
+
+def test_sigterm_ends_the_run_and_the_program(tmp_path: Path) -> None:
+    """SIGTERM ends the run after the iteration, not after the epoch; writers and costs are complete by then."""
+
+    class Terminate(mmengine.hooks.Hook):  # type: ignore[misc]
+        def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+            if runner.iter == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    mm = runner(tmp_path, Terminate(), EventLoopHook(writers=[JSONLWriter()], work_dir=tmp_path))
+
+    with pytest.raises(SystemExit) as ended:
+        mm.train()
+
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert [*read_jsonl(tmp_path / "metrics.jsonl")][-1]["iter"] == 2
+    assert read_costs(tmp_path).outcome == "preempted by SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_built_from_a_config(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ with warnings.catch_warnings():  # of torch.jit, when torch.distributed.optim is
 
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
+from eventloop.bridges.mmengine import EventLoopHook
 from tests.support.trainers import batches, samples, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
@@ -249,8 +250,11 @@ def test_random_state_is_kept(tmp_path: Path) -> None:
     [
         (mm.ParamSchedulerHook, ValueError, r"ParamSchedulerHook can have no effect here: give .* schedulers=\[...\]"),
         (mm.DistSamplerSeedHook, ValueError, "DistSamplerSeedHook can have no effect here: this trainer seeds"),
+        (mm.LoggerHook, ValueError, r"LoggerHook can have no effect here: .* writers=\[...\] record the numbers"),
+        (mm.RuntimeInfoHook, ValueError, "RuntimeInfoHook can have no effect here: this trainer collects"),
+        (EventLoopHook, ValueError, "EventLoopHook can have no effect here: give its hooks and writers to this"),
         (lambda: mm.IterTimerHook, TypeError, "got the class IterTimerHook"),
-        (Model, TypeError, "Foreign takes a hook of MMEngine, got Model"),
+        (Model, TypeError, "Foreign takes a hook of MMEngine, got Model, which does not derive from mmengine.hooks.Hook"),
     ],
 )  # fmt: skip
 def test_bad_arguments(make: Callable[[], Any], error: type[Exception], words: str) -> None:

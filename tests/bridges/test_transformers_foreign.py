@@ -270,7 +270,7 @@ class Pushes(TrainerCallback):
         (DefaultFlowCallback, ValueError, "DefaultFlowCallback needs the loop of Transformers, and would have no effect here: use val"),
         (EventLoopCallback, ValueError, "EventLoopCallback needs the loop of Transformers"),
         (Pushes, ValueError, "Pushes defines on_push_begin, which would never be called"),
-        (TrainerControl, TypeError, "Foreign takes a callback of Transformers, a TrainerCallback, got TrainerControl"),
+        (TrainerControl, TypeError, "Foreign takes a callback of Transformers, got TrainerControl, which does not"),
     ],
 )  # fmt: skip
 def test_refused(build: Any, error: type[Exception], words: str) -> None:

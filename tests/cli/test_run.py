@@ -190,6 +190,82 @@ def test_a_script_whose_trainer_never_runs() -> None:
     assert "train.py ran no trainer of Lightning, Transformers, ignite or MMEngine" in ran.stderr
 
 
+OWN_BRIDGE = {
+    "lightning": """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+from eventloop.bridges.lightning import EventLoopCallback
+Trainer(callbacks=[EventLoopCallback()], max_steps=1, logger=False, enable_checkpointing=False).fit(BoringModel())
+""",
+    "transformers": """
+import torch
+from transformers import Trainer, TrainingArguments
+from eventloop.bridges.transformers import EventLoopCallback
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x): return {"loss": self.layer(x).sum()}
+args = TrainingArguments("out", max_steps=1, report_to=[], use_cpu=True, disable_tqdm=True, save_strategy="no")
+Trainer(Model(), args, train_dataset=[{"x": torch.ones(2)}] * 2, callbacks=[EventLoopCallback()]).train()
+""",
+    "ignite": """
+from ignite.engine import Engine
+from eventloop.bridges.ignite import attach
+engine = Engine(lambda engine, batch: None)
+attach(engine)
+engine.run([1])
+""",
+    "mmengine": """
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import Runner
+from eventloop.bridges.mmengine import EventLoopHook
+class Model(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+    def forward(self, x, mode="loss"): return {"loss": self.layer(x).sum()}
+Runner(Model(), "out", train_dataloader=torch.utils.data.DataLoader([{"x": torch.ones(2)}]),
+       optim_wrapper={"optimizer": {"type": "SGD", "lr": 0.1}}, train_cfg={"by_epoch": True, "max_epochs": 1},
+       custom_hooks=[EventLoopHook()]).train()
+""",
+}
+"""Scripts that attach a bridge themselves."""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        pytest.param(
+            host, marks=pytest.mark.skipif(find_spec(host) is None, reason=f"{host} is not installed")
+        )
+        for host in OWN_BRIDGE
+    ],
+)
+def test_a_script_with_a_bridge_of_its_own_keeps_it(host: str) -> None:
+    """One line says that the script's bridge has recorded the run."""
+    ran = run(write(OWN_BRIDGE[host]))
+
+    assert ran.returncode == 0, ran.stderr
+    names = {"lightning": "Lightning", "transformers": "Transformers", "mmengine": "MMEngine"}
+    name = names.get(host, host)
+    assert f"eventloop: train.py has attached a bridge to {name} itself" in ran.stderr
+
+
+@needs_ignite
+def test_a_script_that_only_evaluates_has_no_trainer_of_eventloop() -> None:
+    """A script is not said to import what the command has imported."""
+    ran = run(
+        write(
+            "import torch\nfrom ignite.engine import create_supervised_evaluator\n"
+            "create_supervised_evaluator(torch.nn.Linear(1, 1)).run([(torch.ones(1, 1), torch.ones(1, 1))])"
+        )
+    )
+
+    assert "train.py ran no trainer of Lightning, Transformers, ignite or MMEngine" in ran.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
 @pytest.mark.parametrize("installed", [True, False])
@@ -273,6 +349,18 @@ def test_bad_input_is_one_line_and_exit_code_2(
     error = capsys.readouterr().err
     assert error.startswith(f"eventloop: {message}")
     assert error.count("\n") == 1
+
+
+def test_arguments_of_the_script_before_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """The line names the option that the command does not have, and says where those of a script go."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["run", "--epochs", "3", write("")])
+
+    assert ended.value.code == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.endswith(
+        "unrecognized arguments: --epochs; arguments of the script come after it: eventloop run SCRIPT ARGUMENTS"
+    )
 
 
 def test_no_engine_is_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,10 +13,11 @@ import torch
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.ride import Ride
+from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bus import Bus
 from eventloop.evaluation.schedule import Evaluate
-from eventloop.optim.optimizers import Optimizers
+from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
+from eventloop.optim.optimizers import Optimizers, check_optimizer
 from eventloop.util.functions import handler_name
 
 require("ignite", "pytorch-ignite", "0.4.13", extra="ignite")
@@ -75,9 +76,7 @@ def attach(
         TypeError, ValueError: an argument is invalid, the engine has a bridge already, or a hook does a part
             of the loop that the engine does.
     """
-    for name, each in {"engine": engine, **(evaluators or {})}.items():
-        if not isinstance(each, Engine):
-            raise TypeError(f"{name} must be an ignite.engine.Engine, got {each!r}")
+    _check_engines(engine, evaluators)
     bridge = bridge_to(
         engine, bus, model=model, optimizer=optimizer, evaluates=bool(evaluators), hooks=hooks,
         writers=writers, work_dir=work_dir, measure=measure,
@@ -113,11 +112,38 @@ def bridge_to(
         ("before_optimizer_step", "after_optimizer_step"), "give attach(engine, optimizer=...) the optimizer"
     )  # fmt: skip
     if not evaluates:
-        never |= dict.fromkeys(_EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator')
+        never = never | dict.fromkeys(
+            _EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator'
+        )
+    check_optimizer(optimizer)
     ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
-    bridge = Bridge(engine, ride, model or torch.nn.Module(), optimizer)
+    _check_model(model, ride.hooks)
+    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer)
     setattr(engine, _ATTACHED, bridge)
     return bridge
+
+
+def _check_engines(engine: object, evaluators: object) -> None:
+    if evaluators is not None and not isinstance(evaluators, Mapping):
+        raise TypeError(f'evaluators must be engines by mode, as {{"val": evaluator}}, got {evaluators!r}')
+    others = {f"evaluators[{mode!r}]": each for mode, each in (evaluators or {}).items()}
+    for name, each in {"engine": engine, **others}.items():
+        if not isinstance(each, Engine):
+            raise TypeError(f"{name} must be an ignite.engine.Engine, got {each!r}")
+    for name, each in others.items():
+        if each is engine:
+            raise ValueError(f"{name} must be an engine that evaluates, got the engine that trains")
+
+
+def _check_model(model: object, hooks: Sequence[Any]) -> None:
+    if model is not None and not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
+    for hook in hooks:
+        if model is None and isinstance(hook, CheckpointHook | EMAHook | PreciseBN):
+            raise ValueError(
+                f"{type(hook).__name__} needs a model, and ignite does not say which: give "
+                "attach(engine, model=...) the module that the engine trains"
+            )
 
 
 def bridge_of(engine: Engine) -> Bridge | None:
@@ -185,6 +211,7 @@ class Bridge:
             self._model, native=engine, optimizer=self._optimizer,
             max_epochs=state.max_epochs, max_iters=_total(state), iter=state.iteration, epoch=state.epoch,
         )  # fmt: skip
+        stop_at_sigterm(trainer)
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
         if self.ride.measure:

@@ -18,6 +18,7 @@ import torch
 from ignite.engine import Engine, Events, State
 
 from eventloop.bridges.foreign import ForeignCall
+from eventloop.bridges.ignite.attaching import bridge_of
 from eventloop.data.loader_info import named_loaders
 from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrainEpoch
 from eventloop.util.functions import handler_name
@@ -48,6 +49,7 @@ EVALUATION = {
 REFUSED = {
     "BasicTimeProfiler": "`eventloop report` has the times of the phases",
     "HandlersTimeProfiler": "`eventloop report` has the time of each handler",
+    "FastaiLRFinder": "trainer.find_lr() makes the same test",
 }
 """The handlers of ignite that would have no effect in our trainer, with their substitutes.
 
@@ -87,6 +89,11 @@ def check(callback: Any) -> None:
             "Foreign takes an ignite Engine with its handlers, got "
             f"{type(callback).__name__}: attach it to engine = Engine(lambda engine, batch: None), as "
             "ignite's documentation shows, and give Foreign(engine)"
+        )
+    if bridge_of(callback) is not None:
+        raise ValueError(
+            "the engine has a bridge by attach(), which serves an engine that runs: give Foreign an engine "
+            "without one, and the hooks and writers to this Trainer"
         )
     for fn, *_ in (entry for handlers in callback._event_handlers.values() for entry in handlers):
         owner = type(getattr(_parent(fn), "__self__", None)).__name__

@@ -34,7 +34,9 @@ def check(callback: Any) -> None:
     """
     package, name = package_of(callback), type(callback).__name__
     if not package:
-        raise TypeError(f"Foreign takes a callback of Lightning, a Callback, got {callback!r}")
+        raise TypeError(
+            f"Foreign takes a callback of Lightning, got {name}, which does not derive from Callback"
+        )
     for cls in type(callback).__mro__:
         if cls.__name__ in REFUSED:
             raise ValueError(

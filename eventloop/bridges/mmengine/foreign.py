@@ -21,6 +21,9 @@ SYSTEM = "mmengine"
 REFUSED = {
     "ParamSchedulerHook": "give the Trainer the schedulers, schedulers=[...], which steps them",
     "DistSamplerSeedHook": "this trainer seeds its samplers",
+    "LoggerHook": "this trainer logs by its own LoggerHook, and writers=[...] record the numbers",
+    "RuntimeInfoHook": "this trainer collects losses and learning rates itself",
+    "EventLoopHook": "give its hooks and writers to this Trainer",
     "PrepareTTAHook": "it replaces the model of a test runner; wrap the model yourself",
 }
 """The hooks that control the loop of a runner, and so would do nothing here, with the substitutes."""
@@ -36,10 +39,11 @@ def check(callback: Any) -> None:
     """
     if not isinstance(callback, mmengine.hooks.Hook):
         raise TypeError(
-            f"Foreign takes a hook of MMEngine, got {type(callback).__name__}, which has another base class"
+            f"Foreign takes a hook of MMEngine, got {type(callback).__name__}, which does not derive from "
+            "mmengine.hooks.Hook"
         )
     for base in type(callback).__mro__:
-        if base.__module__.startswith("mmengine.") and base.__name__ in REFUSED:
+        if base.__module__.startswith(("mmengine.", "eventloop.")) and base.__name__ in REFUSED:
             raise ValueError(f"{type(callback).__name__} can have no effect here: {REFUSED[base.__name__]}")
 
 

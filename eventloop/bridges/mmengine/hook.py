@@ -10,7 +10,7 @@ from typing import Any
 
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.ride import HasRide, Ride
+from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
@@ -95,6 +95,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             max_iters=runner.max_iters if training else None,
             work_dir=runner.work_dir, iter=runner.iter, epoch=runner.epoch, training=training,
         )  # fmt: skip
+        stop_at_sigterm(trainer)
         trainer.during_run.enter_context(announced_steps(trainer))
         for wrapper in named_optimizers(wrappers).values():
             self._ride.methods.replace(wrapper, "backward", self._backward)
@@ -132,6 +133,8 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 trainer.metrics.put_scalar(short, float(buffer.current()))
         if trainer.end_iter(outputs):
             runner.train_loop.stop_training = True
+            if trainer.stop_signal is not None:  # the runner would train to the end of its epoch
+                self._ride.end_run()  # ends the program, too
 
     def after_train_epoch(self, runner: Runner) -> None:
         """End the epoch."""
@@ -209,12 +212,18 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             self._ride.methods.replace(hook, stage, partial(self._measured, hook, stage))
 
     def _measured(self, hook: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        name, inside = f"{type(hook).__name__}.{stage}", stage in IN_ITERATION
-        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
+        inside = stage in IN_ITERATION
+        return self.trainer.foreign_calls.measured(method, _row_name(hook, stage), stage, in_iteration=inside)
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
+
+
+def _row_name(hook: Any, stage: str) -> str:
+    """Return the name of a method's row; MMEngine has a LoggerHook and a RuntimeInfoHook as we have."""
+    cls = type(hook)
+    return f"{cls.__name__}.{stage}" + (" (mmengine)" if cls.__module__.startswith("mmengine.") else "")
 
 
 def _optimizers(wrappers: Any) -> Any:

@@ -7,7 +7,6 @@ The page "Use it inside Transformers" has the table of its events. All methods r
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from numbers import Real
@@ -20,7 +19,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.ride import HasRide, Ride
+from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.state_file import read_state, write_state
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
@@ -30,7 +29,6 @@ from eventloop.events import (
     BeforeOptimizerStep,
     OptimizerStepSkipped,
 )
-from eventloop.stops.signals import StopSignals
 
 require("transformers", "transformers", "5.0", extra="transformers")
 
@@ -149,8 +147,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def _join(self, host: Any, trainer: DrivenTrainer) -> None:
         """Replace the methods of the host by which phases are seen, until the run ends."""
-        if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+        stop_at_sigterm(trainer)
         self._ride.methods.replace(host, "get_batch_samples", partial(waits_for_data, trainer))
         for name, (phase, event) in PARTS.items():
             self._ride.methods.replace(host.accelerator, name, partial(measured_part, trainer, phase, event))

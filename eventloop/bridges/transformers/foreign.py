@@ -54,7 +54,10 @@ def check(callback: Any) -> None:
     """
     name = type(callback).__name__
     if not isinstance(callback, TrainerCallback):
-        raise TypeError(f"Foreign takes a callback of Transformers, a TrainerCallback, got {callback!r}")
+        raise TypeError(
+            f"Foreign takes a callback of Transformers, got {name}, which does not derive from "
+            "TrainerCallback"
+        )
     for cls in type(callback).__mro__:
         if cls.__name__ in REFUSED:
             raise ValueError(

@@ -1,0 +1,62 @@
+"""Arguments that every bridge checks where it is made, without any of the engines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from eventloop import Bus
+from eventloop.bridges import host
+from eventloop.bridges.ride import Ride
+from eventloop.hooks import EMAHook, OptimizerHook, ParamSchedulerHook, PreemptionHook
+from eventloop.hooks.hook import Hook
+from eventloop.writers import JSONLWriter
+
+
+def ride(bus: Bus | None = None, **changes: Any) -> Ride:
+    """Make the ride of a bridge to an engine that has no moment for `optimizer_step_skipped`."""
+    never = {"optimizer_step_skipped": "toyloop does not say that a step was skipped"}
+    options: dict[str, Any] = {"hooks": (), "writers": (), "work_dir": None, "measure": True}
+    return Ride("toyloop", never, bus, **{**options, **changes})
+
+
+@pytest.mark.parametrize(("arguments", "error", "words"), [
+    ({"hooks": [EMAHook]}, TypeError, r"expected a hook, got the class EMAHook: write EMAHook\(\)"),
+    ({"hooks": [3]}, TypeError, r"expected a hook or a config dict\(type=...\), got 3"),
+    ({"hooks": [JSONLWriter()]}, TypeError, r"expected a hook, got JSONLWriter, which is a writer: .* writers="),
+    ({"writers": [JSONLWriter]}, TypeError, r"expected a writer, got the class JSONLWriter: write JSONLWriter\(\)"),
+    ({"writers": ["jsonl"]}, TypeError, r"expected a writer or a config dict\(type=...\), got 'jsonl'"),
+    ({"writers": [{"type": "JSNOLWriter"}]}, ValueError, "unknown type 'JSNOLWriter': did you mean 'JSONLWriter'"),
+])  # fmt: skip
+def test_hooks_and_writers(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    """What is no hook or no writer is refused where the bridge is made, and not at the host's first run."""
+    with pytest.raises(error, match=words):
+        ride(**arguments)
+
+
+@pytest.mark.parametrize("hook", [OptimizerHook(), ParamSchedulerHook(), PreemptionHook()])
+def test_a_bus_with_a_hook_that_owns_a_part_of_the_loop(hook: Hook) -> None:
+    """A bus to which such a hook is attached is refused where the bridge is made, with the hook's name."""
+    bus = Bus()
+    hook.attach(bus)
+
+    with pytest.raises(
+        ValueError, match=rf"{type(hook).__name__} does .* itself, which toyloop does here: leave"
+    ):
+        ride(bus)
+
+
+@pytest.mark.parametrize(("name", "found", "words"), [
+    ("find_spec", None, r"needs toyloop-ml>=1.2, which is not installed: pip install 'torch-eventloop\[toyloop\]'"),
+    ("version", "1.1.9", r"needs toyloop-ml>=1.2, got 1.1.9: pip install 'torch-eventloop\[toyloop\]'"),
+])  # fmt: skip
+def test_a_host_that_is_missing_or_old(
+    monkeypatch: pytest.MonkeyPatch, name: str, found: str | None, words: str
+) -> None:
+    """The error has the package, the version needed, the one found, and the extra that installs it."""
+    monkeypatch.setattr(host, "find_spec", lambda module: module)
+    monkeypatch.setattr(host, name, lambda package: found)
+
+    with pytest.raises(ImportError, match=words):
+        host.require("toyloop", "toyloop-ml", "1.2", extra="toyloop")
