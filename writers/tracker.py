@@ -21,6 +21,7 @@ import msgspec
 
 from eventloop.eventlog.format import FILE_NAME
 from eventloop.eventlog.reader import EventReader
+from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
 from eventloop.events import (
     AfterRun,
     BeforeRun,
@@ -316,7 +317,7 @@ class TrackerWriter(Writer):
 
     def _text(self, error: BaseException) -> str:
         text = masked(" ".join(error_text(error).split()), self.secrets())
-        return text if len(text) <= 500 else f"{text[:500]}..."
+        return text.rstrip(".") if len(text) <= 500 else f"{text[:500]}..."
 
 
 def key_of(event: Named) -> str:
@@ -336,8 +337,9 @@ def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
 
 
 def run_name_of(run: Run, given: str | None) -> str:
-    """Return the name of a run in a tracker, by default that of its work dir."""
-    return given or Path(run.work_dir).resolve().name
+    """Return the name of a run in a tracker, by default that of its work dir, in a replay too."""
+    folder = Path(run.work_dir).resolve()
+    return given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name
 
 
 def _load(path: Path) -> Known:

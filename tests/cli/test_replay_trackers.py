@@ -106,6 +106,7 @@ def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path) -> None:
     history = client.get_metric_history(found.info.run_id, "train/loss")
     assert [("train/loss", metric.step, metric.value) for metric in history] == EXPECTED[:-1]
     assert found.info.status == "FINISHED"
+    assert found.info.run_name == "run"  # that of the run's folder, not of the replay's in it
 
 
 @pytest.mark.slow
