@@ -150,6 +150,8 @@ class TrackerWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        if self._floor and any(isinstance(event, BeforeTrain) and not event.iter for event in events):
+            self._tell_of_former_run()
         now = time.time()
         self.write_timed([(now, event) for event in events])
 
@@ -217,6 +219,15 @@ class TrackerWriter(Writer):
 
     def _begin_training(self) -> None:
         self._floor = dict(self._known.last)
+
+    def _tell_of_former_run(self) -> None:
+        """Say that a training from the beginning is in the work dir of another, whose steps are there."""
+        self.tell(
+            "former",
+            f"the run of a former training in {self._work_dir} goes on, and steps up to "
+            f"{max(self._floor.values())} keep its values, although this training begins with step 0; "
+            f"for a run of its own, use another work_dir or remove {self._state_path} before",
+        )
 
     def _catch_up(self, start: int) -> None:
         """Write the events up to the checkpoint that are in the event log and not in the tracker."""
