@@ -95,7 +95,6 @@ class OpenTelemetryWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
-        refuse_password("endpoint", endpoint, "in headers")
         self._endpoint = _check_endpoint(
             setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )
@@ -202,15 +201,23 @@ class OpenTelemetryWriter(TrackerWriter):
 
 
 def _check_endpoint(endpoint: str) -> str:
-    """Refuse a URL to which no path can be added; the message has no query, which may hold a key.
+    """Refuse a URL to which no path can be added; the message has no password and no query.
 
     Raises:
         ValueError: naming the URL.
     """
-    parts = urlsplit(endpoint)
+    refuse_password("endpoint", endpoint, "in headers, or in OTEL_EXPORTER_OTLP_HEADERS")
+    expected = "endpoint must be an http or https URL such as http://localhost:4318"
+    try:
+        parts = urlsplit(endpoint)
+        parts.port  # noqa: B018 - it is read to be checked
+    except ValueError as error:
+        raise ValueError(f"{expected}, got {endpoint!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError(f"{expected}, got {endpoint!r}")
+    if parts.path.rstrip("/").endswith(("/v1/metrics", "/v1/traces", "/v1/logs")):
         raise ValueError(
-            f"endpoint must be an http or https URL such as http://localhost:4318, got {endpoint!r}"
+            f"endpoint must be the URL of the collector without /v1/metrics and the like, got {endpoint!r}"
         )
     if parts.query or parts.fragment:
         plain = f"{parts.scheme}://{parts.netloc}{parts.path}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
@@ -71,6 +71,8 @@ class Client:
         except HTTPError as error:
             with error:
                 raise OSError(f"{self._endpoint}/{path} answered {error.code} {error.reason}") from None
+        except URLError as error:
+            raise OSError(f"{self._endpoint} cannot be reached: {error.reason}") from None
 
 
 class _NoRedirect(HTTPRedirectHandler):

@@ -21,6 +21,7 @@ import msgspec
 
 from eventloop.eventlog.format import FILE_NAME
 from eventloop.eventlog.reader import EventReader
+from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
 from eventloop.events import (
     AfterRun,
     BeforeRun,
@@ -149,6 +150,8 @@ class TrackerWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        if self._floor and any(isinstance(event, BeforeTrain) and not event.iter for event in events):
+            self._tell_of_former_run()
         now = time.time()
         self.write_timed([(now, event) for event in events])
 
@@ -216,6 +219,15 @@ class TrackerWriter(Writer):
 
     def _begin_training(self) -> None:
         self._floor = dict(self._known.last)
+
+    def _tell_of_former_run(self) -> None:
+        """Say that a training from the beginning is in the work dir of another, whose steps are there."""
+        self.tell(
+            "former",
+            f"the run of a former training in {self._work_dir} goes on, and steps up to "
+            f"{max(self._floor.values())} keep its values, although this training begins with step 0; "
+            f"for a run of its own, use another work_dir or remove {self._state_path} before",
+        )
 
     def _catch_up(self, start: int) -> None:
         """Write the events up to the checkpoint that are in the event log and not in the tracker."""
@@ -316,7 +328,7 @@ class TrackerWriter(Writer):
 
     def _text(self, error: BaseException) -> str:
         text = masked(" ".join(error_text(error).split()), self.secrets())
-        return text if len(text) <= 500 else f"{text[:500]}..."
+        return text.rstrip(".") if len(text) <= 500 else f"{text[:500]}..."
 
 
 def key_of(event: Named) -> str:
@@ -336,8 +348,9 @@ def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
 
 
 def run_name_of(run: Run, given: str | None) -> str:
-    """Return the name of a run in a tracker, by default that of its work dir."""
-    return given or Path(run.work_dir).resolve().name
+    """Return the name of a run in a tracker, by default that of its work dir, in a replay too."""
+    folder = Path(run.work_dir).resolve()
+    return given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name
 
 
 def _load(path: Path) -> Known:

@@ -52,7 +52,7 @@ def secrets_of(uri: str) -> list[str]:
 
 def masked(text: str, secrets: Iterable[str]) -> str:
     """Replace secrets in a text, as they are and as a URI has them."""
-    for secret in secrets:
+    for secret in filter(None, secrets):
         for form in {secret, unquote(secret)}:
             text = text.replace(form, "***")
     return text
@@ -77,8 +77,11 @@ def check_mapping(name: str, value: object) -> dict[str, Any]:
     """
     if value is None:
         return {}
-    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+    if not isinstance(value, Mapping):
         raise TypeError(f"{name} must be a mapping of names to values, got {type(value).__name__}")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"the names in {name} must be a str, got {key!r}")
     return dict(value)
 
 

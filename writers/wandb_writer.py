@@ -227,10 +227,10 @@ class WandbWriter(TrackerWriter):
         if (path := self.checkpoint_of(event)) is None:
             return
         artifact = self._lib.Artifact(f"checkpoint-{self._known.id}", "model", metadata={"step": event.iter})
-        if path.is_dir():
-            artifact.add_dir(str(path))
-        else:
-            artifact.add_file(str(path))
+        folder = path if path.is_dir() else path.parent
+        for file in [*path.rglob("*")] if path.is_dir() else [path]:
+            if file.is_file():  # add_dir would print a line
+                artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
         self._run.log_artifact(artifact, aliases=["latest", path.name])
 
 
@@ -256,7 +256,8 @@ def _check_project(project: str) -> str:
 
 
 def _check_tags(tags: Any) -> list[str]:
-    if isinstance(tags, str) or not all(isinstance(tag, str) and 1 <= len(tag) <= 64 for tag in tags):
+    is_list = isinstance(tags, Sequence) and not isinstance(tags, str)
+    if not is_list or not all(isinstance(tag, str) and 1 <= len(tag) <= 64 for tag in tags):
         raise TypeError(f"tags must be a list of texts of 1 to 64 characters, got {tags!r}")
     return list(tags)
 

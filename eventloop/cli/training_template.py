@@ -29,7 +29,7 @@ CLASSES = 2
 
 def load_data(samples: int) -> Dataset[tuple[torch.Tensor, ...]]:
     """Return images of 8x8 pixels with one bright row (class 0) or column (class 1), and their classes."""
-    images, target = 2.0 * torch.rand(samples, 1, 8, 8), torch.randint(CLASSES, (samples,))
+    images, target = torch.rand(samples, 1, 8, 8), torch.randint(CLASSES, (samples,))
     for image, kind, at in zip(images[:, 0], target, torch.randint(8, (samples,)), strict=True):
         (image if kind == 0 else image.T)[at] += 0.5
     return TensorDataset(images, target)
@@ -46,12 +46,13 @@ def build_trainer(epochs: int, work_dir: str) -> Trainer:
     val = DataLoader(load_data(1024), batch_size=64)
     model = build_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.01)
-    warmup, steps = len(train), epochs * len(train)  # in iterations: the trainer steps schedules after each
+    steps = epochs * len(train)  # in iterations: the trainer steps schedules after each
+    warmup = steps // 10
     schedule = SequentialLR(
         optimizer,
         schedulers=[
             LinearLR(optimizer, start_factor=0.1, total_iters=warmup),
-            CosineAnnealingLR(optimizer, T_max=max(1, steps - warmup)),
+            CosineAnnealingLR(optimizer, T_max=steps - warmup),
         ],
         milestones=[warmup],
     )

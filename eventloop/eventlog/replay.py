@@ -31,6 +31,8 @@ from eventloop.events.run import Run
 
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
+WANDB_LOGS = "wandb/*run-*/logs/*"
+"""Links that W&B makes to its own logs; it writes into no folder of an earlier run."""
 BUS_BATCH = 256
 """The number of events between two waits for a bus's background subscribers.
 
@@ -187,7 +189,7 @@ def replay(
         EventLogError: the file is not an event log, or of another version, or damaged or torn with
             `on_torn="raise"`.
         TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad
-            option; the default `work_dir` is a link, or holds one.
+            option; the default `work_dir` is a link, or a link in it leads out of it.
         RuntimeError: the bus is closed, or was closed before it had delivered everything.
         Exception: any error of a handler or a writer.
     """
@@ -212,13 +214,15 @@ def folder_of(log: Path) -> Path:
     """Return the default folder for writers, next to a log.
 
     Raises:
-        ValueError: the folder is a link, or contains one.
+        ValueError: the folder is a link, or contains a link that leads out of it.
     """
     folder = log.parent / FOLDER
+    inside = log.parent.resolve() / FOLDER
     for path in chain([folder], folder.rglob("*")):
-        if path.is_symlink():
+        leads_out = path.is_symlink() and not path.resolve().is_relative_to(inside)
+        if leads_out and not path.match(WANDB_LOGS):
             raise ValueError(
-                f"{path} is a link, which may lead out of the run: remove it, or choose another folder "
+                f"{path} is a link, which leads out of {folder}: remove it, or choose another folder "
                 "(--out DIR, work_dir=)"
             )
     return folder

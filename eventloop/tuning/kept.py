@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch.nn.parameter import is_lazy
 
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import modes_and_buffers_kept
@@ -34,6 +33,7 @@ class TriedTrainer(Protocol):
     batch: Any
     outputs: Any
     within: Any
+    loss_fn: Any
 
 
 @contextmanager
@@ -52,7 +52,10 @@ def trial(trainer: TriedTrainer, loader: Iterable[Any]) -> Iterator[Iterable[Any
             stack.callback(_keep_optimizer(optimizer))
         stack.callback(_keep_parameters(trainer))
         stack.callback(set_module_generators, trainer.model, module_generators(trainer.model))
-        stack.enter_context(modes_and_buffers_kept(trainer.model))
+        for module in (trainer.model, trainer.loss_fn):
+            if isinstance(module, torch.nn.Module):
+                stack.enter_context(modes_and_buffers_kept(module))
+                stack.callback(_keep_extra_states(module))
         stack.enter_context(fields_kept(trainer))
         stack.callback(_keep_attributes(trainer, "bus", "clock", "within"))
         alone = stack.enter_context(apart(loader))
@@ -82,7 +85,6 @@ def _keep_parameters(trainer: TriedTrainer) -> Callable[[], None]:
     kept = [
         (each, each.detach().clone(), each.grad, None if each.grad is None else each.grad.clone())
         for each in parameters.values()
-        if not is_lazy(each)
     ]
 
     def restore() -> None:
@@ -92,6 +94,21 @@ def _keep_parameters(trainer: TriedTrainer) -> Callable[[], None]:
                 if grad is not None and grad_value is not None:
                     grad.copy_(grad_value)
                 parameter.grad = grad
+
+    return restore
+
+
+def _keep_extra_states(model: torch.nn.Module) -> Callable[[], None]:
+    """Return a function that restores the extra states of modules, as their state_dict has them."""
+    kept = [
+        (module, copy.deepcopy(module.get_extra_state()))
+        for module in model.modules()
+        if type(module).get_extra_state is not torch.nn.Module.get_extra_state
+    ]
+
+    def restore() -> None:
+        for module, state in kept:
+            module.set_extra_state(state)
 
     return restore
 

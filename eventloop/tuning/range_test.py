@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from eventloop.assembly.argument_checks import check_step
 from eventloop.data.limits import Limits, first
@@ -35,7 +36,6 @@ class TestedTrainer(TriedTrainer, Protocol):
 
     device: torch.device | None
     limits: Limits
-    loss_fn: Any
     custom_step: Callable[..., Any] | None
     steps_itself: bool
 
@@ -73,6 +73,7 @@ def find_lr(
             "find_lr tests the learning rate of one optimizer, and the trainer's optimizer is "
             f"{trainer.optimizer!r:.100}: test each model with a trainer of its own"
         )
+    _refuse_lazy(trainer.model)
     loader = _checked_loader(trainer.train_loader)
     with trial(trainer, loader) as alone:
         curve = _run(trainer, tested, _endless(alone, trainer.limits.cut("train", loader)))
@@ -90,6 +91,15 @@ def _checked(start: float, end: float, iterations: int, smoothing: float, diverg
     positive("iterations", iterations)
     smoothing = number("smoothing", smoothing, above=0, most=1)
     return Range(start, end, iterations, smoothing, number("divergence", divergence, above=1))
+
+
+def _refuse_lazy(model: torch.nn.Module) -> None:
+    """Refuse a model with parameters that the first batch makes: they cannot be restored."""
+    if lazy := [name for name, parameter in model.named_parameters() if is_lazy(parameter)]:
+        raise ValueError(
+            f"find_lr needs a model whose parameters have values, and {lazy[0]!r} is lazy: call the model "
+            "with a batch before"
+        )
 
 
 def _checked_loader(loader: Iterable[Any] | None) -> Iterable[Any]:

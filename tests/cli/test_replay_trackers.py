@@ -82,7 +82,8 @@ def test_a_run_is_written_for_wandb(run: Path, monkeypatch: pytest.MonkeyPatch) 
     files: Any = importlib.import_module("eventloop.writers.wandb_files")
     monkeypatch.setenv("WANDB_PROJECT", "digits")
 
-    replay(run, "--to", "wandb", "--set", "mode=offline")
+    for _ in range(2):  # the second finds the links that W&B makes, and adds no step
+        replay(run, "--to", "wandb", "--set", "mode=offline")
 
     rows = list(files.read_history(run / "replay", state(run, "wandb")))
     own = {"step", "_step", "_timestamp", "_runtime"}
@@ -105,6 +106,7 @@ def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path) -> None:
     history = client.get_metric_history(found.info.run_id, "train/loss")
     assert [("train/loss", metric.step, metric.value) for metric in history] == EXPECTED[:-1]
     assert found.info.status == "FINISHED"
+    assert found.info.run_name == "run"  # that of the run's folder, not of the replay's in it
 
 
 @pytest.mark.slow

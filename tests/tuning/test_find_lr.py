@@ -137,6 +137,45 @@ def test_a_training_with_workers_afterwards(
     assert_same(states[0], states[1])
 
 
+class Counted(nn.Linear):
+    """A layer that counts its batches, in its extra state."""
+
+    batches = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        return super().forward(x)
+
+    def get_extra_state(self) -> Any:
+        return {"batches": self.batches}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.batches = state["batches"]
+
+
+class Centered(nn.Module):
+    """A loss that keeps its mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(preds, target)
+        self.get_buffer("mean").lerp_(loss.detach(), 0.1)
+        return loss
+
+
+def test_extra_states_and_the_buffers_of_the_loss(make_trainer: MakeTrainer) -> None:
+    """What modules save by get_extra_state, and the buffers of a loss that is a module, are restored too."""
+    model, loss = Counted(2, 3), Centered()
+
+    make_trainer(model=model, loss_fn=loss).find_lr()
+
+    assert model.batches == 0
+    assert loss.mean == 0.0
+
+
 def test_it_is_restored_after_an_error(make_trainer: MakeTrainer) -> None:
     """An error of the step leaves the trainer as it was too, and autocast is left."""
     calls: list[int] = []
@@ -329,9 +368,10 @@ def test_bad_arguments(
         ({"train_loader": iter(batches(3))}, TypeError, "the position of the list_iterator in the train loader"),
         ({"train_loader": DataLoader(Stream(), 4)}, TypeError, "the position of the Stream in the train loader"),
         ({"loss_fn": None}, ValueError, "the trainer has no step"),
+        ({"model": nn.LazyLinear(2)}, ValueError, "whose parameters have values, and 'weight' is lazy: call"),
         ({"several": True}, TypeError, "find_lr tests the learning rate of one optimizer, .* is {'a': SGD"),
     ],
-    ids=["no loader", "iterator", "stream", "no step", "optimizers"],
+    ids=["no loader", "iterator", "stream", "no step", "lazy", "optimizers"],
 )  # fmt: skip
 def test_a_trainer_that_cannot_be_tested(
     make_trainer: MakeTrainer, options: dict[str, Any], error: type[Exception], message: str

@@ -213,13 +213,20 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
         (
             {"endpoint": "http://h/x?api-key=pw1"},
             ValueError,
-            r"endpoint must not contain a password, got http://h/x\?api-key=\*\*\*: pass it in headers",
+            r"endpoint must not contain a password, got http://h/x\?api-key=\*\*\*: pass it in headers, or",
         ),
         (
             {"endpoint": "http://h/x?a=pw1"},
             ValueError,
             r"endpoint must be a URL without \? and #, got 'http://h/x' and more: pass a key in headers",
         ),
+        ({"endpoint": "http://h:x"}, ValueError, "endpoint must be an http .*, got 'http://h:x': Port could"),
+        (
+            {"endpoint": "http://h/v1/traces/"},
+            ValueError,
+            "endpoint must be the URL of the collector without /v1/metrics .*, got 'http://h/v1/traces/'",
+        ),
+        ({"headers": {1: "a"}}, TypeError, "the names in headers must be a str, got 1"),
         ({"headers": "a=b"}, TypeError, "headers must be a mapping of names to values, got str"),
         ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
         ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),
@@ -238,3 +245,26 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         OpenTelemetryWriter(**options)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_password_in_the_environment_is_refused_and_masked(
+    scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """urllib would take it for a part of the host, and name it in its error."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{scheme}://me:pw1@h")
+
+    with pytest.raises(
+        ValueError, match=rf"must not contain a password, got {scheme}://me:\*\*\*@h: pass it in"
+    ):
+        OpenTelemetryWriter()
+
+
+def test_an_unreachable_collector_is_named(attach: Attach, collector: Collector, account: Account) -> None:
+    """The line says which collector; an empty header masks nothing."""
+    bus = attach(OpenTelemetryWriter(collector.url, headers={"tenant": ""}, offload="thread"))
+    collector.close()
+
+    write(bus, *train(1))
+
+    assert f"{collector.url} cannot be reached: [Errno 111] Connection refused" in account(bus).error

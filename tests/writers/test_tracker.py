@@ -81,6 +81,21 @@ def test_a_resumed_run_continues_its_own_run(attach: Attach) -> None:
     assert [(name, step) for name, step, _ in again.rows] == [("train/loss", 4), ("val/acc", 3)]
 
 
+def test_a_training_from_the_beginning_is_told_that_a_run_is_there(
+    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its steps would be missing without a word; a resumed run and a replay are told nothing."""
+    write(attach(Tracker()), BeforeTrain(), *train(1, 2, 3), AfterRun())
+    write(attach(Tracker(), start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
+    assert caplog.records == []
+
+    write(attach(Tracker()), BeforeTrain(), *train(1, 2), AfterRun())
+
+    (record,) = caplog.records
+    assert "steps up to 3 keep its values, although this training begins with step 0" in record.getMessage()
+    assert f"remove {tmp_path / 'tracker_run.json'} before" in record.getMessage()
+
+
 def test_a_second_training_on_the_same_bus_repeats_no_step(attach: Attach) -> None:
     """A training that goes back to a checkpoint in the same program writes only later steps."""
     tracker = Tracker()

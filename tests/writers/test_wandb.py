@@ -93,7 +93,9 @@ def test_values_that_are_not_finite_come_back(attach: Attach, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_path: Path) -> None:
+def test_media_settings_and_the_best_value_are_in_the_run(
+    attach: Attach, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Images, histograms and texts are in the history; config, facts and the best value in the run."""
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     values = np.array([1.0, 2.0, math.nan], np.float32)
@@ -121,6 +123,7 @@ def test_media_settings_and_the_best_value_are_in_the_run(attach: Attach, tmp_pa
     assert config["data"] == f'"{tmp_path}"'
     (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     assert [entry.path for entry in artifact.manifest.contents] == ["weights.pth"]
+    assert "wandb:" not in "".join(capfd.readouterr())  # it prints nothing
 
 
 @pytest.mark.slow
@@ -189,6 +192,8 @@ def test_a_refused_login_is_one_line(
             r"project must have at most 128 characters, none of them .*, got 'a/b'",
         ),
         ({"mode": "later"}, ValueError, "mode must be 'online' or 'offline', got 'later'"),
+        ({"tags": None}, TypeError, "tags must be a list of texts of 1 to 64 characters, got None"),
+        ({"config": {1: 2}}, TypeError, "the names in config must be a str, got 1"),
         ({"tags": "x"}, TypeError, "tags must be a list of texts of 1 to 64 characters, got 'x'"),
         ({"best": {"val/acc": "high"}}, ValueError, r"best\['val/acc'\] must be 'min' or 'max', got 'high'"),
         ({"best": ["val/acc"]}, TypeError, "best must be a mapping of names to values, got list"),
