@@ -69,6 +69,8 @@ class Known(msgspec.Struct):
     id: str = ""
     last: dict[str, int] = {}
     """The last step that was written of each name, such as "train/loss"."""
+    trainer_id: str = ""
+    """The id of the trainer whose run was written last."""
 
 
 class TrackerWriter(Writer):
@@ -134,7 +136,8 @@ class TrackerWriter(Writer):
         self._ended, self._preempted, self._error = None, False, ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
-            self._known = self.connect(run, _load(self._state_path))
+            self._known = self.connect(run, self._own_run(run))
+            self._known.trainer_id = run.trainer_id
         except Exception as error:
             if self._lock is not None:
                 self._lock.close()
@@ -150,8 +153,6 @@ class TrackerWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
-        if self._floor and any(isinstance(event, BeforeTrain) and not event.iter for event in events):
-            self._tell_of_former_run()
         now = time.time()
         self.write_timed([(now, event) for event in events])
 
@@ -181,6 +182,15 @@ class TrackerWriter(Writer):
                 self._lock.close()
         if self._pending:
             raise self._lost()
+
+    def _own_run(self, run: Run) -> Known:
+        """Return the run to go on with; an empty one, to begin anew, if another trainer begins at step 0.
+
+        A worker process that is started again, or a second run, has the id of the same trainer.
+        """
+        known = _load(self._state_path)
+        begins = not run.start_iter and bool(run.trainer_id) and run.trainer_id != known.trainer_id
+        return Known() if begins else known
 
     # --- what is written -----------------------------------------------------------------------------------
 
@@ -219,15 +229,6 @@ class TrackerWriter(Writer):
 
     def _begin_training(self) -> None:
         self._floor = dict(self._known.last)
-
-    def _tell_of_former_run(self) -> None:
-        """Say that a training from the beginning is in the work dir of another, whose steps are there."""
-        self.tell(
-            "former",
-            f"the run of a former training in {self._work_dir} goes on, and steps up to "
-            f"{max(self._floor.values())} keep its values, although this training begins with step 0; "
-            f"for a run of its own, use another work_dir or remove {self._state_path} before",
-        )
 
     def _catch_up(self, start: int) -> None:
         """Write the events up to the checkpoint that are in the event log and not in the tracker."""

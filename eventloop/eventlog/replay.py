@@ -372,7 +372,7 @@ def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
     If the log has no facts, only the limits of the run are known, from its first event.
     """
     if run is not None:
-        return msgspec.structs.replace(run, work_dir=str(work_dir))
+        return msgspec.structs.replace(run, work_dir=str(work_dir), trainer_id="")
     first = events[0]
     return Run(
         work_dir=str(work_dir),

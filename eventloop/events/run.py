@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from secrets import token_hex
+
 import msgspec
 
 
@@ -19,14 +21,17 @@ class Run(msgspec.Struct, frozen=True):
     """The number of batches in one pass over the train loader; None if it has no length."""
     rank: int = 0
     world_size: int = 1
+    trainer_id: str = ""
+    """A random text, the same in all runs of one trainer; empty if unknown, as in a replay."""
 
 
 class CurrentRun:
-    """The facts of the latest run. Writers hold this object, so that the trainer can be freed."""
+    """The facts of a trainer's latest run. Writers hold this object, so that the trainer can be freed."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
+        self._trainer_id = token_hex(8)
 
     def __call__(self) -> Run:
-        """Return the facts of the latest run."""
-        return self.run
+        """Return the facts of the latest run, with the trainer's id."""
+        return msgspec.structs.replace(self.run, trainer_id=self._trainer_id)

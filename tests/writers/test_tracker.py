@@ -81,19 +81,17 @@ def test_a_resumed_run_continues_its_own_run(attach: Attach) -> None:
     assert [(name, step) for name, step, _ in again.rows] == [("train/loss", 4), ("val/acc", 3)]
 
 
-def test_a_training_from_the_beginning_is_told_that_a_run_is_there(
-    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its steps would be missing without a word; a resumed run and a replay are told nothing."""
-    write(attach(Tracker()), BeforeTrain(), *train(1, 2, 3), AfterRun())
-    write(attach(Tracker(), start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
-    assert caplog.records == []
+def test_a_training_from_the_beginning_has_a_run_of_its_own(attach: Attach) -> None:
+    """Another trainer that begins at step 0 in the same work dir does not go on with the former run."""
+    first, worker, resumed, fresh = (Tracker() for _ in range(4))
+    write(attach(first, trainer_id="a"), BeforeTrain(), *train(1, 2))
+    write(attach(worker, trainer_id="a"), *train(3))  # a worker process that was started again
+    write(attach(resumed, trainer_id="b", start_iter=2), BeforeTrain(iter=2), *train(3, 4))
 
-    write(attach(Tracker()), BeforeTrain(), *train(1, 2), AfterRun())
+    write(attach(fresh, trainer_id="c"), BeforeTrain(), *train(1, 2))
 
-    (record,) = caplog.records
-    assert "steps up to 3 keep its values, although this training begins with step 0" in record.getMessage()
-    assert f"remove {tmp_path / 'tracker_run.json'} before" in record.getMessage()
+    assert [each.opened for each in (first, worker, resumed, fresh)] == [[""], *([["run-1"]] * 2), [""]]
+    assert (resumed.steps, fresh.steps) == ([4], [1, 2])
 
 
 def test_a_second_training_on_the_same_bus_repeats_no_step(attach: Attach) -> None:
