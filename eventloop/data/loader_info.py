@@ -93,6 +93,11 @@ def is_of_torchdata(loader: object) -> bool:
     return any(kind.__module__.startswith("torchdata.") for kind in type(loader).__mro__)
 
 
+def dispatches(loader: object) -> bool:
+    """Return whether a loader is Accelerate's that reads on rank 0 for all ranks."""
+    return any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__)
+
+
 def parts_of(loader: object) -> dict[str, Any]:
     """Return a loader and the DataLoaders that it reads, each once, by the path of its attribute.
 

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop.data.loader_info import is_of_torchdata, parts_of
+from eventloop.data.loader_info import dispatches, is_of_torchdata, parts_of
 from eventloop.data.rng import generators_in, put_states, rng_state, set_rng_state, states_of
 
 _errors: WeakKeyDictionary[Any, str] = WeakKeyDictionary()  # results of `state_dict_error`
@@ -168,14 +168,17 @@ def state_dict_error(loader: Any) -> str:
     return known
 
 
-def only_counts(loader: Any) -> bool:
-    """Return whether a loader reads a data set without a state through torchdata's StatefulDataLoader.
+def state_falls_short(loader: Any) -> bool:
+    """Return whether this package finds the place of a loader more exactly than the loader's own state.
 
-    Its state is then a number of batches, and this package finds the place more exactly. torchdata 0.11
-    counts the batches of a stream twice, so that the second resume within a pass skips too many. It does not
-    save the random states of workers, and may draw the order of the samples again at another time.
+    - torchdata's StatefulDataLoader over a data set without a state: the state is a number of batches.
+      torchdata 0.11 counts the batches of a stream twice, so that the second resume within a pass skips too
+      many. It does not save the random states of workers, and may draw the order of the samples again at
+      another time.
+    - Accelerate's DataLoaderDispatcher: rank 0 reads ahead for all ranks, and the state of the data set is as
+      far ahead. A resumed run leaves samples out, and at the end of a pass the ranks wait for each other.
     """
-    return any(
+    return dispatches(loader) or any(
         isinstance(part, DataLoader) and is_of_torchdata(part) and not has_state_dict(part.dataset)
         for part in parts_of(loader).values()
     )
@@ -225,7 +228,7 @@ def _streamed_here(part: Any) -> list[tuple[str, Any]]:
 def _with_state(loader: Iterable[Any] | None) -> dict[str, Any]:
     """Return the `stateful_parts`; none if the loader saves its own state, because that includes theirs."""
     parts = stateful_parts(loader)
-    return {} if parts and saves_itself(loader) and not only_counts(loader) else parts
+    return {} if parts and saves_itself(loader) and not state_falls_short(loader) else parts
 
 
 def _load_sampler(sampler: Any, state: Any) -> None:

@@ -7,7 +7,8 @@
 - A loader with `state_dict` and `load_state_dict` resumes by itself, as exactly as it can. torchdata's
   StatefulDataLoader does so if its data set has a state; else it is read like a `DataLoader`.
 - For any other iterable the batches that were already trained on are read again and dropped. This is also
-  done if `state_dict` raises an error, as that of accelerate's loaders does.
+  done if `state_dict` raises an error, as that of accelerate's loaders does, and for accelerate's loader that
+  reads on rank 0 for all ranks.
 
 The order is exactly that of the uninterrupted run if it is decided by
 
@@ -38,11 +39,11 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.limits import first
 from eventloop.data.loader_info import has_workers, is_stream, parts_of, why_not_by_index
 from eventloop.data.loader_state import (
-    only_counts,
     random_state,
     saves_itself,
     set_random_state,
     state_dict_error,
+    state_falls_short,
 )
 from eventloop.data.plain_reader import PlainReader
 from eventloop.data.plain_values import plain
@@ -77,7 +78,7 @@ class Reader(Protocol):
 
 def reader_of(loader: Iterable[Any]) -> Reader:
     """Return the reader for a loader: of those that can read it, the most exact one after a resume."""
-    if saves_itself(loader) and not only_counts(loader):
+    if saves_itself(loader) and not state_falls_short(loader):
         return StatefulReader()
     if hasattr(loader, "load_state_dict") and (error := state_dict_error(loader)):
         logger.info(

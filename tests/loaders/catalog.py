@@ -72,15 +72,19 @@ class Samples(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A stream of samples, of which each worker reads a part, with or without random noise."""
+    """A stream of samples, of which each rank and worker reads a part, with or without random noise."""
 
-    def __init__(self, noise: bool = False) -> None:
-        self._noise = noise
+    def __init__(self, noise: bool = False, rank: int = 0, ranks: int = 1) -> None:
+        self._noise, self._rank, self._ranks = noise, rank, ranks
 
-    def __iter__(self) -> Iterator[Any]:
+    def part(self) -> slice:
+        """Return which of the samples are read here."""
         worker = get_worker_info()
         start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        for index in range(start, COUNT, step):
+        return slice(start * self._ranks + self._rank, None, step * self._ranks)
+
+    def __iter__(self) -> Iterator[Any]:
+        for index in range(COUNT)[self.part()]:
             yield sample(index, float(torch.rand(())) if self._noise else 0.0)
 
 
@@ -99,8 +103,8 @@ class Shuffling(Stream):
 class Placed(Stream):
     """A stream with another order in each epoch, which saves its position."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        super().__init__(False, rank, ranks)
         self._epoch = self._next = 0
         self._loaded: int | None = None
 
@@ -108,9 +112,7 @@ class Placed(Stream):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        start, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        order = random.Random(self._epoch).sample(range(COUNT), COUNT)[start::step]
+        order = random.Random(self._epoch).sample(range(COUNT), COUNT)[self.part()]
         self._next, self._loaded = self._loaded or 0, None
         while self._next < len(order):
             self._next += 1
@@ -156,14 +158,16 @@ def nodes(sampler: Any) -> Any:
 # --- of Hugging Face ---------------------------------------------------------------------------------------
 
 
-def hugging_face(streaming: bool = False, shuffle: bool = False, buffer: int = 1) -> Any:
+def hugging_face(
+    streaming: bool = False, shuffle: bool = False, buffer: int = 1, *, count: int = COUNT, shards: int = 4
+) -> Any:
     """Return a data set of Hugging Face, of four shards."""
     datasets: Any = import_module("datasets")
-    rows = [sample(index) for index in range(COUNT)]
+    rows = [sample(index) for index in range(count)]
     table = datasets.Dataset.from_dict({"index": [i for i, _ in rows], "x": [x.tolist() for _, x in rows]})
     if not streaming:
         return table.with_format("torch")
-    stream = table.to_iterable_dataset(num_shards=4)
+    stream = table.to_iterable_dataset(num_shards=shards)
     if shuffle:
         stream = stream.shuffle(seed=3, buffer_size=buffer)
     return stream.with_format("torch")
@@ -172,7 +176,7 @@ def hugging_face(streaming: bool = False, shuffle: bool = False, buffer: int = 1
 # --- of webdataset -----------------------------------------------------------------------------------------
 
 
-def web(folder: Path, *, shuffle: int = 0, seed: int | None = None, det: bool = False) -> Any:
+def web(folder: Path, *, shuffle: int = 0, seed: int | None = None, det: bool = False, **options: Any) -> Any:
     """Return a WebDataset of four shards, whose files are written once."""
     webdataset: Any = import_module("webdataset")
     for shard in range(4):
@@ -181,7 +185,9 @@ def web(folder: Path, *, shuffle: int = 0, seed: int | None = None, det: bool = 
                 for index in range(shard, COUNT, 4):
                     tar.write({"__key__": f"{index:03}", "index.json": json.dumps(index).encode()})
     urls = [str(folder / f"{shard}.tar") for shard in range(4)]
-    data = webdataset.WebDataset(urls, shardshuffle=4 if shuffle else False, detshuffle=det, seed=3)
+    data = webdataset.WebDataset(
+        urls, shardshuffle=4 if shuffle else False, detshuffle=det, seed=3, **options
+    )
     if det:
         data = data.compose(webdataset.detshuffle(shuffle, seed=3))
     elif shuffle:
@@ -353,6 +359,10 @@ ROWS: dict[str, Row] = {
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_stateful_dataloader=True),
+        says=READ_AGAIN, package="accelerate",
+    ),
+    "Accelerate, use_stateful_dataloader, stream with a state": Row(
+        lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True),
         says=READ_AGAIN, package="accelerate",
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
