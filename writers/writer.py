@@ -118,6 +118,10 @@ class Writer:
         self._bus = ref(bus)
         return subscription
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy or a pickle, which is not attached to the bus."""
+        return {name: value for name, value in vars(self).items() if name != "_bus"}
+
     def open(self, run: Run) -> None:
         """Open files and connections; called before the first event, and `run.work_dir` exists."""
 

@@ -21,6 +21,7 @@ from eventloop.bridges import host
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.lightning import EventLoopCallback
 from eventloop.hooks import EMAHook, OptimizerHook
+from eventloop.writers import JSONLWriter
 from tests import forked
 from tests.support.lightning import Classifier, MakeBridge, fit, loader, make_trainer
 
@@ -37,6 +38,16 @@ def test_a_bridge_is_copied_and_pickled_with_its_options(make_bridge: MakeBridge
         assert isinstance(twin, EventLoopCallback)
         assert isinstance(twin, Callback)
         assert twin.bus is not bridge.bus
+
+
+def test_a_trainer_is_pickled_after_its_run(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """What holds the trainer, such as a progress bar, can be pickled with a bridge whose writers have written."""
+    trainer = fit(tmp_path, make_bridge(hooks=[EMAHook()], writers=[JSONLWriter()]), max_epochs=1)
+
+    twin = pickle.loads(pickle.dumps(trainer)).callbacks[0]
+
+    assert isinstance(twin, EventLoopCallback)
+    assert not twin.bus.stats()
 
 
 def test_a_bus_with_handlers_is_not_copied(make_bridge: MakeBridge) -> None:

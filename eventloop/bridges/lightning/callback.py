@@ -309,7 +309,10 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
-        private = ("_ride", "_costs", "_installed", "_during", "_watches_steps", "_trains", "_metrics_before")
+        private = (
+            "_ride", "_costs", "_installed", "_during", "_watches_steps", "_trains", "_metrics_before",
+            "_loaders",
+        )  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in private}
         return _restored, (_public(type(self)),), state
 
