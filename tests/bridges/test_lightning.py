@@ -99,6 +99,21 @@ def test_an_iteration_is_a_batch_when_gradients_accumulate(make_bridge: MakeBrid
     assert steps == [1, 3, 5, 7]
 
 
+def test_a_batch_of_none_is_an_iteration(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """Lightning makes no step with it and goes on; the bridge counts it, as Lightning does."""
+    bridge = make_bridge()
+    seen: list[tuple[int, bool]] = []
+
+    @bridge.bus.on("after_train_iter")
+    def look(trainer: Any, event: Any) -> None:
+        seen.append((event.iter, trainer.batch is None))
+
+    batches: list[Any] = [*loader(2), None, *loader(1)]
+    make_trainer(tmp_path, bridge, max_epochs=1).fit(Classifier(), batches)
+
+    assert seen == [(0, False), (1, False), (2, True), (3, False)]
+
+
 def test_a_handler_stops_the_host(make_bridge: MakeBridge, tmp_path: Path) -> None:
     """`trainer.stop` sets Lightning's `should_stop`, and its reason is that of the closing events."""
     bridge, reasons = make_bridge(), []

@@ -208,6 +208,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     ) -> None:
         """End the iteration, and stop the Lightning trainer if a handler has requested it."""
         driven = self._driven
+        if driven.passing is None or not driven.metrics.in_iteration:
+            self.on_train_batch_start(trainer, pl_module, batch, batch_idx)  # not called for a batch of None
         if isinstance(outputs, torch.Tensor):
             outputs = {"loss": outputs}
         if driven.end_iter(outputs):
