@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, LambdaCallback,
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.profilers import SimpleProfiler
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from torch.utils.data import DataLoader
 
 from eventloop.hooks import EMAHook
 from eventloop.writers import JSONLWriter
@@ -108,7 +109,8 @@ def test_a_batch_of_none_is_an_iteration(make_bridge: MakeBridge, tmp_path: Path
     def look(trainer: Any, event: Any) -> None:
         seen.append((event.iter, trainer.batch is None))
 
-    batches: list[Any] = [*loader(2), None, *loader(1)]
+    (batch,) = loader(1)
+    batches: DataLoader[int] = DataLoader(range(4), collate_fn=lambda rows: None if rows == [2] else batch)  # type: ignore[arg-type]
     make_trainer(tmp_path, bridge, max_epochs=1).fit(Classifier(), batches)
 
     assert seen == [(0, False), (1, False), (2, True), (3, False)]
