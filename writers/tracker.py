@@ -349,7 +349,10 @@ def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
 
 
 def run_name_of(run: Run, given: str | None) -> str:
-    """Return the name of a run in a tracker, by default that of its work dir, in a replay too."""
+    """Return the name that a run has in a tracker: `given`, or the name of its work dir.
+
+    A replay, which writes to the folder `replay` in the work dir, has the same name.
+    """
     folder = Path(run.work_dir).resolve()
     return given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name
 

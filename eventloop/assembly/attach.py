@@ -205,7 +205,15 @@ def check_bus_owners(bus: Bus, host: str) -> None:
 
 
 def check_attachable(candidate: Any, what: str) -> None:
-    """Refuse an object that is not a hook, or not a writer, as `what` says."""
+    """Check that an object can be attached to a bus.
+
+    Args:
+        candidate: the object that was given.
+        what: "hook" or "writer", for the error.
+
+    Raises:
+        TypeError: it is a class, or no object of that kind.
+    """
     if isinstance(candidate, type):
         raise TypeError(
             f"expected a {what}, got the class {candidate.__name__}: write {candidate.__name__}()"

@@ -35,7 +35,7 @@ class HasRide:
 
     @property
     def bus(self) -> Bus:
-        """The bus on which the events are emitted; it exists from the creation of the bridge."""
+        """The bus to which handlers subscribe, before the host's first run or later."""
         return self._ride.bus
 
     @property
@@ -232,7 +232,7 @@ def stop_at_sigterm(trainer: DrivenTrainer) -> None:
 
 
 def _refuse_hosts_own(hook: Any, host: str) -> None:
-    """Refuse a callback of the host, wrapped for our trainer, in a bridge to that host."""
+    """Raise ValueError for a `Foreign` hook around a callback that the host itself can run."""
     if isinstance(hook, Foreign) and hook.system == host.lower():
         raise ValueError(
             f"Foreign({type(hook.callback).__name__}(...)) runs a callback of {host} without {host}, which "

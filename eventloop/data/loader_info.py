@@ -94,7 +94,7 @@ def is_of_torchdata(loader: object) -> bool:
 
 
 def dispatches(loader: object) -> bool:
-    """Return whether a loader is Accelerate's that reads on rank 0 for all ranks."""
+    """Return whether a loader is Accelerate's DataLoaderDispatcher, whose rank 0 reads for all ranks."""
     return any(kind.__name__ == "DataLoaderDispatcher" for kind in type(loader).__mro__)
 
 

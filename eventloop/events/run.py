@@ -22,7 +22,7 @@ class Run(msgspec.Struct, frozen=True):
     rank: int = 0
     world_size: int = 1
     trainer_id: str = ""
-    """A random text, the same in all runs of one trainer; empty if unknown, as in a replay."""
+    """A random text that identifies the trainer, and is kept in its later runs; "" in a replay."""
 
 
 class CurrentRun:

@@ -160,7 +160,7 @@ class StopSignals:
             self._children_before(signum, frame)
 
     def _handle_in_child(self, signum: int, frame: FrameType | None) -> None:
-        """Handle a signal in a process that was forked from the training, and has this handler from it.
+        """Handle a signal in a child process that has inherited this handler by a fork.
 
         A loader's worker ignores all signals except SIGTERM: signals of a terminal or a scheduler reach all
         processes, and the run needs its workers up to its end. The loader itself ends them by SIGTERM.
