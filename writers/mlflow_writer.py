@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
@@ -25,10 +24,6 @@ from eventloop.writers.tracker_arguments import (
     setting,
 )
 
-T = TypeVar("T")
-
-METRICS, PARAMS = 1000, 100
-"""The most metrics, and parameters or tags, of one request."""
 TAG_LENGTH = 5000
 NAME_LENGTH = 500
 _STORES = "mlflow.tracking._tracking_service.utils"
@@ -40,7 +35,7 @@ class MLflowWriter(TrackerWriter):
 
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
-    The values of up to 256 events go in one request. The facts of the run are tags. The run ends as FINISHED,
+    The values of up to 256 events are logged together; MLflow's client splits them by the limits of a server. The facts of the run are tags. The run ends as FINISHED,
     as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a
     worker process, which outlives the program. Images and texts are artifacts. MLflow has no histograms.
 
@@ -115,9 +110,8 @@ class MLflowWriter(TrackerWriter):
             run_name = run_name_of(run, self.run_name)
             found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
         run_id = found.info.run_id
-        new = {key: value for key, value in self.params.items() if key not in given}
-        for items in _chunks(new.items(), PARAMS):
-            client.log_batch(run_id, params=[self._entities.Param(key, str(value)) for key, value in items])
+        new = {key: str(value) for key, value in self.params.items() if key not in given}
+        client.log_batch(run_id, params=[self._entities.Param(*item) for item in new.items()])
         self._send_tags(run_id, self.tags)
         return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
 
@@ -134,8 +128,7 @@ class MLflowWriter(TrackerWriter):
             if isinstance(event, ScalarsLogged)
             for metric in self._metrics(when, event)
         ]
-        for chunk in _chunks(metrics, METRICS):
-            self._client.log_batch(self._known.id, metrics=chunk)
+        self._client.log_batch(self._known.id, metrics=metrics)
         # a file that is not taken holds up no number
         events[:] = [each for each in events if not isinstance(each.event, ScalarsLogged)]
         while events:
@@ -178,8 +171,7 @@ class MLflowWriter(TrackerWriter):
 
     def _send_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
         accepted = [(key, str(value)[:TAG_LENGTH]) for key, value in tags.items() if not _is_refused(key)]
-        for items in _chunks(accepted, PARAMS):
-            self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in items])
+        self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in accepted])
 
     def _send_image(self, event: ImageLogged) -> None:
         if (png := self.png_of(event)) is None:
@@ -235,9 +227,3 @@ def _check_names(argument: str, given: object) -> dict[str, Any]:
 
 def _file(event: ImageLogged | TextLogged) -> str:
     return "/".join(map(safe_name, (event.mode, *event.name.split("/"), str(event.step))))
-
-
-def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    each = iter(items)
-    while chunk := list(islice(each, size)):
-        yield chunk
