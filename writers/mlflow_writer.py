@@ -35,9 +35,10 @@ class MLflowWriter(TrackerWriter):
 
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
-    The values of up to 256 events are logged together; MLflow's client splits them by the limits of a server. The facts of the run are tags. The run ends as FINISHED,
-    as FAILED after an error, and as KILLED after Ctrl-C, a preemption or a kill; after a kill only from a
-    worker process, which outlives the program. Images and texts are artifacts. MLflow has no histograms.
+    The values of up to 256 events are logged together; MLflow's client splits them by the limits of a
+    server. The facts of the run are tags. The run ends as FINISHED, as FAILED after an error, and as KILLED
+    after Ctrl-C, a preemption or a kill; after a kill only from a worker process, which outlives the program.
+    Images and texts are artifacts. MLflow has no histograms.
 
     A resumed run continues the run whose id is in `<work_dir>/mlflow_run.json`. MLflow cannot remove steps,
     so those that are run again keep their first values; the writer asks MLflow which it has. A kill loses the

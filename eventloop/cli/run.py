@@ -82,7 +82,7 @@ def _checked(options: argparse.Namespace) -> Any:
 
     Raises:
         ImportError: no engine is installed, or a writer's library is missing.
-        OSError: the script does not exist, or `--work-dir` is a file.
+        OSError: the script does not exist, or `--work-dir` cannot be written.
         ValueError: a writer is unknown, or the script is not a Python file.
     """
     from eventloop.autoattach.hosts import any_installed
@@ -90,15 +90,29 @@ def _checked(options: argparse.Namespace) -> Any:
     from eventloop.autoattach.script import check_script
 
     check_script(options.script, module=options.module)
-    if options.work_dir is not None and Path(options.work_dir).is_file():
-        raise FileExistsError(f"--work-dir must be a directory, got the file {options.work_dir}")
     if not any_installed():
         raise ImportError(
             "expected one of Lightning, Transformers, ignite and MMEngine, got none installed: pip install "
             "lightning, or drive a loop of your own with eventloop.bridges.DrivenTrainer"
         )
     writers = tuple(_writer(name.strip()) for name in options.writers.split(",") if name.strip())
+    if options.work_dir is not None:
+        _make_dir(options.work_dir)
     return RunOptions(writers, options.work_dir, not options.no_measure)
+
+
+def _make_dir(work_dir: str) -> None:
+    """Create the directory of the run's files, so that a wrong one is refused before the script runs.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    try:
+        Path(work_dir).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise type(error)(
+            f"--work-dir must be a directory that can be written, got {work_dir}: {error.strerror}"
+        ) from error
 
 
 def _writer(name: str) -> str:

@@ -332,7 +332,14 @@ def test_a_script_without_an_engine_is_told_what_to_write() -> None:
             "--writers has an unknown writer 'jsnol': did you mean 'jsonl'?",
         ),
         (["--writers", "x", "train.py"], "--writers has an unknown writer 'x': known are console, csv, "),
-        (["--work-dir", "data.json", "train.py"], "--work-dir must be a directory, got the file data.json"),
+        (
+            ["--work-dir", "data.json", "train.py"],
+            "--work-dir must be a directory that can be written, got data.json: ",
+        ),
+        (
+            ["--work-dir", "data.json/a", "train.py"],
+            "--work-dir must be a directory that can be written, got data.json/a: ",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
