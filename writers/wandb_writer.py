@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
@@ -35,6 +36,8 @@ from eventloop.writers.tracker_arguments import check_config, check_mapping, che
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
+WANDB_MODES = (*MODES, "disabled", "shared", "dryrun", "run")
+"""What W&B takes from WANDB_MODE."""
 BINS = 64
 WHOLE_SECONDS = 5.0
 """How long to wait for wandb to write the end of its file."""
@@ -105,6 +108,8 @@ class WandbWriter(TrackerWriter):
         check_texts(entity=entity, run_name=run_name, group=group)
         if mode is not None:
             check_choice("mode", mode, MODES)
+        elif in_environment := os.environ.get("WANDB_MODE"):
+            check_choice("WANDB_MODE", in_environment, WANDB_MODES)
         check_bools(checkpoints=checkpoints)
         self.mode = mode
         self.config = check_config(config)

@@ -216,6 +216,16 @@ def test_bad_arguments(
         WandbWriter(**options)
 
 
+def test_a_wrong_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where the writer is made, unless the script gives a mode."""
+    monkeypatch.setenv("WANDB_MODE", "ofline")
+
+    with pytest.raises(ValueError, match=r"WANDB_MODE must be 'online' or 'offline' or .*, got 'ofline'"):
+        WandbWriter("digits")
+
+    WandbWriter("digits", mode="offline")
+
+
 def test_a_truncated_file_gives_its_whole_rows(tmp_path: Path) -> None:
     """A kill may cut the file anywhere, also in its header."""
     folder = tmp_path / "wandb" / "offline-run-1-abc"
