@@ -36,8 +36,6 @@ from eventloop.writers.tracker_arguments import check_config, check_mapping, che
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
-WANDB_MODES = (*MODES, "disabled", "shared", "dryrun", "run")
-"""What W&B takes from WANDB_MODE."""
 BINS = 64
 WHOLE_SECONDS = 5.0
 """How long to wait for wandb to write the end of its file."""
@@ -77,7 +75,7 @@ class WandbWriter(TrackerWriter):
 
     Raises:
         ImportError: wandb is not installed.
-        TypeError, ValueError: there is no project, or another argument is wrong.
+        TypeError, ValueError: there is no project, or another argument or WANDB_MODE is wrong.
     """
 
     events = (
@@ -108,8 +106,6 @@ class WandbWriter(TrackerWriter):
         check_texts(entity=entity, run_name=run_name, group=group)
         if mode is not None:
             check_choice("mode", mode, MODES)
-        elif in_environment := os.environ.get("WANDB_MODE"):
-            check_choice("WANDB_MODE", in_environment, WANDB_MODES)
         check_bools(checkpoints=checkpoints)
         self.mode = mode
         self.config = check_config(config)
@@ -120,6 +116,8 @@ class WandbWriter(TrackerWriter):
         self._run_name = run_name
         self._options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
+        if mode is None:
+            _check_environment(self._lib)
         self._run: Any = None
         self._best: dict[str, float] = {}
         self._axes: set[str] = set()
@@ -245,6 +243,21 @@ def _settings(lib: Any) -> Any:
         console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
         finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
     )  # fmt: skip
+
+
+def _check_environment(lib: Any) -> None:
+    """Refuse a WANDB_MODE that wandb would refuse when the run begins.
+
+    Raises:
+        ValueError: naming the mode.
+    """
+    mode = os.environ.get("WANDB_MODE") or "online"
+    try:
+        lib.Settings(mode=mode)
+    except ValueError:
+        raise ValueError(
+            f"WANDB_MODE must be a mode of wandb, such as 'online' or 'offline', got {mode!r}"
+        ) from None
 
 
 def _check_project(project: str) -> str:

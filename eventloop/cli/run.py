@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from eventloop.cli.output_file import failed, tell
@@ -102,13 +103,15 @@ def _checked(options: argparse.Namespace) -> Any:
 
 
 def _make_dir(work_dir: str) -> None:
-    """Create the directory of the run's files, so that a wrong one is refused before the script runs.
+    """Create the directory of the run's files, and check that a file can be written to it.
 
     Raises:
-        OSError: it cannot be created.
+        OSError: naming the directory.
     """
+    # not `make_work_dir`, which would import torch before the script does
     try:
         Path(work_dir).mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=work_dir).close()
     except OSError as error:
         raise type(error)(
             f"--work-dir must be a directory that can be written, got {work_dir}: {error.strerror}"

@@ -32,7 +32,7 @@ from eventloop.events.run import Run
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
 WANDB_LOGS = "wandb/*run-*/logs/*"
-"""The links that wandb makes to its own log files. A later replay writes to a new folder, and not to them."""
+"""Links that wandb puts into its folders. They may lead out of the folder: nothing writes through them."""
 BUS_BATCH = 256
 """The number of events between two waits for a bus's background subscribers.
 

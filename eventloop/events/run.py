@@ -22,7 +22,7 @@ class Run(msgspec.Struct, frozen=True):
     rank: int = 0
     world_size: int = 1
     trainer_id: str = ""
-    """A random text that identifies the trainer, and is kept in its later runs; "" in a replay."""
+    """The id of the trainer, a random text that is the same in each of its runs; "" in a replay."""
 
 
 class CurrentRun:

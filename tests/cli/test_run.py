@@ -340,6 +340,10 @@ def test_a_script_without_an_engine_is_told_what_to_write() -> None:
             ["--work-dir", "data.json/a", "train.py"],
             "--work-dir must be a directory that can be written, got data.json/a: ",
         ),
+        (
+            ["--work-dir", "/proc/self", "train.py"],  # it exists where there is /proc
+            "--work-dir must be a directory that can be written, got /proc/self: ",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

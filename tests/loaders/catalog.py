@@ -45,12 +45,14 @@ class Row(NamedTuple):
         exact: whether the resumed runs get the same batches and end with the same weights.
         says: the warning of every resume in mid-epoch that says most, one of `LINES`; None if there is none.
         package: what is imported, besides torch.
+        also: another package that the loader needs.
     """
 
     make: Callable[[Path], Any]
     exact: bool = True
     says: str | None = None
     package: str = "torch"
+    also: str = "torch"
 
 
 def sample(index: int, noise: float = 0.0) -> tuple[int, torch.Tensor]:
@@ -359,16 +361,16 @@ ROWS: dict[str, Row] = {
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(DataLoader(Samples(), BATCH, shuffle=True), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN, package="accelerate", also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, stream with a state": Row(
         lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN, package="accelerate", also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
         lambda _: prepared(DataLoader(Placed(), BATCH), use_stateful_dataloader=True, dispatch_batches=False),
         says=OWN_STATE,
-        package="accelerate",
+        package="accelerate", also="torchdata",
     ),
     "CombinedLoader": Row(
         lambda _: combined("max_size", shuffle=True, num_workers=1), says=READ_AGAIN, package="lightning"

@@ -145,21 +145,21 @@ RANK_ROWS: dict[str, Row] = {
         lambda _: prepared(plain(Stream(True))), says=READ_AGAIN, package="accelerate"
     ),
     "Accelerate, use_stateful_dataloader, stream with a state": Row(
-        lambda _: prepared(plain(Placed()), use_stateful_dataloader=True), says=READ_AGAIN, package="accelerate"
+        lambda _: prepared(plain(Placed()), use_stateful_dataloader=True), says=READ_AGAIN, package="accelerate", also="torchdata"
     ),
     "Accelerate, stream, dispatch_batches=False": Row(
         lambda _: prepared(plain(Stream()), dispatch_batches=False), says=READ_AGAIN, package="accelerate"
     ),
     "Accelerate, datasets, streaming, dispatch_batches=False": Row(
-        lambda _: prepared(plain(hugging_face(True, True, 8, count=40)), dispatch_batches=False), says=READ_AGAIN, package="accelerate"
+        lambda _: prepared(plain(hugging_face(True, True, 8, count=40)), dispatch_batches=False), says=READ_AGAIN, package="accelerate", also="datasets"
     ),
     "Accelerate, use_stateful_dataloader": Row(
         lambda _: prepared(plain(Samples(), shuffle=True), use_stateful_dataloader=True),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN, package="accelerate", also="torchdata",
     ),
     "Accelerate, use_stateful_dataloader, dispatch_batches=False, stream with a state": Row(
         lambda _: prepared(plain(Placed()), use_stateful_dataloader=True, dispatch_batches=False),
-        says=READ_AGAIN, package="accelerate",
+        says=READ_AGAIN, package="accelerate", also="torchdata",
     ),
 
     "CombinedLoader": Row(lambda _: combined(), says=READ_AGAIN, package="lightning"),

@@ -64,8 +64,7 @@ def samples(whole: dict[Any, Any], epoch: int) -> list[int]:
 
 def check(folder: Path, name: str, row: Row, ranks: int) -> None:
     """Train the parts, and compare those of each rank with its whole run, and what they log with the row."""
-    others = {"use_stateful_dataloader": "torchdata", "Accelerate, datasets": "datasets"}
-    for package in (row.package, *(needed for part, needed in others.items() if part in name)):
+    for package in (row.package, row.also):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed: pip install 'torch-eventloop[{package}]'")
 
