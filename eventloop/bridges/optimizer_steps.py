@@ -18,15 +18,21 @@ def announced_steps(trainer: Trainer) -> Iterator[None]:
 
     The time of a step counts as the optimizer phase.
     """
-    began = [0.0]
+    began = 0.0
+    wanted = trainer.bus.wanted(
+        BeforeOptimizerStep, AfterOptimizerStep
+    )  # looked up here: `announce` is a call
 
     def before(*_: Any) -> None:
-        trainer.announce(BeforeOptimizerStep)
-        began[0] = perf_counter()
+        nonlocal began
+        if wanted[BeforeOptimizerStep]:
+            trainer.announce(BeforeOptimizerStep)
+        began = perf_counter()
 
     def after(*_: Any) -> None:
-        trainer.clock.charge("optimizer", perf_counter() - began[0])
-        trainer.announce(AfterOptimizerStep)
+        trainer.clock.charge("optimizer", perf_counter() - began)
+        if wanted[AfterOptimizerStep]:
+            trainer.announce(AfterOptimizerStep)
 
     handles = []
     for optimizer in each_optimizer(trainer.optimizer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -128,8 +128,8 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         trainer = self.trainer
         outputs = outputs or {}
         for name, buffer in runner.message_hub.log_scalars.items():
-            mode, _, short = name.partition("/")
-            if mode == "train" and short not in outputs and short not in _OWN and buffer.data[1].size:
+            short = _logged_name(name)
+            if short is not None and short not in outputs and buffer.data[1].size:
                 trainer.metrics.put_scalar(short, float(buffer.current()))
         if trainer.end_iter(outputs):
             runner.train_loop.stop_training = True
@@ -147,12 +147,16 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             runner._train_loop.stop_training = True
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        trainer = self.trainer
+        wanted = trainer.bus.wanted(AfterBackward)
+
         @wraps(backward)
         def measured(*args: Any, **kwargs: Any) -> Any:
             began = perf_counter()
             result = backward(*args, **kwargs)
-            self.trainer.clock.charge("backward", perf_counter() - began)
-            self.trainer.announce(AfterBackward)
+            trainer.clock.charge("backward", perf_counter() - began)
+            if wanted[AfterBackward]:
+                trainer.announce(AfterBackward)
             return result
 
         return measured
@@ -218,6 +222,13 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
+
+
+@cache  # each iteration asks for each name in the hub
+def _logged_name(name: str) -> str | None:
+    """Return the name under which the bridge logs a number of the message hub; None if it does not log it."""
+    mode, _, short = name.partition("/")
+    return short if mode == "train" and short not in _OWN else None
 
 
 def _row_name(hook: Any, stage: str) -> str:
