@@ -20,7 +20,7 @@ from eventloop.writers.tensorboard_graph import trace_graph
 from eventloop.writers.trackio_writer import TrackioWriter
 from eventloop.writers.visdom_writer import VisdomWriter
 from eventloop.writers.wandb_writer import WandbWriter
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import TimedWriter, Writer
 
 __all__ = [
     "CSVWriter",
@@ -31,6 +31,7 @@ __all__ = [
     "MLflowWriter",
     "OpenTelemetryWriter",
     "TensorBoardWriter",
+    "TimedWriter",
     "TrackioWriter",
     "VisdomWriter",
     "WandbWriter",

@@ -34,13 +34,14 @@ from eventloop.eventlog.format import (
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import find_event, several
+from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_path, check_seconds
 from eventloop.util.surrogates import escaped
 from eventloop.writers.plain import encodable, plain
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
 
@@ -48,7 +49,7 @@ _NO_ENCODING = (TypeError, ValueError, OverflowError, RecursionError)
 """The errors that msgpack raises for a value that it cannot encode; the value's text is written instead."""
 
 
-class EventLogWriter(Writer):
+class EventLogWriter(TimedWriter):
     """Append every event to `<work_dir>/<filename>`, from which `replay` can make other writers' files later.
 
         Trainer(..., writers=[ConsoleWriter(), EventLogWriter()], work_dir="runs/digits")
@@ -129,18 +130,14 @@ class EventLogWriter(Writer):
             _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
         self._append(self._record(time.time(), RUN_TAG, run))
 
-    def write(self, event: Event) -> None:
-        self.write_batch([event])
-
-    def write_batch(self, events: list[Event]) -> None:
-        now = time.time()
+    def write_timed(self, events: list[Timed]) -> None:
         records = []
         bad: list[BadEvent] = []
-        for event in events:
+        for when, event in events:
             kind = type(event)
             tag = self._tags.get(kind) or self._tags.setdefault(kind, event_name(kind))
             try:
-                records.append(self._record(now, tag, event))
+                records.append(self._record(when, tag, event))
             except Exception as error:  # only this event fails; the next one gets its sequence number
                 bad.append(why_not(event, error, lambda value: self._encoder.encode(self._as_text(value))))
             else:
@@ -160,12 +157,12 @@ class EventLogWriter(Writer):
                 self._file = None
                 file.close()
 
-    def _record(self, now: float, tag: str, body: Event | Run) -> bytes:
+    def _record(self, when: float, tag: str, body: Event | Run) -> bytes:
         try:
-            payload = self._encoder.encode((tag, self._sequence, now, self._rank, body))
+            payload = self._encoder.encode((tag, self._sequence, when, self._rank, body))
         except _NO_ENCODING:  # such an event must not disable the writer
             fields = {name: self._as_text(value) for name, value in msgspec.structs.asdict(body).items()}
-            payload = self._encoder.encode((tag, self._sequence, now, self._rank, fields))
+            payload = self._encoder.encode((tag, self._sequence, when, self._rank, fields))
         return pack(payload) + payload
 
     def _as_text(self, value: Any) -> Any:

@@ -11,10 +11,11 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
-from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import (
     check_mapping,
     check_texts,

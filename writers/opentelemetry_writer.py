@@ -26,10 +26,11 @@ from eventloop.events import (
     RunInfo,
     ScalarsLogged,
 )
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, log_line
-from eventloop.writers.tracker import RUN_EVENTS, Known, Timed, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import check_mapping, check_texts, refuse_password, setting
 
 
@@ -51,8 +52,8 @@ class OpenTelemetryWriter(TrackerWriter):
     `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and the rank are
     attributes of the resource.
 
-    The times of spans of stages are those at which the events reached the writer, up to 0.2 s late; those of
-    iterations are exact. A replay sends spans with the same ids once more.
+    Spans, numbers and log records have the times of the emits, however late the collector receives them. A
+    replay sends spans with the same ids once more.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -82,7 +83,6 @@ class OpenTelemetryWriter(TrackerWriter):
     service: ClassVar[str] = "the OTLP collector"
     target: ClassVar[str] = "otlp"
     secret_arguments = ("headers",)
-    linger = 0.0  # a span has the times at which its events arrive
 
     def __init__(
         self,

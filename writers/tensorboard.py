@@ -26,19 +26,20 @@ from eventloop.events import (
     TextLogged,
 )
 from eventloop.events.base import event_name
+from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_choice, check_path, positive_or
 from eventloop.util.text import error_text
 from eventloop.writers.checks import OFFLOADS
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import TimedWriter
 
 TOGETHER = 32
 """The most events written with one system call; so many events of scalars take some 0.2 ms."""
 
 
-class TensorBoardWriter(Writer):
+class TensorBoardWriter(TimedWriter):
     """Write metrics, images, histograms and texts to files that TensorBoard reads during the run.
 
         TensorBoardWriter(hparams={"lr": 0.1, "layers": 18, "optimizer": "SGD"}, metrics=["val/accuracy"])
@@ -120,29 +121,22 @@ class TensorBoardWriter(Writer):
             records.append(self._lib.graph(self.graph))
         self._write([self._lib.frame(record.SerializeToString()) for record in records])
 
-    def write(self, event: Event) -> None:
-        self._encode([event])
-
-    def write_batch(self, events: list[Event]) -> None:
-        if type(self).write is TensorBoardWriter.write:
-            self._encode(events)
-        else:  # a subclass overrides `write`
-            super().write_batch(events)
-
-    def _encode(self, events: list[Event]) -> None:
+    def write_timed(self, events: list[Timed]) -> None:
         """Write the events with one system call, except for those that cannot be encoded."""
         frames: list[bytes] = []
         bad: list[BadEvent] = []
-        for event in events:
+        for when, event in events:
             try:
-                frames += [self._lib.frame(each.SerializeToString()) for each in self._records(event)]
+                for record in self._records(event, when):
+                    record.wall_time = when
+                    frames.append(self._lib.frame(record.SerializeToString()))
             except (TypeError, ValueError) as error:
                 bad.append(BadEvent(event_name(type(event)), "", error_text(error)))
         self._write(frames)
         if bad:
             raise Unencodable(bad, of=len(events))
 
-    def _records(self, event: Event) -> Iterator[Any]:
+    def _records(self, event: Event, when: float) -> Iterator[Any]:
         """Yield the records of an event; encode each one before the next, which may reuse the object."""
         lib = self._lib
         match event:
@@ -163,7 +157,7 @@ class TensorBoardWriter(Writer):
                 yield lib.run_info(event)
             case AfterRun() if not self._ended:
                 self._ended = True
-                yield lib.session_end(event)
+                yield lib.session_end(event, when)
 
     def close(self) -> None:
         if self._file is not None:

@@ -1,4 +1,4 @@
-"""Make the records of TensorBoard's plugins from events.
+"""Make the records of TensorBoard's plugins from events, without their times.
 
 Imports tensorboard; `TensorBoardWriter` imports this module when it is constructed. Images and histograms
 have the format of `SummaryWriter`, which every version of TensorBoard reads.
@@ -42,7 +42,7 @@ def begin() -> Any:
 
 def restart(step: int) -> Any:
     """Return a record that makes readers discard everything at `step` and later."""
-    return Record(wall_time=time.time(), step=step, session_log=SessionLog(status=SessionLog.START))
+    return Record(step=step, session_log=SessionLog(status=SessionLog.START))
 
 
 class Scalars:
@@ -66,7 +66,7 @@ class Scalars:
         if known is None:
             known = self._begin(key)
         record, values = known
-        record.wall_time, record.step = time.time(), event.step
+        record.step = event.step
         for value, number in zip(values, scalars.values(), strict=True):
             value.simple_value = number
         return record
@@ -104,7 +104,7 @@ def image(event: ImageLogged) -> Any:
         TypeError, ValueError: dtype or shape are not those of an image; see `pixels.pixels`.
     """
     array = pixels(event)
-    record = Record(wall_time=time.time(), step=event.step)
+    record = Record(step=event.step)
     height, width, channels = array.shape
     value = record.summary.value.add(tag=escaped(f"{event.mode}/{event.name}")).image
     value.height, value.width, value.colorspace = height, width, channels
@@ -123,7 +123,7 @@ def histogram(event: HistogramLogged, bins: int | str) -> Any:
     array = values(event).ravel().astype(np.float64)
     finite = array[np.isfinite(array)]
     tag = escaped(f"{event.mode}/{event.name}")
-    record = Record(wall_time=time.time(), step=event.step)
+    record = Record(step=event.step)
     if finite.size < array.size:
         record.summary.value.add(tag=f"{tag}/nonfinite", simple_value=array.size - finite.size)
     if finite.size:
@@ -159,10 +159,10 @@ def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
     ]
 
 
-def session_end(event: AfterRun) -> Any:
+def session_end(event: AfterRun, when: float) -> Any:
     """Return the record that shows the run's end in the HParams tab, with success or failure."""
     status = "STATUS_SUCCESS" if event.error is None else "STATUS_FAILURE"
-    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status), end_time_secs=time.time())
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status), end_time_secs=when)
     return _hparams_record(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 
@@ -175,7 +175,7 @@ def _hparams_record(tag: str, **data: Any) -> Any:
 
 
 def _text(tag: str, content: str, step: int) -> Any:
-    record = Record(wall_time=time.time(), step=step)
+    record = Record(step=step)
     value = record.summary.value.add(tag=escaped(tag))
     value.metadata.plugin_data.plugin_name = "text"
     value.tensor.dtype = DT_STRING

@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import time
 from abc import abstractmethod
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from time import monotonic
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -34,6 +33,7 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.util.checks import check_choice
@@ -42,7 +42,7 @@ from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
 from eventloop.writers.tracker_arguments import masked
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
 
@@ -56,13 +56,6 @@ RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
 Named = ImageLogged | HistogramLogged | TextLogged
 
 
-class Timed(NamedTuple):
-    """An event, and the Unix time at which it was written or logged."""
-
-    time: float
-    event: Event
-
-
 class Known(msgspec.Struct):
     """The run in the tracker, as the file in the work dir keeps it."""
 
@@ -73,7 +66,7 @@ class Known(msgspec.Struct):
     """The id of the trainer whose run was written last."""
 
 
-class TrackerWriter(Writer):
+class TrackerWriter(TimedWriter):
     """The base class of writers that send a run to an experiment tracker.
 
     A subclass continues the run whose id is in the file `<target>_run.json` of the work dir. If the tracker
@@ -149,14 +142,7 @@ class TrackerWriter(Writer):
         if run.start_iter:
             self._catch_up(run.start_iter)
 
-    def write(self, event: Event) -> None:
-        self.write_batch([event])
-
-    def write_batch(self, events: list[Event]) -> None:
-        now = time.time()
-        self.write_timed([(now, event) for event in events])
-
-    def write_timed(self, events: list[tuple[float, Event]]) -> None:
+    def write_timed(self, events: list[Timed]) -> None:
         """Write events with the Unix time of each; a replay calls this with the times of the log."""
         for when, event in events:
             if (kept := self._take(event)) is not None:
@@ -236,7 +222,8 @@ class TrackerWriter(Writer):
         if not log.is_file():
             return
         for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
-            self.write_timed([(r.time, r.event) for r in records if getattr(r.event, "step", 0) <= start])
+            due = (record for record in records if getattr(record.event, "step", 0) <= start)
+            self.write_timed([Timed(record.time, record.event) for record in due])
         self._begin_training()
 
     def _logged(self) -> list[type[Event]]:

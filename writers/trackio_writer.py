@@ -8,11 +8,11 @@ from secrets import token_hex
 from typing import Any, ClassVar
 
 from eventloop.events import HistogramLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.writers.tracker import (
     RUN_EVENTS,
     Known,
-    Timed,
     TrackerWriter,
     key_of,
     note_last,

@@ -20,12 +20,12 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
 from eventloop.writers.tracker import (
     RUN_EVENTS,
     Known,
-    Timed,
     TrackerWriter,
     key_of,
     note_last,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import signal
+import time
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
@@ -20,6 +22,7 @@ from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import Event, ScalarsLogged
 from eventloop.events.catalogue import several
+from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.writers.checks import check_attributes, check_signatures, check_writes
@@ -85,6 +88,7 @@ class Writer:
     secret_arguments: ClassVar[tuple[str, ...]] = ()
     """Names of the constructor's keyword arguments that must not get into a file, such as keys."""
 
+    _timed: ClassVar[bool] = False
     _opened = False
     _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last
     _made_with: functools.partial[Any] | None = None  # makes a writer with the same constructor arguments
@@ -113,7 +117,7 @@ class Writer:
             self._deliver, *bus.possible(several(self.events)), name=self._called, offload=self._runs_on(),
             queue=self.queue, overflow=self.overflow, batch=self.batch,
             budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
-            stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger,
+            stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger, timed=self._timed,
         )  # fmt: skip
         self._bus = ref(bus)
         return subscription
@@ -202,14 +206,17 @@ class Writer:
             facts = msgspec.structs.replace(facts, start_iter=max(facts.start_iter, step))
         self._get_run = lambda: facts
 
-    def _deliver(self, delivery: Event | list[Event]) -> None:
-        if not self._opened:
-            self.open(self._get_run())
-            self._opened = True
+    def _deliver(self, delivery: Any) -> None:
+        self._open_once()
         if isinstance(delivery, list):
             self.write_batch(delivery)
         else:
             self.write(delivery)
+
+    def _open_once(self) -> None:
+        if not self._opened:
+            self.open(self._get_run())
+            self._opened = True
 
     def _flush(self) -> None:
         if self._opened:
@@ -219,6 +226,45 @@ class Writer:
         if self._opened:
             self._opened = False
             self.close()
+
+
+class TimedWriter(Writer):
+    """The base class of writers that receive the time of each event's emit.
+
+        class Stages(TimedWriter):
+            events = ("before_train_epoch", "after_train_epoch")
+
+            def write_timed(self, events):
+                for time, event in events:
+                    print(f"{time:.6f}", type(event).__name__)
+
+    A subclass overrides `write_timed`; `batch` limits the events of a call. If it overrides `write` or
+    `write_batch`, it receives events without times.
+    """
+
+    batch: bool | int = True
+    _timed = True
+
+    @property
+    def takes_times(self) -> bool:
+        """False if a subclass overrides `write` or `write_batch`, which receive no times."""
+        cls = type(self)
+        return cls.write is TimedWriter.write and cls.write_batch is Writer.write_batch
+
+    @abstractmethod
+    def write_timed(self, events: list[Timed]) -> None:
+        """Write events, each with the Unix time of its emit in seconds."""
+
+    def write(self, event: Event) -> None:
+        """Write one event with the present time."""
+        self.write_timed([Timed(time.time(), event)])
+
+    def _deliver(self, delivery: Any) -> None:
+        self._open_once()
+        if self.takes_times:
+            self.write_timed(delivery)
+        else:
+            self.write_batch([event for _, event in delivery])
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -10,8 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from eventloop.events.deferred import Timed
 from eventloop.writers import MLflowWriter, OpenTelemetryWriter, TrackioWriter, WandbWriter
-from eventloop.writers.tracker import Timed, TrackerWriter
+from eventloop.writers.tracker import TrackerWriter
 
 LATENCY_SECONDS = 0.05
 

@@ -161,7 +161,7 @@ class Background(Closing):
         """Return the two functions that queue an event for a subscriber with overflow="block".
 
         Both wait until the queue has room, except on a background thread. The second one also notes the time
-        of the emit, from which the wait in the queue is measured.
+        of the emit, as with `feeds`.
         """
         passes = lane.routes[event_type].early
 
@@ -180,7 +180,7 @@ class Background(Closing):
             if has_room(event):
                 lane.incoming.append(Stamped(event, emitted))
 
-        return feed, stamp
+        return (stamp if lane.options.timed else feed), stamp
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
         """Wrap `feed` to count the events that background threads emit, for the end of a flush.

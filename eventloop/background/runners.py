@@ -20,6 +20,7 @@ from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
 from eventloop.events import Event
+from eventloop.events.deferred import Timed
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
@@ -118,7 +119,7 @@ class TaskLane(Lane):
                 return
             await self._ready.wait()
 
-    async def _deliver(self, item: Delivery) -> None:
+    async def _deliver(self, item: Delivery | list[Timed]) -> None:
         failure: BaseException | None = None
         self._delivering = True
         try:
@@ -304,7 +305,7 @@ class ThreadLane(Lane):
                 return
             self._ready.wait(left)
 
-    def _deliver(self, item: Delivery) -> float:
+    def _deliver(self, item: Delivery | list[Timed]) -> float:
         try:
             self._fn(item)
         except BaseException as error:  # a SystemExit in a subscriber is its own affair

@@ -144,6 +144,7 @@ class Bus:
         on_flush: Callable[[], object] | None = None,
         on_close: Callable[[], object] | None = None,
         linger: float = 0.0,
+        timed: bool = False,
     ) -> Subscription:
         """Call `fn` whenever one of `events` is emitted.
 
@@ -161,36 +162,35 @@ class Bus:
                 that dies is started again, and unfinished events are delivered again.
             queue, overflow: number of events that may wait for a background subscriber, and the policy beyond
                 it: "spill" (to temporary files of at most 1 GiB), "drop_oldest", "drop_newest", "latest"
-                (keep one), or "block" (the emitting thread waits). The emitting thread only appends to a
-                list; five times a second the subscriber is woken and applies the policy to the list. So with
-                a policy that drops, a queue with less room than the events of 0.2 s drops, however fast the
-                subscriber is. A spilling subscriber that delivers takes events from the list as it goes. The
-                list holds 1,048,576 events; the oldest beyond are dropped and counted.
+                (keep one), or "block" (the emitting thread waits). The emitting thread appends to a list, and
+                5 times a second the subscriber is woken and applies the policy to it. So with a policy that
+                drops, a queue with less room than the events of 0.2 s drops, however fast the subscriber is.
+                A spilling subscriber that delivers takes events from the list as it goes. The list holds
+                1,048,576 events; the oldest beyond are dropped and counted.
             on_error: reaction to an error of a background subscriber: "disable" it, "log" and go on, or
                 "raise" the error on the training thread at the next iteration boundary.
             stall_timeout: seconds until a delivery, `on_flush`, `on_close` or `when` disables the subscriber.
             batch: deliver `list[Event]`: all waiting events with True, or at most this number of events.
-            budget_us: microseconds that the p99 of its calls should not exceed. The first time they do, a
-                warning is logged and the event `slow_handler` is emitted.
+            budget_us: microseconds for the p99 of its calls; beyond it, one warning and one `slow_handler`.
             loop: the asyncio event loop that runs a coroutine function, in place of the bus's; for objects of
-                a program's loop, such as an HTTP session. Events wait in the queue while that loop is busy,
-                as while `trainer.train()` or `bus.close()` runs on its thread; these calls do not wait for
-                the subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop free, but no signal
+                a program's loop, such as an HTTP session. Events wait while that loop is busy, as while
+                `trainer.train()` or `bus.close()` runs on its thread; these calls do not wait for the
+                subscriber. `await asyncio.to_thread(trainer.train)` leaves the loop free, but no signal
                 reaches a training there: call `trainer.stop(reason)` when the task is cancelled. Events left
                 when the loop ends count as failed or dropped.
             on_flush, on_close: called on the background subscriber's own thread at a flush and a close.
             linger: seconds from one delivery to the next, in which events gather, for a destination whose
                 calls cost much. A flush or close waits for none.
+            timed: with `batch`, deliver `list[Timed]`: events with the Unix times of their emits.
 
         Raises:
-            TypeError, ValueError: an unknown event, a wrong signature or a bad option, which the message
-                names.
+            TypeError, ValueError: an unknown event, a wrong signature or a bad option, named in the message.
             RuntimeError: a background subscriber is added to a closed bus without a trainer.
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger),
-            budget_us=budget_us, loop=loop,
+            budget_us=budget_us, loop=loop, lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch,
+                                                             on_flush, on_close, linger, timed),
         )  # fmt: skip
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, name, options)

@@ -29,7 +29,7 @@ from eventloop.events.filters import (
     source_of,
 )
 from eventloop.events.priority import Priority, get_priority
-from eventloop.util.checks import at_least, check_choice, check_seconds, number
+from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds, number
 from eventloop.util.functions import handler_name, is_coroutine_function
 
 DEFAULT_LANE = LaneOptions()
@@ -251,6 +251,9 @@ def check_lane(lane: LaneOptions) -> None:
         raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
     if lane.batch is not False and lane.batch < 1:
         raise ValueError(f"batch must be at least 1 event, got {lane.batch}")
+    check_bools(timed=lane.timed)
+    if lane.timed and not lane.batch:
+        raise ValueError("timed=True delivers lists, and needs batch: pass batch=True, or a number of events")
 
 
 class Registry(Protocol):

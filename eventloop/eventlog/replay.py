@@ -27,6 +27,7 @@ from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 
 FOLDER = "replay"
@@ -74,10 +75,14 @@ class Sink(Protocol):
 
 @runtime_checkable
 class TimedSink(Protocol):
-    """A destination that takes the times in the log, which trackers need."""
+    """A destination that takes the times in the log."""
 
-    def write_timed(self, events: list[tuple[float, Event]]) -> None:
-        """Write events in order, each given as a pair of the Unix time of its log record and the event."""
+    @property
+    def takes_times(self) -> bool:
+        """Whether it does; otherwise it is written to like any other."""
+
+    def write_timed(self, events: list[Timed]) -> None:
+        """Write events in order, each with the Unix time of its log record."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -353,8 +358,8 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
 
 
 def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
-    if isinstance(writer, TimedSink):
-        writer.write_timed([(record.time, record.event) for record in records])
+    if isinstance(writer, TimedSink) and writer.takes_times:
+        writer.write_timed([Timed(record.time, record.event) for record in records])
         return
     events = [record.event for record in records]
     if not writer.batch:

@@ -6,6 +6,7 @@ them as bytes. The package imports only `migration` and `util`.
 
 from eventloop.events.base import Counter as Counter
 from eventloop.events.base import Event as Event
+from eventloop.events.deferred import Timed as Timed
 from eventloop.events.types import COMPLETED as COMPLETED
 from eventloop.events.types import AfterBackward as AfterBackward
 from eventloop.events.types import AfterLoadCheckpoint as AfterLoadCheckpoint

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, MARK, EventLogError
@@ -18,6 +19,7 @@ from eventloop.eventlog.replay import replay
 from eventloop.events import AfterValEpoch, Event, ImageLogged, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.writer import Writer
 from tests.conftest import DEADLINE, Held
 from tests.eventlog.conftest import EVENTS, Record
@@ -223,6 +225,34 @@ def test_a_writer_of_batches_is_given_no_larger_ones(record: Record) -> None:
     assert [event for batch in given for event in batch] == EVENTS
     assert max(map(len, given)) == 2
     assert [len(batch) for batch in images.calls[1:-2]] == [6, *[1] * 5]
+
+
+def test_a_writer_that_takes_times_gets_those_of_the_log(record: Record, tmp_path: Path) -> None:
+    """TensorBoard's wall times are those of the training, however much later the replay is."""
+    folder = record()
+
+    replay(folder, TensorBoardWriter(log_dir=tmp_path / "curves"))
+
+    curves = EventAccumulator(str(tmp_path / "curves")).Reload()
+    logged = [each.time for each in read_events(folder) if isinstance(each.event, ScalarsLogged)]
+    assert [point.wall_time for point in curves.Scalars("train/loss")] == logged
+
+
+def test_a_writer_that_overrides_write_gets_events_without_times(record: Record, tmp_path: Path) -> None:
+    """So does a subclass of a writer that takes times, in a run as in a replay."""
+    seen: list[Event] = []
+
+    class Noting(TensorBoardWriter):
+        def write(self, event: Event) -> None:
+            seen.append(event)
+
+    folder = record()
+    replay(folder, Noting(log_dir=tmp_path / "curves"))
+    with Bus() as bus:
+        Noting(log_dir=tmp_path / "more").attach(bus, lambda: Run(work_dir=str(tmp_path)))
+        bus.emit(EVENTS[2])
+
+    assert [type(event) for event in seen].count(ScalarsLogged) == 3
 
 
 def test_a_writers_error_is_raised_after_it_was_closed(record: Record) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from eventloop.events import AfterTrainIter, Event
+from eventloop.events import AfterTrainIter, Event, Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 
 
@@ -38,6 +38,11 @@ def note_slowly(event: AfterTrainIter) -> None:
 
 def note_batch(events: list[AfterTrainIter]) -> None:
     log(" ".join(str(event.iter) for event in events))
+
+
+def note_times(events: list[Timed]) -> None:
+    for when, event in events:
+        log(f"{type(event).__name__} {when!r}")
 
 
 def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -100,6 +101,26 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
         ("handler_failed", "ERROR"),
         ("slow_rank", "WARN"),
     ]
+
+
+def test_a_span_has_the_times_of_its_emits(attach: Attach, collector: Collector) -> None:
+    """A stage is as long as it was by an own clock, though its begin and end are delivered together."""
+    writer = make(collector)
+    writer.linger = 1000.0
+    bus = attach(writer)
+    emit(bus, BeforeRun())  # later events gather
+
+    clock = []
+    for event in (BeforeTrainEpoch(), AfterTrainEpoch(epoch=1)):
+        clock.append(perf_counter())
+        bus.emit(event)
+        clock.append(perf_counter())
+    write(bus, AfterRun())
+
+    (epoch,) = (span for span in collector.spans() if span.name == "epoch")
+    seconds = (epoch.end_time_unix_nano - epoch.start_time_unix_nano) / 1e9
+    rounding = 1e-6  # of Unix times
+    assert clock[2] - clock[1] - rounding <= seconds <= clock[3] - clock[0] + rounding
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from eventloop import replay
 from eventloop.bus import Bus
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain, Event, PreemptionRequested, ScalarsLogged
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.writers import (
     EventLogWriter,
@@ -23,7 +24,7 @@ from eventloop.writers import (
     WandbWriter,
 )
 from eventloop.writers import tracker as tracker_module
-from eventloop.writers.tracker import Known, Timed, TrackerWriter
+from eventloop.writers.tracker import Known, TrackerWriter
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 SECRET = "s3cr3t"

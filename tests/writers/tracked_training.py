@@ -19,6 +19,7 @@ import torch
 
 from eventloop import Trainer
 from eventloop.events import AfterTrainIter
+from eventloop.events.deferred import Timed
 from eventloop.hooks import CheckpointHook, LoggerHook
 from eventloop.writers import (
     EventLogWriter,
@@ -28,7 +29,7 @@ from eventloop.writers import (
     TrackioWriter,
     WandbWriter,
 )
-from eventloop.writers.tracker import Timed, TrackerWriter
+from eventloop.writers.tracker import TrackerWriter
 from tests.support.trainers import batches, build_trainer
 
 LATENCY = 0.05

@@ -16,12 +16,12 @@ from typing import NamedTuple
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.spill import Spill
 from eventloop.events import Event, EventsDropped
-from eventloop.events.deferred import Pending, Stamped
+from eventloop.events.deferred import Pending, Queued, unstamped
 from eventloop.events.encoding_errors import bad_events
 from eventloop.events.filters import Passes
 from eventloop.util.waiting import Latch
 
-Incoming = Event | Stamped | Pending
+Incoming = Queued | Pending
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ class SubscriberAccount(ABC):
         If they were never created, their number is unknown, and one event of each posted type is counted.
         """
         events = pending.events
-        for event_type in pending.types if events is None else map(type, events):
+        for event_type in pending.types if events is None else map(type_of, events):
             if event_type in self.routes:
                 self.received += 1
                 self._turn_away(event_type, 1)
@@ -212,9 +212,5 @@ class SubscriberAccount(ABC):
         """Apply filters and the overflow policy to the emitted events, as far as this does not take long."""
 
 
-def unstamped(item: Event | Stamped) -> Event:
-    return item.event if isinstance(item, Stamped) else item
-
-
-def type_of(item: Incoming) -> type[Event]:
-    return type(item.event if isinstance(item, Stamped) else item)  # type: ignore[return-value]
+def type_of(item: Queued) -> type[Event]:
+    return type(unstamped(item))

@@ -27,6 +27,7 @@ class LaneOptions:
     on_flush: Callable[[], object] | None = None
     on_close: Callable[[], object] | None = None
     linger: float = 0.0
+    timed: bool = False
 
     @property
     def capacity(self) -> int:

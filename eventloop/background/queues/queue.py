@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Callable
 from itertools import islice
 from time import perf_counter
+from typing import Any
 
 from eventloop.background.queues.account import Route, SubscriberAccount, type_of
 from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
 from eventloop.costs.timing import Timing
 from eventloop.events import Event
-from eventloop.events.deferred import Pending, Stamped
+from eventloop.events.deferred import Pending, Queued, Stamped, unstamped
 from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell
 
@@ -53,7 +54,7 @@ class SubscriberQueue(SubscriberAccount):
 
     def __init__(self, name: str, options: LaneOptions) -> None:
         super().__init__(name, options)
-        self.buffer: deque[Event | Stamped] = deque()
+        self.buffer: deque[Queued] = deque()
         self.waits = Timing()  # of some events, from their emit until they are taken out
         self._capacity = options.capacity
         self._spills = options.overflow == "spill"
@@ -61,7 +62,7 @@ class SubscriberQueue(SubscriberAccount):
         self._began = 0.0  # when the delivery, or the callback, under way began; 0.0 without one
         self._asking: tuple[float, Event] | None = None  # begin and event of the running call of `when=`
         self._filter: FilterThread | None = None  # with a `when=`; then only it moves events into the queue
-        self._last_taken: list[Event] = []
+        self._last_taken: list[Queued] = []
         self._taken = self._asked = 0  # events taken by the filter thread, and those it has checked
         self._feeding = threading.Lock()  # held by the thread that moves events into the queue
         self._room = Bell()
@@ -90,7 +91,8 @@ class SubscriberQueue(SubscriberAccount):
     def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
         """Return two functions that append an event of a type to `incoming` if it passes `every` and `start`.
 
-        The second one also notes the time of the emit, from which the wait in the queue is measured.
+        The second one also notes the time of the emit, from which the wait in the queue is measured; both do
+        for a subscriber that is given the times.
         """
         append, early = self.incoming.append, self.routes[event_type].early
 
@@ -102,12 +104,17 @@ class SubscriberQueue(SubscriberAccount):
             if early is None or early(event):
                 append(Stamped(event, perf_counter()))
 
-        return (append if early is None else feed), stamp
+        plain = append if early is None else feed
+        return (stamp if self.options.timed else plain), stamp
 
     def feed(self, event: Event) -> None:
         """Append an event of the background, such as a health event, to `incoming` if it is wanted."""
         if self._wants(event):
-            self.incoming.append(event)
+            self.incoming.append(self._entry(event))
+
+    def _entry(self, event: Event) -> Queued:
+        """Return what the queue holds of an event that is created now."""
+        return Stamped(event, perf_counter()) if self.options.timed else event
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
         """Append a placeholder to the queue for events that are created later."""
@@ -118,7 +125,7 @@ class SubscriberQueue(SubscriberAccount):
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
         """Put those created events that the subscriber wants into the placeholder that `post` appended."""
-        wanted = [event for event in events if self._wants(event)]
+        wanted = [self._entry(event) for event in events if self._wants(event)]
         with self._lock:
             if pending.events is None:
                 pending.events = wanted
@@ -179,8 +186,7 @@ class SubscriberQueue(SubscriberAccount):
         """Move events from `incoming` into the queue, up to the first deferred event that is not created yet.
 
         Args:
-            own: whether the caller is the subscriber's own thread, which delivers next; it leaves events in
-                `incoming` that would have to be spilled.
+            own: whether the caller is the thread that delivers next; it leaves events that would be spilled.
         """
         if self._filter is not None:
             self._filter.wake()
@@ -205,7 +211,7 @@ class SubscriberQueue(SubscriberAccount):
                 return None
             self.received += 1
             if full:
-                return item.event if type(item) is Stamped else item  # type: ignore[return-value]
+                return unstamped(item)
             self._enter(item)
         return None
 
@@ -218,7 +224,7 @@ class SubscriberQueue(SubscriberAccount):
             with self._lock:
                 self._turn_away(type(event), 1)
 
-    def _next_incoming(self) -> Event | Stamped | None:
+    def _next_incoming(self) -> Queued | None:
         """Remove and return the next event of `incoming`.
 
         None if `incoming` is empty, or if the next event is a deferred one that is not created yet.
@@ -240,7 +246,7 @@ class SubscriberQueue(SubscriberAccount):
     def _full(self) -> bool:
         return len(self.buffer) >= self._capacity or self._spill.count > 0
 
-    def _enter(self, item: Event | Stamped) -> None:
+    def _enter(self, item: Queued) -> None:
         """Put an event into the queue, or apply the overflow policy other than "spill"."""
         overflow = self.options.overflow
         if self.done or (overflow == "drop_newest" and self._full()):
@@ -280,7 +286,7 @@ class SubscriberQueue(SubscriberAccount):
                         return
                     self.received += 1
                     self._taken += 1
-                    event: Event = item.event if type(item) is Stamped else item  # type: ignore[assignment]
+                    event = unstamped(item)
                     asking = self._asking = perf_counter(), event
                 if self._passes(asking):
                     self._store(event)
@@ -313,8 +319,11 @@ class SubscriberQueue(SubscriberAccount):
 
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
-    def _take(self, most: int = 1) -> list[Event]:
-        """Remove and return the next events, at most `most`; an empty list without events."""
+    def _take(self, most: int = 1) -> list[Any]:
+        """Remove and return the next events, at most `most`; an empty list without events.
+
+        They are `Stamped` if the subscriber is given the times.
+        """
         most = min(most, self._capacity)
         with self._lock:
             if self._has_caught_up():
@@ -332,7 +341,7 @@ class SubscriberQueue(SubscriberAccount):
         others_move = self._filter is not None or self._feeding.locked()
         return self._spills and not (others_move or self.buffer or self._spill.count or self.ended_by)
 
-    def _note(self, events: list[Event]) -> list[Event]:
+    def _note(self, events: list[Queued]) -> list[Queued]:
         """Count events as being delivered, and return them."""
         self._in_flight += len(events)
         self._last_taken = events
@@ -340,33 +349,33 @@ class SubscriberQueue(SubscriberAccount):
             self._took_at = perf_counter()
         return events
 
-    def _take_queued(self, most: int) -> list[Event]:
-        events = []
-        for _ in range(0 if self.ended_by else min(most, len(self.buffer))):
-            item = self.buffer.popleft()
-            events.append(self._unstamped(item) if type(item) is Stamped else item)
-        return events  # type: ignore[return-value]
+    def _take_queued(self, most: int) -> list[Queued]:
+        count = 0 if self.ended_by else min(most, len(self.buffer))
+        return self._measured([self.buffer.popleft() for _ in range(count)])
 
-    def _take_directly(self, most: int) -> list[Event]:
+    def _take_directly(self, most: int) -> list[Queued]:
         """Take at most `most` events from `incoming`, without putting them into the queue first.
 
         Only called if `_has_caught_up` is true: the queue is empty then, so that the order is kept.
         """
+        found: list[Any]  # without deferred events
         if self._has_posts:
             found = list(islice(iter(self._next_incoming, None), most))
         else:
             popleft = self.incoming.popleft  # one by one, as other threads append meanwhile
             found = [popleft() for _ in range(min(most, len(self.incoming)))]
         self.received += len(found)
-        if Stamped in map(type, found):
-            found = [self._unstamped(item) if type(item) is Stamped else item for item in found]
-        events: list[Event] = found  # type: ignore[assignment]  # no deferred is left
         self._caught_up = self._caught_up or not self.incoming
-        return events
+        return self._measured(found)
 
-    def _unstamped(self, item: Stamped) -> Event:
-        self.waits.add(perf_counter() - item.emitted)
-        return item.event
+    def _measured(self, items: list[Queued]) -> list[Queued]:
+        """Record the waits of entries with a time, which they lose unless the subscriber is given it."""
+        if Stamped not in map(type, items):
+            return items
+        for item in items:
+            if isinstance(item, Stamped):
+                self.waits.add(perf_counter() - item.emitted)
+        return items if self.options.timed else [unstamped(item) for item in items]
 
     def _refill(self) -> None:
         """Fill the queue from the spill file, or from `incoming` if the file is empty."""

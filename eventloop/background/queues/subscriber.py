@@ -13,7 +13,7 @@ from itertools import chain
 from time import perf_counter
 from typing import Any
 
-from eventloop.background.queues.account import Incoming, unstamped
+from eventloop.background.queues.account import Incoming
 from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.flush import Flush
@@ -22,7 +22,7 @@ from eventloop.background.queues.queue import HELD_SECONDS, Delivery
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import Timing
 from eventloop.events import Event
-from eventloop.events.deferred import Pending
+from eventloop.events.deferred import Pending, Timed, timed, unstamped
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -202,7 +202,7 @@ class Lane(FailingQueue):
         if item.events is None:
             self._drop_pending(item)
         self.received += len(item.events or ())
-        return item.events or []
+        return [unstamped(event) for event in item.events or ()]
 
     def _spilled(self) -> Iterator[Event]:
         while self._spill.count:
@@ -211,7 +211,7 @@ class Lane(FailingQueue):
     def _under_way_events(self) -> list[Event]:
         """Return the events that were taken out of the queue, and are neither delivered nor failed yet."""
         count = self._in_flight - self._progress[0]
-        return self._last_taken[-count:] if count > 0 else []
+        return [unstamped(item) for item in self._last_taken[-count:]] if count > 0 else []
 
     def _item(self) -> Delivery | None:
         """Return the current delivery: an event, or a list of events with `batch`."""
@@ -333,12 +333,14 @@ class Lane(FailingQueue):
 
     # --- the subscriber's own thread or task ---------------------------------------------------------------
 
-    def _next_delivery(self) -> Delivery | None:
+    def _next_delivery(self) -> Delivery | list[Timed] | None:
         """Take the next delivery out of the queue, and note its begin; None if the queue is empty."""
         events = self._take(self.options.most or 1)
         if not events:
             return None
         self._began = perf_counter()
+        if self.options.timed:
+            return timed(events)
         return events if self.options.most else events[0]
 
     def _delivered(self, error: BaseException | None) -> float:

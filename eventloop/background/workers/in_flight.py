@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from eventloop.events import Event
+from eventloop.events.deferred import Queued
 
 
 class Flights:
@@ -15,7 +15,7 @@ class Flights:
     """
 
     def __init__(self) -> None:
-        self.waiting: deque[list[Event]] = deque()
+        self.waiting: deque[list[Queued]] = deque()
         self.sent = 0
         """The number of deliveries that were sent to the current worker."""
         self.suspects = 0
@@ -37,7 +37,7 @@ class Flights:
         return self.suspects > 0 and self.sent > 0
 
     @property
-    def next(self) -> list[Event]:
+    def next(self) -> list[Queued]:
         """Return the first delivery that was not sent to the current worker."""
         return self.waiting[self.sent]
 

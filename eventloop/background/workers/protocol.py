@@ -24,6 +24,7 @@ import msgspec
 from eventloop.background.workers.importable import find, why_not_importable
 from eventloop.events import Event
 from eventloop.events.codec import Frames
+from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import Unencodable, why_not
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.util.surrogates import escaped
@@ -154,6 +155,16 @@ class EventDecoder:
         if isinstance(decoded, Exception):
             raise decoded
         return decoded
+
+
+def pack_times(events: list[Timed]) -> bytes:
+    """Encode the times of a batch as the body of its `BATCH` message, which has none without times."""
+    return msgspec.msgpack.encode([each.time for each in events])
+
+
+def with_times(events: list[Event], body: bytes) -> list[Timed]:
+    """Return the events of a batch with the times in the body of its `BATCH` message."""
+    return [*map(Timed, msgspec.msgpack.decode(body, type=list[float]), events)]
 
 
 class _Pickler(pickle.Pickler):

@@ -19,8 +19,8 @@ from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
 from eventloop.background.workers.in_flight import Flights
 from eventloop.costs.spans import SpanRecorder
-from eventloop.events import Event
 from eventloop.events.base import event_name
+from eventloop.events.deferred import Queued, unstamped
 from eventloop.processes.child import WorkerProcess
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
@@ -200,8 +200,9 @@ class SupervisedLane(Lane):
         self._flights.clear()
         self._moved()
 
-    def _item_of(self, flight: list[Event]) -> Delivery | None:
-        return flight if self._together or len(flight) != 1 else flight[0]
+    def _item_of(self, flight: list[Queued]) -> Delivery | None:
+        events = [unstamped(event) for event in flight]
+        return events if self._together or len(events) != 1 else events[0]
 
     def _land(self, count: int) -> None:
         self._flights.land(count)
@@ -217,7 +218,7 @@ class SupervisedLane(Lane):
             spans: the begin and the seconds of the last of these deliveries; fewer than all if recording
                 began in between.
         """
-        landing: list[list[Event]] = []
+        landing: list[list[Queued]] = []
         for flight in self._flights.waiting:
             if count <= 0:
                 break
@@ -250,6 +251,7 @@ class SupervisedLane(Lane):
             self.complain(ChildProcessError(f"its worker process died: {how}"), what)
 
 
-def _describe(event: Event) -> str:
+def _describe(item: Queued) -> str:
+    event = unstamped(item)
     iteration = getattr(event, "iter", None)
     return event_name(type(event)) + ("" if iteration is None else f" of iteration {iteration}")

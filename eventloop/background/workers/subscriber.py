@@ -32,9 +32,10 @@ from eventloop.background.queues.failures import Report
 from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.workers.importable import owner_of, pack
-from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, unpack_error
+from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, pack_times, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
 from eventloop.events import Event
+from eventloop.events.deferred import timed, unstamped
 from eventloop.events.encoding_errors import Unencodable, bad_events
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.processes.child import END_SECONDS, WorkerProcess
@@ -196,18 +197,19 @@ class ProcessLane(SupervisedLane):
             facts = self._owner.worker_facts() if self._owner is not None else None
             frames.append(frame(Kind.BEGIN, self.deaths, pickle.dumps(facts)))
         head = len(frames)
-        events, flight[:] = list(flight), []
-        for event in events:
+        items, flight[:] = list(flight), []
+        for item in items:
             try:
-                self._encoder.encode(event, frames)
-                flight.append(event)
+                self._encoder.encode(unstamped(item), frames)
+                flight.append(item)
             except Unencodable as error:
                 with self._lock:
                     self.failed += 1
                     self._in_flight -= 1
-                self._failure(error, event, 0.0)
+                self._failure(error, unstamped(item), 0.0)
         if self._together and flight:
-            frames.insert(head, frame(Kind.BATCH, len(flight)))
+            times = pack_times(timed(flight)) if self.options.timed else b""
+            frames.insert(head, frame(Kind.BATCH, len(flight), times))
         if flight:
             self._ask(*frames)
             self._flights.sent += 1
@@ -231,7 +233,7 @@ class ProcessLane(SupervisedLane):
     # --- hearing -------------------------------------------------------------------------------------------
 
     def _under_way_events(self) -> list[Event]:
-        return [event for flight in list(self._flights.waiting) for event in flight]
+        return [unstamped(item) for flight in list(self._flights.waiting) for item in flight]
 
     def _hear(self, message: Frame) -> None:
         match message.kind:

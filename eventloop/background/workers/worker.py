@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from eventloop.background.workers.importable import Target, owner_of, unpack
-from eventloop.background.workers.protocol import EventDecoder, Progress, Setup, pack_error
+from eventloop.background.workers.protocol import EventDecoder, Progress, Setup, pack_error, with_times
 from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
@@ -116,7 +116,7 @@ class Worker:
             case Kind.EVENT | Kind.PICKLED | Kind.LIKENESS:
                 self._deliver([message])
             case Kind.BATCH:
-                self._deliver(self._events(message.number), batch=True)
+                self._deliver(self._events(message.number), batch=True, times=message.body)
             case Kind.RECORD:
                 self._acks.recording = bool(message.number)
             case Kind.FLUSH:
@@ -132,7 +132,7 @@ class Worker:
                 events.append(message)
         return events
 
-    def _deliver(self, messages: list[Frame], *, batch: bool = False) -> None:
+    def _deliver(self, messages: list[Frame], *, batch: bool = False, times: bytes = b"") -> None:
         if self._stopped:
             return
         began = perf_counter()
@@ -141,7 +141,8 @@ class Worker:
             if self._begin is not None:
                 self._say_begin(self._begin, events[0])
                 self._begin = None
-            self._target.fn(events if batch else events[0])
+            batched = with_times(events, times) if times else events
+            self._target.fn(batched if batch else events[0])
         except BaseException as error:  # a SystemExit in a handler ends nothing else
             seconds = perf_counter() - began
             self._acks.send(
