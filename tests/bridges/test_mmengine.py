@@ -23,6 +23,7 @@ with warnings.catch_warnings():  # of torch.jit, when torch.distributed.optim is
 
 import mmengine.hooks
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import IterTimerHook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader, default_collate
@@ -168,6 +169,42 @@ def test_each_hook_has_its_cost(tmp_path: Path) -> None:
     assert {"LoggerHook.after_train_iter", "LoggerHook.after_train_iter (mmengine)"} <= costs.keys()
     assert read_costs(tmp_path).phases.backward > 0
     assert "after_train_iter" not in vars(slow)
+
+
+def test_hooks_of_one_class_have_rows_of_their_own(tmp_path: Path) -> None:
+    """The second hook of a class has rows with its number, in the order in which the runner calls them."""
+    last, first = Notes(), named_notes()
+    first.priority = "VERY_HIGH"
+
+    runner(tmp_path, last, first, IterTimerHook(), EventLoopHook(work_dir=tmp_path)).train()
+
+    calls = {cost.name: cost.calls for cost in read_costs(tmp_path).handlers}
+    assert {name: count for name, count in calls.items() if name.startswith("Notes")} == {
+        "Notes.after_train_iter": 8, "Notes.after_train_epoch": 2, "Notes #2.after_train_iter": 8,
+    }  # fmt: skip
+    assert calls["IterTimerHook.after_train_iter (mmengine)"] == 8
+    assert calls["IterTimerHook #2.after_train_iter (mmengine)"] == 8
+    assert "after_train_iter" not in vars(first) | vars(last)
+
+
+class Notes(mmengine.hooks.Hook):  # type: ignore[misc]
+    """A hook with one method."""
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Do nothing."""
+
+
+def named_notes() -> Notes:
+    """A hook of another class named Notes, with a method more."""
+
+    class Another(Notes):
+        def after_train_epoch(self, runner: Any) -> None:
+            """Do nothing."""
+
+    Another.__name__ = "Notes"
+    return Another()
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])
