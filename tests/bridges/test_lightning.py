@@ -42,6 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders 
         {},
         {"accumulate_grad_batches": 3},
         {"precision": "bf16-mixed"},
+        {"precision": "bf16-mixed", "accumulate_grad_batches": 3},
     ],
     ids=str,
 )
