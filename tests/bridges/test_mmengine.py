@@ -361,5 +361,5 @@ def test_no_trainer_before_the_first_run() -> None:
 
 def test_two_bridges(tmp_path: Path) -> None:
     """A second bridge in one runner is refused when the run begins."""
-    with pytest.raises(ValueError, match="the runner has two EventLoopHooks"):
+    with pytest.raises(ValueError, match="expected one EventLoopHook in the hooks of a Runner, got two"):
         runner(tmp_path, EventLoopHook(), EventLoopHook()).train()

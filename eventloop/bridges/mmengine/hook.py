@@ -79,7 +79,10 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             ValueError: the runner has another `EventLoopHook`.
         """
         if sum(isinstance(hook, EventLoopHook) for hook in runner.hooks) > 1:
-            raise ValueError("the runner has two EventLoopHooks: give it one, with all hooks and writers")
+            raise ValueError(
+                "expected one EventLoopHook in the hooks of a Runner, got two: give one of them all hooks "
+                "and writers"
+            )
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
