@@ -35,7 +35,11 @@ class HasRide:
 
     @property
     def bus(self) -> Bus:
-        """The bus to which handlers subscribe, before the host's first run or later."""
+        """The bus to which handlers subscribe, before the host's first run or later.
+
+        `print(bridge.bus)` lists the bridge's hooks and writers from `before_run` of that run on: they need
+        its model, rank and directory.
+        """
         return self._ride.bus
 
     @property

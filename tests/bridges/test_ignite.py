@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 pytest.importorskip("ignite", reason="pytorch-ignite is not installed: pip install 'torch-eventloop[ignite]'")
 
 from ignite.engine import Engine, Events, create_supervised_evaluator
-from ignite.handlers import EarlyStopping
+from ignite.handlers import EarlyStopping, Timer
 from ignite.metrics import Accuracy
 
 from eventloop import Bus
@@ -138,6 +139,34 @@ def test_each_handler_has_its_cost(tmp_path: Path) -> None:
     assert costs["Slow"].seconds == pytest.approx(slow.seconds, rel=0.02)
     assert costs["Slow"].in_iteration
     assert any("<lambda>" in name for name in costs)
+
+
+def test_handlers_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
+    """The second object of a class has rows with its number, as has the second function of a name."""
+    training, timers = Training(), [Timer(), Timer()]
+    training.attach(tmp_path)
+    for timer in timers:
+        timer.attach(training.engine, resume=Events.EPOCH_STARTED, step=Events.ITERATION_COMPLETED)
+    for every in (1, 2):
+        training.engine.add_event_handler(Events.ITERATION_COMPLETED(every=every), Slow())
+        training.engine.add_event_handler(Events.EPOCH_COMPLETED, partial(note, every))
+    training.evaluator.add_event_handler(Events.COMPLETED, note, 3)
+    training.engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: training.evaluator.run(batches(1)))
+
+    training.run()
+
+    calls = {(cost.name, cost.event): cost.calls for cost in read_costs(tmp_path).handlers}
+    assert {key: count for key, count in calls.items() if key[0].startswith(("Timer", "Slow", "note"))} == {
+        ("Timer.pause", "completed"): 1, ("Timer #2.pause", "completed"): 1,
+        ("Timer.resume", "epoch_started"): 2, ("Timer #2.resume", "epoch_started"): 2,
+        ("Timer.step", "iteration_completed"): 8, ("Timer #2.step", "iteration_completed"): 8,
+        ("Slow", "iteration_completed"): 8, ("Slow #2", "iteration_completed"): 8,
+        ("note", "epoch_completed"): 2, ("note #2", "epoch_completed"): 2, ("note #3", "completed"): 2,
+    }  # fmt: skip
+
+
+def note(every: int) -> None:
+    """Do nothing."""
 
 
 def test_handlers_are_put_back(tmp_path: Path) -> None:

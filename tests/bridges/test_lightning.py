@@ -37,7 +37,14 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders 
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"accumulate_grad_batches": 3}, {"precision": "bf16-mixed"}], ids=str
+    "options",
+    [
+        {},
+        {"accumulate_grad_batches": 3},
+        {"precision": "bf16-mixed"},
+        {"precision": "bf16-mixed", "accumulate_grad_batches": 3},
+    ],
+    ids=str,
 )
 def test_weights_are_those_without_the_bridge(
     make_bridge: MakeBridge, tmp_path: Path, options: dict[str, Any]
@@ -255,12 +262,64 @@ def test_each_callback_hook_and_logger_has_a_row(make_bridge: MakeBridge, tmp_pa
         "LambdaCallback.on_train_epoch_end", "Hooked.on_train_batch_start", "CSVLogger.log_metrics",
         "Busy.on_train_start", "EventLoopCallback.on_train_batch_end",
     )} == {
-        "Timer.on_train_batch_end": 8, "Busy.on_train_batch_end": 16, "Busy #2.on_train_batch_end": None,
+        "Timer.on_train_batch_end": 8, "Busy.on_train_batch_end": 8, "Busy #2.on_train_batch_end": 8,
         "LambdaCallback.on_train_epoch_end": 2, "Hooked.on_train_batch_start": 8, "CSVLogger.log_metrics": 12,
         "Busy.on_train_start": None, "EventLoopCallback.on_train_batch_end": None,
     }  # fmt: skip
     assert record.phases.iterations == 8
     assert min(record.phases.forward, record.phases.backward, record.phases.optimizer) > 0
+
+
+def named_timer() -> Callback:
+    """A callback whose class has the name of one of Lightning's."""
+
+    class Timer(Busy):
+        """A class of the program."""
+
+    Timer.__qualname__ = "Timer"
+    return Timer()
+
+
+@pytest.mark.parametrize(("callbacks", "expected"), [
+    (
+        lambda: [LambdaCallback(on_train_batch_end=nothing), LambdaCallback(on_train_epoch_end=nothing)],
+        {"LambdaCallback.on_train_batch_end": 8, "LambdaCallback #2.on_train_epoch_end": 2},
+    ),
+    (
+        lambda: [EarlyStopping("val_loss", patience=9), EarlyStopping("val_acc", patience=9)],
+        {"EarlyStopping.on_validation_end": 3, "EarlyStopping #2.on_validation_end": 3},
+    ),
+    (
+        lambda: [Timer(), named_timer()],
+        {"Timer.on_train_batch_end": 8, "Timer.on_train_start": 1, "Timer #2.on_train_batch_end": 8},
+    ),
+    (lambda: [Busy()] * 2, {"Busy.on_train_batch_end": 16}),
+], ids=["one state key", "two state keys", "two classes of one name", "the same object"])  # fmt: skip
+def test_callbacks_of_one_class_have_rows_of_their_own(
+    make_bridge: MakeBridge, tmp_path: Path, callbacks: Callable[[], list[Callback]], expected: dict[str, int]
+) -> None:
+    """The second callback of a class has rows with its number, and each has only its own methods and calls."""
+    given = callbacks()
+    before = [overridden(each) for each in given]
+
+    fit(tmp_path, make_bridge(), *given)
+
+    calls = costs(tmp_path / "ride")[1]
+    methods = tuple(name.rpartition(".")[2] for name in expected)
+    classes = tuple(type(each).__name__ for each in given)
+    assert {
+        name: count for name, count in calls.items() if name.startswith(classes) and name.endswith(methods)
+    } == expected
+    assert [overridden(each) for each in given] == before
+
+
+def overridden(callback: Callback) -> dict[str, Any]:
+    """The methods that the object has, apart from its class."""
+    return {name: value for name, value in vars(callback).items() if name.startswith("on_")}
+
+
+def nothing(*_: Any) -> None:
+    """Do nothing."""
 
 
 def test_measuring_leaves_the_hosts_objects_as_they_were(make_bridge: MakeBridge, tmp_path: Path) -> None:

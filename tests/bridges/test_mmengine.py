@@ -23,6 +23,7 @@ with warnings.catch_warnings():  # of torch.jit, when torch.distributed.optim is
 
 import mmengine.hooks
 from mmengine.evaluator import BaseMetric
+from mmengine.hooks import IterTimerHook
 from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from torch.utils.data import DataLoader, default_collate
@@ -84,15 +85,20 @@ def runner(work_dir: Path, *hooks: Any, epochs: int = 2, **changes: Any) -> Runn
     return Runner(**options)
 
 
+AMP = {"type": "AmpOptimWrapper", "dtype": "bfloat16", "loss_scale": 1.0}
+
+
 @pytest.mark.parametrize(
     "wrapper",
-    [{"type": "OptimWrapper"}, {"type": "OptimWrapper", "accumulative_counts": 2}, {"type": "AmpOptimWrapper", "dtype": "bfloat16", "loss_scale": 1.0}],
-    ids=["plain", "accumulated", "amp"],
+    [{"type": "OptimWrapper"}, {"type": "OptimWrapper", "accumulative_counts": 2}, AMP, {**AMP, "accumulative_counts": 2}],
+    ids=["plain", "accumulated", "amp", "amp and accumulated"],
 )  # fmt: skip
-def test_weights_are_those_without_the_bridge(tmp_path: Path, wrapper: dict[str, Any]) -> None:
+def test_weights_are_those_without_the_bridge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: dict[str, Any]
+) -> None:
     """The weights of a training with the bridge are bitwise those without it."""
-    if wrapper["type"] == "AmpOptimWrapper" and not torch.cuda.is_available():
-        pytest.skip("MMEngine's AmpOptimWrapper needs a device")
+    # its AmpOptimWrapper refuses a CPU, on which it works with bfloat16, without a scale of the loss
+    monkeypatch.setattr("mmengine.optim.optimizer.amp_optimizer_wrapper.is_cuda_available", lambda: True)
     wrapper = {**wrapper, "optimizer": {"type": "SGD", "lr": 0.1, "momentum": 0.9}}
     ride = EventLoopHook(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
 
@@ -168,6 +174,42 @@ def test_each_hook_has_its_cost(tmp_path: Path) -> None:
     assert {"LoggerHook.after_train_iter", "LoggerHook.after_train_iter (mmengine)"} <= costs.keys()
     assert read_costs(tmp_path).phases.backward > 0
     assert "after_train_iter" not in vars(slow)
+
+
+def test_hooks_of_one_class_have_rows_of_their_own(tmp_path: Path) -> None:
+    """The second hook of a class has rows with its number, in the order in which the runner calls them."""
+    last, first = Notes(), named_notes()
+    first.priority = "VERY_HIGH"
+
+    runner(tmp_path, last, first, IterTimerHook(), EventLoopHook(work_dir=tmp_path)).train()
+
+    calls = {cost.name: cost.calls for cost in read_costs(tmp_path).handlers}
+    assert {name: count for name, count in calls.items() if name.startswith("Notes")} == {
+        "Notes.after_train_iter": 8, "Notes.after_train_epoch": 2, "Notes #2.after_train_iter": 8,
+    }  # fmt: skip
+    assert calls["IterTimerHook.after_train_iter (mmengine)"] == 8
+    assert calls["IterTimerHook #2.after_train_iter (mmengine)"] == 8
+    assert "after_train_iter" not in vars(first) | vars(last)
+
+
+class Notes(mmengine.hooks.Hook):  # type: ignore[misc]
+    """A hook with one method."""
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        """Do nothing."""
+
+
+def named_notes() -> Notes:
+    """A hook of another class named Notes, with a method more."""
+
+    class Another(Notes):
+        def after_train_epoch(self, runner: Any) -> None:
+            """Do nothing."""
+
+    Another.__name__ = "Notes"
+    return Another()
 
 
 @pytest.mark.parametrize("by_epoch", [True, False])
@@ -319,5 +361,5 @@ def test_no_trainer_before_the_first_run() -> None:
 
 def test_two_bridges(tmp_path: Path) -> None:
     """A second bridge in one runner is refused when the run begins."""
-    with pytest.raises(ValueError, match="the runner has two EventLoopHooks"):
+    with pytest.raises(ValueError, match="expected one EventLoopHook in the hooks of a Runner, got two"):
         runner(tmp_path, EventLoopHook(), EventLoopHook()).train()

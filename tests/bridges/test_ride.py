@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from eventloop.bridges.ride import Ride
 from eventloop.hooks import EMAHook, OptimizerHook, ParamSchedulerHook, PreemptionHook
 from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter
+from tests.support.trainers import tiny_model
 
 
 def ride(bus: Bus | None = None, **changes: Any) -> Ride:
@@ -33,6 +35,19 @@ def test_hooks_and_writers(arguments: dict[str, Any], error: type[Exception], wo
     """What is no hook or no writer is refused where the bridge is made, and not at the host's first run."""
     with pytest.raises(error, match=words):
         ride(**arguments)
+
+
+def test_the_printed_bus_has_hooks_and_writers_from_the_run_on(tmp_path: Path) -> None:
+    """Hooks need the host's model, so `print(bridge.bus)` lists them, and the writers, in `before_run`."""
+    bridge = ride(hooks=[EMAHook()], writers=[JSONLWriter()], work_dir=tmp_path)
+    printed: list[str] = []
+    bridge.bus.on("before_run")(lambda trainer, event: printed.append(str(trainer.bus)))
+
+    bridge.begin_run(tiny_model(), native=None)
+    bridge.end_run()
+
+    assert "EMAHook.after_train_iter" in printed[0]
+    assert "JSONLWriter" in printed[0]
 
 
 @pytest.mark.parametrize("hook", [OptimizerHook(), ParamSchedulerHook(), PreemptionHook()])

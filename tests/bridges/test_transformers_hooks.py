@@ -155,13 +155,33 @@ def test_every_trainer_of_a_program_has_one(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_two_bridges_on_one_trainer(tmp_path: Path) -> None:
-    """A second bridge is refused by the line that builds the trainer, or that trains if it was added later."""
-    with pytest.raises(ValueError, match="this Trainer has two EventLoopCallbacks"):
+    """A second bridge is refused by the line that builds the trainer, adds it, or trains if both were added."""
+    two = "expected one EventLoopCallback in a Trainer, got two"
+    with pytest.raises(ValueError, match=two):
         host(tmp_path, EventLoopCallback(), EventLoopCallback())
     native = host(tmp_path, EventLoopCallback())
+    for second in (EventLoopCallback(), EventLoopCallback):
+        with pytest.raises(ValueError, match=two):
+            native.add_callback(second)
+    native = host(tmp_path)
     native.add_callback(EventLoopCallback())
-    with pytest.raises(ValueError, match="this Trainer has two EventLoopCallbacks"):
+    native.add_callback(EventLoopCallback())
+    with pytest.raises(ValueError, match=two):
         native.train()
+
+
+def test_a_bridge_in_place_of_another(tmp_path: Path) -> None:
+    """A bridge that was removed makes room for another, and other callbacks are added as ever."""
+    native = host(tmp_path, EventLoopCallback())
+    first = native.pop_callback(EventLoopCallback)
+    second = EventLoopCallback()
+    native.add_callback(second)
+    native.add_callback(TrainerCallback)
+
+    native.train()
+
+    assert second.trainer.iter == 8
+    assert not first.bus.closed
 
 
 def test_one_bridge_on_two_models(tmp_path: Path) -> None:

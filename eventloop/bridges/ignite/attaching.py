@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
@@ -14,6 +15,7 @@ from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import Ride, stop_at_sigterm
+from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
@@ -174,6 +176,7 @@ class Bridge:
         self.ride = ride
         self._engine, self._model, self._optimizer = engine, model, optimizer
         self._evaluators: list[Engine] = []
+        self._names = RowNames()
         engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
         engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
@@ -215,6 +218,7 @@ class Bridge:
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
         if self.ride.measure:
+            self._names = RowNames()
             self._during.enter_context(self._measuring(engine, in_training=True))
             for evaluator in self._evaluators:
                 self._during.enter_context(self._measuring(evaluator, in_training=False))
@@ -303,10 +307,19 @@ class Bridge:
         owner = parent.func if isinstance(parent, partial) else parent
         if getattr(owner, "__self__", None) is self:
             return fn
-        name = handler_name(parent)
-        call = self._trainer.foreign_calls.measured(fn, name, str(event.value), in_iteration=inside)
+        call = self._trainer.foreign_calls.measured(
+            fn, self._row_name(parent, owner), str(event.value), in_iteration=inside
+        )
         call._parent = lambda: parent  # type: ignore[attr-defined]  # ignite finds a handler to remove by it
         return call
+
+    def _row_name(self, handler: Callable[..., Any], inner: Callable[..., Any]) -> str:
+        """Return the name of a handler's row. Handlers that are methods of one object share its number."""
+        name = handler_name(handler)
+        if not inspect.ismethod(inner):
+            return self._names.of(handler, name)
+        cls, _, method = name.rpartition(".")
+        return f"{self._names.of(inner.__self__, cls)}.{method}"
 
 
 def _total(state: Any) -> int | None:

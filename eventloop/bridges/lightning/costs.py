@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import wraps
 from threading import RLock
@@ -10,6 +11,8 @@ from time import perf_counter
 from typing import Any, Literal
 
 from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges.lightning.methods import base_of
+from eventloop.bridges.row_names import RowNames
 from eventloop.costs.timing import Timing
 
 IN_ITERATION = frozenset(
@@ -50,6 +53,9 @@ class HostCosts:
         self._actions = Actions(self._make)
         self._native: Any = None
         self._bridge: Any = None
+        self._names = RowNames()
+        self._ambiguous: set[str] = set()
+        """The state keys of several callbacks each, which no action of the profiler tells apart."""
 
     def attach(self, driven: DrivenTrainer) -> None:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
@@ -64,7 +70,7 @@ class HostCosts:
     @contextmanager
     def installed(self, native: Any, bridge: Any) -> Iterator[None]:
         """Measure the Lightning trainer's callbacks, except the bridge, until the block ends."""
-        self._native, self._bridge = native, bridge
+        self._native, self._bridge, self._names = native, bridge, RowNames()
         self._actions.clear()
         self.under_way.clear()
         profiler = native.profiler
@@ -73,9 +79,8 @@ class HostCosts:
                 during.enter_context(replaced(profiler, "profile", lambda _: self._actions.__getitem__))
             during.enter_context(replaced(profiler, "start", self._starting))
             during.enter_context(replaced(profiler, "stop", self._stopping))
-            for logger in native.loggers:
-                for method in LOGGER_METHODS:
-                    during.enter_context(replaced(logger, method, self._logging(logger, method)))
+            for owner, method in [*self._without_an_action(native.callbacks), *_methods(native.loggers)]:
+                during.enter_context(replaced(owner, method, self._measuring(owner, method)))
             yield
         self._native = self._bridge = None
 
@@ -102,8 +107,26 @@ class HostCosts:
 
         return stopping
 
-    def _logging(self, logger: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        row = self._row(f"{_numbered(logger, self._native.loggers)}.{method}", method)
+    def _without_an_action(self, callbacks: Sequence[Any]) -> list[tuple[Any, str]]:
+        """Return the callbacks that no action of the profiler tells apart, each with the methods it defines.
+
+        An action has a callback's `state_key`, which by default is the name of its class.
+        """
+        others = {id(each): each for each in callbacks if each is not self._bridge}.values()
+        for callback in others:
+            self._names.of(callback, type(callback).__name__)  # numbers follow this list
+        counts = Counter(callback.state_key for callback in others)
+        self._ambiguous = {key for key, count in counts.items() if count > 1}
+        return [
+            (callback, method)
+            for callback in others
+            if callback.state_key in self._ambiguous
+            for method in dir(base_of(callback))
+            if method.startswith(("on_", "setup", "teardown")) and _defines(callback, method, "Callback")
+        ]
+
+    def _measuring(self, owner: Any, method: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        row = self._row(f"{self._names.of(owner, type(owner).__name__)}.{method}", method)
 
         def measured(fn: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(fn)
@@ -135,13 +158,13 @@ class HostCosts:
         native = self._native
         if kind == "Callback":
             found = next((each for each in native.callbacks if each.state_key == owner), None)
-            if found is self._bridge:
+            if found is self._bridge or owner in self._ambiguous:
                 return None
-            label = owner if found is None else _numbered(found, native.callbacks)
         else:
             found = native.lightning_module if kind == "LightningModule" else native.datamodule
-            label = owner
-        return label if found is None or _defines(found, method, kind) else None
+        if found is None:
+            return owner
+        return self._names.of(found, type(found).__name__) if _defines(found, method, kind) else None
 
     def _row(self, name: str, method: str) -> Row:
         row = self._rows.get(name)
@@ -274,8 +297,6 @@ def _is_lightnings(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 
-def _numbered(owner: Any, among: list[Any]) -> str:
-    """Return the name of an object's class, with a number if it is not the first of that class."""
-    same = [each for each in among if type(each) is type(owner)]
-    number = next(index for index, each in enumerate(same, start=1) if each is owner)
-    return type(owner).__name__ + (f" #{number}" if number > 1 else "")
+def _methods(loggers: Sequence[Any]) -> list[tuple[Any, str]]:
+    """Return the measured methods of loggers, which the profiler does not see, each with its logger."""
+    return [(logger, method) for logger in loggers for method in LOGGER_METHODS]

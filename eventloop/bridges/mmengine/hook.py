@@ -11,6 +11,7 @@ from typing import Any
 from eventloop.bridges.host import require
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
+from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
@@ -78,7 +79,10 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             ValueError: the runner has another `EventLoopHook`.
         """
         if sum(isinstance(hook, EventLoopHook) for hook in runner.hooks) > 1:
-            raise ValueError("the runner has two EventLoopHooks: give it one, with all hooks and writers")
+            raise ValueError(
+                "expected one EventLoopHook in the hooks of a Runner, got two: give one of them all hooks "
+                "and writers"
+            )
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
@@ -100,8 +104,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         for wrapper in named_optimizers(wrappers).values():
             self._ride.methods.replace(wrapper, "backward", self._backward)
         if self._ride.measure:
+            names = RowNames()
             for hook in runner.hooks:
-                self._measure(hook)
+                self._measure(hook, names)
 
     def after_run(self, runner: Runner) -> None:
         """End the run."""
@@ -208,16 +213,21 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """Load the states of the hooks from the runner's checkpoint."""
         self._ride.load_state_dict(checkpoint.get(_STATE, {}))
 
-    def _measure(self, hook: Any) -> None:
+    def _measure(self, hook: Any, names: RowNames) -> None:
         """Measure the methods of one of the runner's hooks until the run ends."""
         if hook is self:
             return
+        cls = type(hook)
+        suffix = " (mmengine)" if cls.__module__.startswith("mmengine.") else ""  # it has a LoggerHook, too
+        label = names.of(hook, cls.__name__, suffix)
         for stage in hook.get_triggered_stages():
-            self._ride.methods.replace(hook, stage, partial(self._measured, hook, stage))
+            self._ride.methods.replace(
+                hook, stage, partial(self._measured, f"{label}.{stage}{suffix}", stage)
+            )
 
-    def _measured(self, hook: Any, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _measured(self, name: str, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
         inside = stage in IN_ITERATION
-        return self.trainer.foreign_calls.measured(method, _row_name(hook, stage), stage, in_iteration=inside)
+        return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
@@ -229,12 +239,6 @@ def _logged_name(name: str) -> str | None:
     """Return the name under which the bridge logs a number of the message hub; None if it does not log it."""
     mode, _, short = name.partition("/")
     return short if mode == "train" and short not in _OWN else None
-
-
-def _row_name(hook: Any, stage: str) -> str:
-    """Return the name of a method's row; MMEngine has a LoggerHook and a RuntimeInfoHook as we have."""
-    cls = type(hook)
-    return f"{cls.__name__}.{stage}" + (" (mmengine)" if cls.__module__.startswith("mmengine.") else "")
 
 
 def _optimizers(wrappers: Any) -> Any:

@@ -85,8 +85,8 @@ class EventLoopCallback(HasRide, TrainerCallback):
         measure: add a row to the costs for each method of each other callback of the host.
 
     Raises:
-        TypeError, ValueError: an argument is invalid. The host's `Trainer(...)` raises ValueError if it has
-            two of these callbacks.
+        TypeError, ValueError: an argument is invalid. The host's `Trainer(...)` and `add_callback` raise
+            ValueError for a second of these callbacks.
     """
 
     def __init__(
@@ -182,11 +182,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         Raises:
             ValueError: the host has two of these callbacks.
         """
-        if sum(isinstance(each, EventLoopCallback) for each in host.callback_handler.callbacks) > 1:
-            raise ValueError(
-                "this Trainer has two EventLoopCallbacks, and each would emit the events of its run: give "
-                "one of them all hooks, writers and the bus"
-            )
+        _check_single(host.callback_handler.callbacks)
         if self._watched is not None and self._watched() is host:
             return
         self._watched, train = ref(host), self._ride.ending_run(host.train)
@@ -202,6 +198,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
             return result
 
         host.train = watched
+        host.add_callback = _adding(host)
         for name, mode in EVALUATIONS.items():
             setattr(host, name, self._evaluating(host, mode, getattr(host, name)))
 
@@ -332,6 +329,28 @@ class EventLoopCallback(HasRide, TrainerCallback):
         early = control.should_training_stop and state.global_step < state.max_steps
         if early and trainer.running and trainer.stop_reason is None:
             trainer.stop("a callback of Transformers set control.should_training_stop")
+
+
+def _adding(host: Any) -> Callable[[Any], None]:
+    """Return the host's `add_callback`, which refuses a second of these callbacks."""
+    add = host.add_callback
+
+    @wraps(add)
+    def add_callback(callback: Any) -> None:
+        _check_single([*host.callback_handler.callbacks, callback])
+        add(callback)
+
+    return add_callback
+
+
+def _check_single(callbacks: Sequence[Any]) -> None:
+    """Raise ValueError if two of a host's callbacks, objects or classes, are bridges."""
+    classes = [each if isinstance(each, type) else type(each) for each in callbacks]
+    if sum(issubclass(cls, EventLoopCallback) for cls in classes) > 1:
+        raise ValueError(
+            "expected one EventLoopCallback in a Trainer, got two, and each would emit the events of its "
+            "run: give one of them all hooks, writers and the bus"
+        )
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:

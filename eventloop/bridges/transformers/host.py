@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.replaced_methods import ReplacedMethods
+from eventloop.bridges.row_names import RowNames
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.events import AfterBackward, Event
 from eventloop.util.checks import length_of
@@ -74,7 +75,7 @@ class MeasuredCallbacks:
     def __init__(self, calls: ForeignCalls, methods: ReplacedMethods, own: type[TrainerCallback]) -> None:
         self._calls, self._methods, self._own = calls, methods, own
         self._known: dict[int, TrainerCallback] = {}  # kept alive, so that no id is used twice
-        self._names: dict[str, int] = {}
+        self._names = RowNames()
 
     def measure(self, callbacks: Iterable[TrainerCallback]) -> None:
         """Measure callbacks that are not measured yet."""
@@ -82,7 +83,7 @@ class MeasuredCallbacks:
             if isinstance(callback, self._own) or id(callback) in self._known:
                 continue
             self._known[id(callback)] = callback
-            label = self._label(callback)
+            label = self._names.of(callback, type(callback).__name__)
             for point in POINTS:
                 if getattr(type(callback), point, None) is not getattr(TrainerCallback, point):
                     self._replace(callback, point, f"{label}.{point}")
@@ -93,12 +94,6 @@ class MeasuredCallbacks:
             point,
             lambda call: self._calls.measured(call, name, point, in_iteration=point in IN_ITERATION),
         )
-
-    def _label(self, callback: TrainerCallback) -> str:
-        """Return the class's name, with a number for further callbacks of the same class."""
-        name = type(callback).__name__
-        self._names[name] = number = self._names.get(name, 0) + 1
-        return name if number == 1 else f"{name} #{number}"
 
 
 def updates(args: Any, loader: Any) -> int | None:
