@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,6 +12,8 @@ from eventloop.writers.plain import NoPlainValue, encodable
 
 _SECRET = ("password", "passwd", "pwd", "token", "secret", "key")
 """What the name of a parameter in a URI ends with if its value is a secret."""
+_LONG = 6
+"""The length from which a secret is replaced wherever it is; a shorter one is a part of other words, too."""
 
 
 def setting(argument: str, value: object, variable: str, service: str) -> str:
@@ -51,10 +54,16 @@ def secrets_of(uri: str) -> list[str]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Replace secrets in a text, as they are and as a URI has them."""
+    """Replace secrets in a text, as they are and as a URI has them.
+
+    A secret of less than 6 characters is replaced only in `name: secret`, `name=secret` and `user:secret@`.
+    """
     for secret in filter(None, secrets):
         for form in {secret, unquote(secret)}:
-            text = text.replace(form, "***")
+            found = re.escape(form)
+            if len(form) < _LONG:
+                found = rf"(?:(?<=: )|(?<==)){found}(?!\w)|(?<=:){found}(?=@)"
+            text = re.sub(found, "***", text)
     return text
 
 
