@@ -84,6 +84,7 @@ class WandbWriter(TrackerWriter):
     service: ClassVar[str] = "W&B"
     target: ClassVar[str] = "wandb"
     secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
+    library_links: ClassVar[tuple[str, ...]] = ("wandb/*run-*/logs/*",)
     stall_timeout = FINISH_SECONDS + 100
 
     def __init__(

@@ -84,6 +84,10 @@ class Writer:
 
     secret_arguments: ClassVar[tuple[str, ...]] = ()
     """Names of the constructor's keyword arguments that must not get into a file, such as keys."""
+    library_links: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the links that the writer's library puts into its folder, such as "logs/*".
+
+    They may lead out of the folder of a replay, because nothing writes through them."""
 
     _opened = False
     _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last

@@ -28,11 +28,10 @@ from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
+from eventloop.registry import WRITERS
 
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
-WANDB_LOGS = "wandb/*run-*/logs/*"
-"""Links that wandb puts into its folders. They may lead out of the folder: nothing writes through them."""
 BUS_BATCH = 256
 """The number of events between two waits for a bus's background subscribers.
 
@@ -220,12 +219,18 @@ def folder_of(log: Path) -> Path:
     inside = log.parent.resolve() / FOLDER
     for path in chain([folder], folder.rglob("*")):
         leads_out = path.is_symlink() and not path.resolve().is_relative_to(inside)
-        if leads_out and not path.match(WANDB_LOGS):
+        if leads_out and not any(path.match(pattern) for pattern in _links_of_libraries()):
             raise ValueError(
                 f"{path} is a link, which leads out of {folder}: remove it, or choose another folder "
                 "(--out DIR, work_dir=)"
             )
     return folder
+
+
+def _links_of_libraries() -> set[str]:
+    """Return the patterns of the links of every known writer, because each of them may have run before."""
+    classes = map(WRITERS.find, WRITERS.names())
+    return {pattern for cls in classes for pattern in getattr(cls, "library_links", ())}
 
 
 def _check_target(onto: Any, work_dir: object) -> list[Sink]:
