@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any, ClassVar, NamedTuple
 
@@ -22,6 +23,7 @@ import msgspec
 from eventloop.eventlog.format import FILE_NAME
 from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
+from eventloop.eventlog.sinks import Written
 from eventloop.events import (
     AfterRun,
     BeforeRun,
@@ -41,7 +43,7 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
-from eventloop.writers.tracker_arguments import masked
+from eventloop.writers.tracker_arguments import masked, set_options
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -101,6 +103,9 @@ class TrackerWriter(Writer):
         self.name = name
         self._known = Known()
         self._floor: dict[str, int] = {}  # steps up to here were written before training began
+        self._found: dict[str, int] = {}  # the last steps that the tracker had when the run began
+        self._passed: dict[str, int] = {}  # the last of these steps that was left out
+        self._new = self._had = 0
         self._pending: list[Timed] = []
         self._retry_at = 0.0
         self._error = ""  # why the tracker is away, "" if it is not
@@ -133,7 +138,7 @@ class TrackerWriter(Writer):
 
     def open(self, run: Run) -> None:
         self._work_dir = Path(run.work_dir)
-        self._ended, self._preempted, self._error = None, False, ""
+        self._known, self._ended, self._preempted, self._error = Known(), None, False, ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
             self._known = self.connect(run, self._own_run(run))
@@ -144,6 +149,7 @@ class TrackerWriter(Writer):
             raise UnavailableError(
                 f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
             ) from None
+        self._found, self._passed, self._new, self._had = dict(self._known.last), {}, 0, 0
         self._begin_training()
         self._save()
         if run.start_iter:
@@ -172,7 +178,8 @@ class TrackerWriter(Writer):
     def close(self) -> None:
         self._try_to_send()
         try:
-            self.end(self._status())
+            if self._known.id:  # else `open` has raised why there is no run to end
+                self.end(self._status())
         except Exception as error:
             raise UnavailableError(
                 f"{self.service} did not take the end of the run: {self._text(error)}"
@@ -182,6 +189,11 @@ class TrackerWriter(Writer):
                 self._lock.close()
         if self._pending:
             raise self._lost()
+
+    @property
+    def written(self) -> Written:
+        """Return the numbers of values since `open`: new ones, and those that the tracker had by then."""
+        return Written(self.service, self._new, self._had)
 
     def _own_run(self, run: Run) -> Known:
         """Return the run to go on with; an empty one, to begin anew, if another trainer begins at step 0.
@@ -223,7 +235,11 @@ class TrackerWriter(Writer):
 
     def _is_new(self, key: str, step: int) -> bool:
         if step <= self._floor.get(key, -1):
+            if self._passed.get(key, -1) < step <= self._found.get(key, -1):
+                self._passed[key] = step
+                self._had += 1
             return False
+        self._new += 1
         note_last(self._known.last, [key], step)
         return True
 
@@ -270,10 +286,12 @@ class TrackerWriter(Writer):
         )
 
     def _later(self) -> str:
-        run = self._work_dir
-        return (
-            f"`eventloop replay {run} --to {self.target} --out {run}` writes them later, from its event log"
-        )
+        """Return the command that writes the events later, or that is being run, if this is a replay."""
+        run, out = self._work_dir, f" --out {quote(str(self._work_dir))}"
+        if run.name == REPLAY_FOLDER:
+            run, out = run.parent, ""
+        command = f"eventloop replay {quote(str(run))} --to {self.target}{set_options(self._made_with)}{out}"
+        return f"`{command}` writes them later, from the run's event log"
 
     def _save(self) -> None:
         """Write the state file. A kill of the process leaves the old one or the new one."""

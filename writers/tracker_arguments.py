@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping
+from functools import partial
+from shlex import quote
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -65,6 +68,15 @@ def masked(text: str, secrets: Iterable[str]) -> str:
                 found = rf"(?:(?<=: )|(?<==)){found}(?!\w)|(?<=:){found}(?=@)"
             text = re.sub(found, "***", text)
     return text
+
+
+def set_options(made_with: partial[Any] | None) -> str:
+    """Return the texts among a writer's arguments as options of a replay, such as " --set project=digits"."""
+    if made_with is None:
+        return ""
+    given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
+    texts = ((name, text) for name, text in given.items() if isinstance(text, str) and name != "offload")
+    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts)
 
 
 def check_texts(**texts: object) -> None:

@@ -17,7 +17,7 @@ from itertools import chain
 from os import PathLike
 from pathlib import Path
 from time import sleep
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
@@ -25,6 +25,7 @@ from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
+from eventloop.eventlog.sinks import CountingSink, Sink, TimedSink, Written
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
@@ -38,45 +39,6 @@ BUS_BATCH = 256
 A queue with at least this capacity drops no events.
 """
 POLL_SECONDS = 0.0005
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """A destination of a replay other than a bus, such as an `eventloop.writers.Writer`."""
-
-    @property
-    def events(self) -> tuple[str | type[Event], ...]:
-        """Return the events that the destination takes; "*" for every event."""
-
-    @property
-    def batch(self) -> bool | int:
-        """Return how events are passed: one by one to `write` if False, else in lists to `write_batch`.
-
-        A number is the largest length of a list; True sets no limit.
-        """
-
-    def open(self, run: Run) -> None:
-        """Prepare for a run; called before the first event."""
-
-    def write(self, event: Event) -> None:
-        """Write an event."""
-
-    def write_batch(self, events: list[Event]) -> None:
-        """Write several events, in order."""
-
-    def flush(self) -> None:
-        """Write the buffered events; called after the last event."""
-
-    def close(self) -> None:
-        """Release resources; called at the end, also after an error."""
-
-
-@runtime_checkable
-class TimedSink(Protocol):
-    """A destination that takes the times in the log, which trackers need."""
-
-    def write_timed(self, events: list[tuple[float, Event]]) -> None:
-        """Write events in order, each given as a pair of the Unix time of its log record and the event."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -117,6 +79,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
 
     A subscriber that received all events and failed when the bus was flushed has only an `error`.
     """
+    written: list[Written] = []
+    """The values that experiment trackers were given, and that they had already."""
     flushed: bool = True
     """False if a subscriber was still busy after the bus was flushed for its `drain_timeout`."""
 
@@ -148,6 +112,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
             )
         if self.torn is not None:
             lines.append(f"the last {self.torn.size:,} bytes are a torn record")
+        lines += map(str, self.written)
         lines += [f"{name} {loss}" for name, loss in self.lost.items()]
         if not self.flushed:
             lines.append("the bus was not flushed within its drain_timeout")
@@ -205,8 +170,9 @@ def replay(
         emitted, left_out = _into_writers(reader, writers, target)
     left_out += reader.left_out
     return ReplayReport(
-        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost, flushed
-    )
+        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost,
+        [writer.written for writer in writers if isinstance(writer, CountingSink)], flushed,
+    )  # fmt: skip
 
 
 def folder_of(log: Path) -> Path:
