@@ -109,6 +109,7 @@ class TrackerWriter(Writer):
         self._pending: list[Timed] = []
         self._retry_at = 0.0
         self._error = ""  # why the tracker is away, "" if it is not
+        self._logged_error = ""
         self._told: set[str] = set()
         self._ended: AfterRun | None = None
         self._preempted = False
@@ -268,9 +269,10 @@ class TrackerWriter(Writer):
             self.send(self._pending)
         except Exception as error:
             if not self._error:
+                self._logged_error = self._text(error)
                 logger.warning(
                     "%s does not take the events, which wait until it does: %s",
-                    self.service, self._text(error),
+                    self.service, self._logged_error,
                 )  # fmt: skip
             self._error = self._text(error)
             self._retry_at = monotonic() + RETRY_SECONDS
@@ -281,9 +283,8 @@ class TrackerWriter(Writer):
 
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
-        return UnavailableError(
-            f"{count:,} events were not written to {self.service}: {self._error}; {self._later()}"
-        )
+        why = ", which is still away" if self._error == self._logged_error else f": {self._error}"
+        return UnavailableError(f"{count:,} events were not written to {self.service}{why}; {self._later()}")
 
     def _later(self) -> str:
         """Return the command that writes the events later, or that is being run, if this is a replay."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -139,6 +140,12 @@ class WandbWriter(TrackerWriter):
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None
         return Known(run_id, known.last if last is None else last)
+
+    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
+        """Let wandb print nothing in a process of its own, because this writer logs what it is refused."""
+        os.environ.setdefault("WANDB_SILENT", "true")
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # of wandb's own telemetry
+        super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
         done = 0

@@ -163,9 +163,23 @@ def test_a_tracker_that_stays_away_costs_two_lines(
 
     first, last = caplog.records
     assert "which wait until it does" in first.getMessage()
-    assert "2 events were not written to Tracker: ConnectionError: no route" in last.getMessage()
+    assert "2 events were not written to Tracker, which is still away; `eventloop replay" in last.getMessage()
     assert last.exc_info is None
     assert "2 events were not written" in account(bus).error
+
+
+def test_the_end_names_another_error_than_the_first(attach: Attach, account: Account) -> None:
+    """The last error is logged too, if it is not the one that the log has."""
+    tracker = Tracker()
+    bus = attach(tracker)
+    emit(bus, *train(1))
+    tracker.away = "no route"
+    emit(bus, *train(2))
+    tracker.away = "disk full"
+
+    bus.close()
+
+    assert "1 events were not written to Tracker: ConnectionError: disk full" in account(bus).error
 
 
 def test_too_many_waiting_events_end_the_writer(
