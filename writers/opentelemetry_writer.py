@@ -137,6 +137,9 @@ class OpenTelemetryWriter(TrackerWriter):
         if not self._requests:
             self._in_flight_path.unlink(missing_ok=True)
 
+    def where(self) -> str:
+        return f" at {self._endpoint}"
+
     def secrets(self) -> list[str]:
         return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]
 

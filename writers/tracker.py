@@ -43,7 +43,7 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
-from eventloop.writers.tracker_arguments import masked, set_options
+from eventloop.writers.tracker_arguments import masked, number_of, set_options
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -134,6 +134,15 @@ class TrackerWriter(Writer):
     def secrets(self) -> list[str]:
         """Return texts that no message may contain."""
         return [value for name in self.secret_variables if (value := os.environ.get(name))]
+
+    def where(self) -> str:
+        """Return the place of the tracker after its name in messages, such as " at http://localhost:5000"."""
+        return ""
+
+    @property
+    def waits_for(self) -> str:
+        """Return the tracker, its place, and its error if it is away."""
+        return f"{self.service}{self.where()}" + (f" ({self._error})" if self._error else "")
 
     # --- called by the engine ------------------------------------------------------------------------------
 
@@ -228,7 +237,7 @@ class TrackerWriter(Writer):
         scalars = {}
         for name, given in event.scalars.items():
             key = f"{event.mode}/{name}"
-            if (value := _number(given)) is None:
+            if (value := number_of(given)) is None:
                 self.tell(key, f"{key} is left out: expected a number, got {type(given).__name__}")
             elif self._is_new(key, event.step):
                 scalars[name] = value
@@ -383,12 +392,3 @@ def _load(path: Path) -> Known:
         return Known()
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path} is not the file of a run, remove it: {error}") from None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, int | float):
-        return float(value)
-    try:
-        return float(value.item())  # a scalar of numpy
-    except Exception:
-        return None

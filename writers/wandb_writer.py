@@ -33,7 +33,14 @@ from eventloop.writers.tracker import (
     run_name_of,
     values_of,
 )
-from eventloop.writers.tracker_arguments import check_config, check_mapping, check_texts, setting
+from eventloop.writers.tracker_arguments import (
+    check_config,
+    check_mapping,
+    check_texts,
+    masked,
+    secrets_of,
+    setting,
+)
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
@@ -179,6 +186,11 @@ class WandbWriter(TrackerWriter):
         until = monotonic() + WHOLE_SECONDS
         while not is_whole(self._work_dir, self._known.id) and monotonic() < until:
             sleep(0.02)
+
+    def where(self) -> str:
+        url = os.environ.get("WANDB_BASE_URL", "")
+        log = Path(self._get_run().work_dir, "wandb", "debug-internal.log")
+        return f"{' at ' * bool(url)}{masked(url, secrets_of(url))}, whose log is {log}"
 
     def _log(self, when: float, mode: str, step: int, row: dict[str, Any]) -> None:
         if mode not in self._axes:

@@ -102,6 +102,11 @@ class Writer:
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
 
+    @property
+    def waits_for(self) -> str:
+        """Return what a call may wait for, such as a server, or ""; the message about a hang has it."""
+        return ""
+
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Subscribe to `bus`; at the first event `run()` returns the facts of the run, which `open` receives.
 

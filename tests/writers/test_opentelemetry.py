@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from eventloop import replay
+from eventloop.background.queues import subscriber
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -269,3 +270,23 @@ def test_an_unreachable_collector_is_named(attach: Attach, collector: Collector,
     write(bus, *train(1))
 
     assert f"{collector.url} cannot be reached: [Errno 111] Connection refused" in account(bus).error
+
+
+@pytest.mark.parametrize("offload", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_collector_that_hangs_is_named_with_its_error(
+    offload: str, attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is waited for in vain says what it waits for, and how the collector refused it before."""
+    monkeypatch.setattr(subscriber, "STUCK_SECONDS", 0.0)
+    bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
+    emit(bus, *train(1))
+    collector.status = 503
+    emit(bus, *train(2))
+
+    collector.delay = 2.0
+    assert not bus.flush(0.1)
+
+    assert account(bus).error.endswith(
+        f", waiting for the OTLP collector at {collector.url} (OSError: {collector.url}/v1/metrics "
+        "answered 503 Service Unavailable)"
+    )
