@@ -293,7 +293,8 @@ class TrackerWriter(Writer):
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
         why = ", which is still away" if self._error == self._logged_error else f": {self._error}"
-        return UnavailableError(f"{count:,} events were not written to {self.service}{why}; {self._later()}")
+        events = "1 event was" if count == 1 else f"{count:,} events were"
+        return UnavailableError(f"{events} not written to {self.service}{why}; {self._later()}")
 
     def _later(self) -> str:
         """Return the command that writes the events later, or that is being run, if this is a replay."""

@@ -179,7 +179,7 @@ def test_the_end_names_another_error_than_the_first(attach: Attach, account: Acc
 
     bus.close()
 
-    assert "1 events were not written to Tracker: ConnectionError: disk full" in account(bus).error
+    assert "1 event was not written to Tracker: ConnectionError: disk full" in account(bus).error
 
 
 def test_too_many_waiting_events_end_the_writer(
