@@ -43,7 +43,8 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
-from eventloop.writers.tracker_arguments import masked, number_of, set_options
+from eventloop.writers.tracker_arguments import masked, set_options
+from eventloop.writers.tracker_values import Tally, number_of
 from eventloop.writers.writer import Writer
 
 logger = logging.getLogger("eventloop")
@@ -103,9 +104,7 @@ class TrackerWriter(Writer):
         self.name = name
         self._known = Known()
         self._floor: dict[str, int] = {}  # steps up to here were written before training began
-        self._found: dict[str, int] = {}  # the last steps that the tracker had when the run began
-        self._passed: dict[str, int] = {}  # the last of these steps that was left out
-        self._new = self._had = 0
+        self._tally = Tally({})
         self._pending: list[Timed] = []
         self._retry_at = 0.0
         self._error = ""  # why the tracker is away, "" if it is not
@@ -123,6 +122,10 @@ class TrackerWriter(Writer):
     @abstractmethod
     def connect(self, run: Run, known: Known) -> Known:
         """Begin or continue a run; return its id and the last steps that the tracker has."""
+
+    def had_before(self, known: Known) -> dict[str, int]:
+        """Return the last steps that the tracker had before `connect`, which returned `known`."""
+        return known.last
 
     @abstractmethod
     def send(self, events: list[Timed]) -> None:
@@ -159,7 +162,7 @@ class TrackerWriter(Writer):
             raise UnavailableError(
                 f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
             ) from None
-        self._found, self._passed, self._new, self._had = dict(self._known.last), {}, 0, 0
+        self._tally = Tally(self.had_before(self._known))
         self._begin_training()
         self._save()
         if run.start_iter:
@@ -203,7 +206,7 @@ class TrackerWriter(Writer):
     @property
     def written(self) -> Written:
         """Return the numbers of values since `open`: new ones, and those that the tracker had by then."""
-        return Written(self.service, self._new, self._had)
+        return Written(self.service, self._tally.new, self._tally.known)
 
     def _own_run(self, run: Run) -> Known:
         """Return the run to go on with; an empty one, to begin anew, if another trainer begins at step 0.
@@ -244,12 +247,9 @@ class TrackerWriter(Writer):
         return msgspec.structs.replace(event, scalars=scalars) if scalars else None
 
     def _is_new(self, key: str, step: int) -> bool:
+        self._tally.count(key, step)
         if step <= self._floor.get(key, -1):
-            if self._passed.get(key, -1) < step <= self._found.get(key, -1):
-                self._passed[key] = step
-                self._had += 1
             return False
-        self._new += 1
         note_last(self._known.last, [key], step)
         return True
 

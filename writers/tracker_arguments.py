@@ -1,4 +1,4 @@
-"""Check the arguments of the writers of experiment trackers, and the values that they are given."""
+"""Check the arguments of the writers of experiment trackers, where a writer is made."""
 
 from __future__ import annotations
 
@@ -77,16 +77,6 @@ def set_options(made_with: partial[Any] | None) -> str:
     given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
     texts = ((name, text) for name, text in given.items() if isinstance(text, str) and name != "offload")
     return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts)
-
-
-def number_of(value: Any) -> float | None:
-    """Return a value, or a scalar of numpy, as a number; None if it is not one."""
-    if isinstance(value, int | float):
-        return float(value)
-    try:
-        return float(value.item())
-    except Exception:
-        return None
 
 
 def check_texts(**texts: object) -> None:

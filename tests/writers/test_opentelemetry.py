@@ -25,6 +25,7 @@ from eventloop.events import (
     RunInfo,
     SlowRank,
 )
+from eventloop.events.run import Run
 from eventloop.hooks import TraceHook
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
 from tests.support.trainers import batches, build_trainer
@@ -290,3 +291,18 @@ def test_a_collector_that_hangs_is_named_with_its_error(
         f", waiting for the OTLP collector at {collector.url} (OSError: {collector.url}/v1/metrics "
         "answered 503 Service Unavailable)"
     )
+
+
+def test_a_replay_counts_what_an_absence_left(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """Values that a collector refused until the end of the run are new to it, and are sent."""
+    bus = attach(make(collector))
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path)))
+    emit(bus, *train(1))
+    collector.status = 503
+    write(bus, *train(2, 3))
+    collector.status = 200
+
+    reports = [replay(tmp_path, make(collector), work_dir=tmp_path) for _ in range(2)]
+
+    assert [(report.written[0].new, report.written[0].known) for report in reports] == [(2, 1), (0, 3)]
+    assert [step for _, step, _ in collector.points()] == [1, 2, 3]
