@@ -155,6 +155,9 @@ class MLflowWriter(TrackerWriter):
         if client is not None:
             client.set_terminated(self._known.id, status)
 
+    def where(self) -> str:
+        return f" at {masked(self._uri, secrets_of(self._uri))}"
+
     def secrets(self) -> list[str]:
         return [*super().secrets(), *secrets_of(self._uri)]
 

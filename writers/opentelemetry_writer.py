@@ -112,6 +112,7 @@ class OpenTelemetryWriter(TrackerWriter):
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
         self._made = 0  # how many of the waiting events have their request
         known = Known(known.id or os.urandom(16).hex(), known.last)
+        self._before = known.last
         self._spans = Spans(bytes.fromhex(known.id), time.time())
         self._resource = self._lib.resource_of({
             "service.name": run_name_of(run, self._service),
@@ -119,6 +120,9 @@ class OpenTelemetryWriter(TrackerWriter):
             "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
         })  # fmt: skip
         return self._send_again(known)
+
+    def had_before(self, known: Known) -> dict[str, int]:
+        return self._before  # `connect` has sent further ones again
 
     def send(self, events: list[Timed]) -> None:
         new, self._made = events[self._made :], len(events)
@@ -136,6 +140,9 @@ class OpenTelemetryWriter(TrackerWriter):
             self._client.post(*request)
         if not self._requests:
             self._in_flight_path.unlink(missing_ok=True)
+
+    def where(self) -> str:
+        return f" at {self._endpoint}"
 
     def secrets(self) -> list[str]:
         return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]

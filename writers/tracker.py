@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
+from shlex import quote
 from time import monotonic
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ import msgspec
 from eventloop.eventlog.format import FILE_NAME
 from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
+from eventloop.eventlog.sinks import Written
 from eventloop.events import (
     AfterRun,
     BeforeRun,
@@ -41,7 +43,8 @@ from eventloop.util.file_names import safe_name
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
-from eventloop.writers.tracker_arguments import masked
+from eventloop.writers.tracker_arguments import masked, set_options
+from eventloop.writers.tracker_values import Tally, number_of
 from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
@@ -94,9 +97,11 @@ class TrackerWriter(TimedWriter):
         self.name = name
         self._known = Known()
         self._floor: dict[str, int] = {}  # steps up to here were written before training began
+        self._tally = Tally({})
         self._pending: list[Timed] = []
         self._retry_at = 0.0
         self._error = ""  # why the tracker is away, "" if it is not
+        self._logged_error = ""
         self._told: set[str] = set()
         self._ended: AfterRun | None = None
         self._preempted = False
@@ -111,6 +116,10 @@ class TrackerWriter(TimedWriter):
     def connect(self, run: Run, known: Known) -> Known:
         """Begin or continue a run; return its id and the last steps that the tracker has."""
 
+    def had_before(self, known: Known) -> dict[str, int]:
+        """Return the last steps that the tracker had before `connect`, which returned `known`."""
+        return known.last
+
     @abstractmethod
     def send(self, events: list[Timed]) -> None:
         """Write events. After an error those that are left in the list are passed again, with later ones."""
@@ -122,11 +131,20 @@ class TrackerWriter(TimedWriter):
         """Return texts that no message may contain."""
         return [value for name in self.secret_variables if (value := os.environ.get(name))]
 
+    def where(self) -> str:
+        """Return the place of the tracker after its name in messages, such as " at http://localhost:5000"."""
+        return ""
+
+    @property
+    def waits_for(self) -> str:
+        """Return the tracker, its place, and its error if it is away."""
+        return f"{self.service}{self.where()}" + (f" ({self._error})" if self._error else "")
+
     # --- called by the engine ------------------------------------------------------------------------------
 
     def open(self, run: Run) -> None:
         self._work_dir = Path(run.work_dir)
-        self._ended, self._preempted, self._error = None, False, ""
+        self._known, self._ended, self._preempted, self._error = Known(), None, False, ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
             self._known = self.connect(run, self._own_run(run))
@@ -137,6 +155,7 @@ class TrackerWriter(TimedWriter):
             raise UnavailableError(
                 f"{self.service} cannot be used: {self._text(error)}; {self._later()}"
             ) from None
+        self._tally = Tally(self.had_before(self._known))
         self._begin_training()
         self._save()
         if run.start_iter:
@@ -158,7 +177,8 @@ class TrackerWriter(TimedWriter):
     def close(self) -> None:
         self._try_to_send()
         try:
-            self.end(self._status())
+            if self._known.id:  # else `open` has raised why there is no run to end
+                self.end(self._status())
         except Exception as error:
             raise UnavailableError(
                 f"{self.service} did not take the end of the run: {self._text(error)}"
@@ -168,6 +188,11 @@ class TrackerWriter(TimedWriter):
                 self._lock.close()
         if self._pending:
             raise self._lost()
+
+    @property
+    def written(self) -> Written:
+        """Return the numbers of values since `open`: new ones, and those that the tracker had by then."""
+        return Written(self.service, self._tally.new, self._tally.known)
 
     def _own_run(self, run: Run) -> Known:
         """Return the run to go on with; an empty one, to begin anew, if another trainer begins at step 0.
@@ -201,13 +226,14 @@ class TrackerWriter(TimedWriter):
         scalars = {}
         for name, given in event.scalars.items():
             key = f"{event.mode}/{name}"
-            if (value := _number(given)) is None:
+            if (value := number_of(given)) is None:
                 self.tell(key, f"{key} is left out: expected a number, got {type(given).__name__}")
             elif self._is_new(key, event.step):
                 scalars[name] = value
         return msgspec.structs.replace(event, scalars=scalars) if scalars else None
 
     def _is_new(self, key: str, step: int) -> bool:
+        self._tally.count(key, step)
         if step <= self._floor.get(key, -1):
             return False
         note_last(self._known.last, [key], step)
@@ -239,9 +265,10 @@ class TrackerWriter(TimedWriter):
             self.send(self._pending)
         except Exception as error:
             if not self._error:
+                self._logged_error = self._text(error)
                 logger.warning(
                     "%s does not take the events, which wait until it does: %s",
-                    self.service, self._text(error),
+                    self.service, self._logged_error,
                 )  # fmt: skip
             self._error = self._text(error)
             self._retry_at = monotonic() + RETRY_SECONDS
@@ -252,15 +279,17 @@ class TrackerWriter(TimedWriter):
 
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
-        return UnavailableError(
-            f"{count:,} events were not written to {self.service}: {self._error}; {self._later()}"
-        )
+        why = ", which is still away" if self._error == self._logged_error else f": {self._error}"
+        events = "1 event was" if count == 1 else f"{count:,} events were"
+        return UnavailableError(f"{events} not written to {self.service}{why}; {self._later()}")
 
     def _later(self) -> str:
-        run = self._work_dir
-        return (
-            f"`eventloop replay {run} --to {self.target} --out {run}` writes them later, from its event log"
-        )
+        """Return the command that writes the events later, or that is being run, if this is a replay."""
+        run, out = self._work_dir, f" --out {quote(str(self._work_dir))}"
+        if run.name == REPLAY_FOLDER:
+            run, out = run.parent, ""
+        command = f"eventloop replay {quote(str(run))} --to {self.target}{set_options(self._made_with)}{out}"
+        return f"`{command}` writes them later, from the run's event log"
 
     def _save(self) -> None:
         """Write the state file. A kill of the process leaves the old one or the new one."""
@@ -351,12 +380,3 @@ def _load(path: Path) -> Known:
         return Known()
     except msgspec.MsgspecError as error:
         raise ValueError(f"{path} is not the file of a run, remove it: {error}") from None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, int | float):
-        return float(value)
-    try:
-        return float(value.item())  # a scalar of numpy
-    except Exception:
-        return None

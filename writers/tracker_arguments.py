@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 from collections.abc import Iterable, Mapping
+from functools import partial
+from shlex import quote
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -11,6 +15,8 @@ from eventloop.writers.plain import NoPlainValue, encodable
 
 _SECRET = ("password", "passwd", "pwd", "token", "secret", "key")
 """What the name of a parameter in a URI ends with if its value is a secret."""
+_LONG = 6
+"""The length from which a secret is replaced wherever it is; a shorter one is a part of other words, too."""
 
 
 def setting(argument: str, value: object, variable: str, service: str) -> str:
@@ -51,11 +57,26 @@ def secrets_of(uri: str) -> list[str]:
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:
-    """Replace secrets in a text, as they are and as a URI has them."""
+    """Replace secrets in a text, as they are and as a URI has them.
+
+    A secret of less than 6 characters is replaced only in `name: secret`, `name=secret` and `user:secret@`.
+    """
     for secret in filter(None, secrets):
         for form in {secret, unquote(secret)}:
-            text = text.replace(form, "***")
+            found = re.escape(form)
+            if len(form) < _LONG:
+                found = rf"(?:(?<=: )|(?<==)){found}(?!\w)|(?<=:){found}(?=@)"
+            text = re.sub(found, "***", text)
     return text
+
+
+def set_options(made_with: partial[Any] | None) -> str:
+    """Return the texts among a writer's arguments as options of a replay, such as " --set project=digits"."""
+    if made_with is None:
+        return ""
+    given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
+    texts = ((name, text) for name, text in given.items() if isinstance(text, str) and name != "offload")
+    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts)
 
 
 def check_texts(**texts: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from math import isnan
@@ -32,7 +33,14 @@ from eventloop.writers.tracker import (
     run_name_of,
     values_of,
 )
-from eventloop.writers.tracker_arguments import check_config, check_mapping, check_texts, setting
+from eventloop.writers.tracker_arguments import (
+    check_config,
+    check_mapping,
+    check_texts,
+    masked,
+    secrets_of,
+    setting,
+)
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
@@ -84,6 +92,7 @@ class WandbWriter(TrackerWriter):
     service: ClassVar[str] = "W&B"
     target: ClassVar[str] = "wandb"
     secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
+    library_links: ClassVar[tuple[str, ...]] = ("wandb/*run-*/logs/*",)
     stall_timeout = FINISH_SECONDS + 100
 
     def __init__(
@@ -139,6 +148,12 @@ class WandbWriter(TrackerWriter):
             self._resume_at = None
         return Known(run_id, known.last if last is None else last)
 
+    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
+        """Let wandb print nothing in a process of its own, because this writer logs what it is refused."""
+        os.environ.setdefault("WANDB_SILENT", "true")
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # of wandb's own telemetry
+        super().begin_in_worker(facts, restarts=restarts, first=first)
+
     def send(self, events: list[Timed]) -> None:
         done = 0
         try:
@@ -171,6 +186,11 @@ class WandbWriter(TrackerWriter):
         until = monotonic() + WHOLE_SECONDS
         while not is_whole(self._work_dir, self._known.id) and monotonic() < until:
             sleep(0.02)
+
+    def where(self) -> str:
+        url = os.environ.get("WANDB_BASE_URL", "")
+        log = Path(self._get_run().work_dir, "wandb", "debug-internal.log")
+        return f"{' at ' * bool(url)}{masked(url, secrets_of(url))}, whose log is {log}"
 
     def _log(self, when: float, mode: str, step: int, row: dict[str, Any]) -> None:
         if mode not in self._axes:

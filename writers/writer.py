@@ -87,6 +87,10 @@ class Writer:
 
     secret_arguments: ClassVar[tuple[str, ...]] = ()
     """Names of the constructor's keyword arguments that must not get into a file, such as keys."""
+    library_links: ClassVar[tuple[str, ...]] = ()
+    """Patterns of the links that the writer's library puts into its folder, such as "logs/*".
+
+    They may lead out of the folder of a replay, because nothing writes through them."""
 
     _timed: ClassVar[bool] = False
     _opened = False
@@ -101,6 +105,11 @@ class Writer:
         check_attributes(cls, cls.__name__)
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
+
+    @property
+    def waits_for(self) -> str:
+        """Return what a call may wait for, such as a server, or ""; the message about a hang has it."""
+        return ""
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Subscribe to `bus`; at the first event `run()` returns the facts of the run, which `open` receives.

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from eventloop.background.queues.account import Account
 from eventloop.background.queues.subscriber import Lane
 
 logger = logging.getLogger("eventloop")
@@ -31,23 +32,33 @@ class Overtime:
         self._seconds, self._allowed = seconds, allowed
         self._asked = monotonic()
         self._until = self._asked + LONGEST_WAIT * seconds
-        self._left = {lane: lane.queued for lane in self._lanes}
+        self._accounts = {lane: lane.account for lane in self._lanes}
 
     def extension(self) -> float:
         """Return the seconds of the next extension, or 0.0 to stop; log subscribers that still deliver."""
-        now, before = monotonic(), self._left
-        self._left = {lane: lane.queued for lane in self._lanes}
+        now, before = monotonic(), self._accounts
+        self._accounts = {lane: lane.account for lane in self._lanes}
         took, self._asked = now - self._asked, now
         over = now + self._seconds > self._until
-        if over or not self._allowed() or sum(self._left.values()) >= sum(before.values()):
+        if over or not self._allowed() or not self._get_on(before):
             return 0.0
         self._tell(before, max(took, 1e-9))
         return self._seconds
 
-    def _tell(self, before: dict[Lane, int], took: float) -> None:
+    def _get_on(self, before: dict[Lane, Account]) -> bool:
+        """Return whether fewer events are left, and one of the subscribers that have them has handled some.
+
+        The events of others, which have none left, are no reason to wait for a subscriber that hangs.
+        """
+        now = self._accounts
+        fewer = sum(a.queued for a in now.values()) < sum(a.queued for a in before.values())
+        return fewer and any(a.queued and _handled(a) > _handled(before[lane]) for lane, a in now.items())
+
+    def _tell(self, before: dict[Lane, Account], took: float) -> None:
         texts = []
-        for lane, left in self._left.items():
-            rate = (before[lane] - left) / took
+        for lane, account in self._accounts.items():
+            left = account.queued
+            rate = (before[lane].queued - left) / took
             if left and rate > 0:
                 texts.append(
                     f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
@@ -58,6 +69,10 @@ class Overtime:
                 "waiting for background subscribers that still deliver, at most %.0f s more: %s",
                 self._until - self._asked, "; ".join(texts),
             )  # fmt: skip
+
+
+def _handled(account: Account) -> int:
+    return account.delivered + account.failed + account.dropped
 
 
 def advice(lanes: Iterable[Lane]) -> str:

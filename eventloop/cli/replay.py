@@ -22,7 +22,8 @@ from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
 
 if TYPE_CHECKING:  # not for --help
-    from eventloop.eventlog.replay import ReplayReport, Sink
+    from eventloop.eventlog.replay import ReplayReport
+    from eventloop.eventlog.sinks import Sink
     from eventloop.eventlog.undelivered import Left
 
 TARGETS = {

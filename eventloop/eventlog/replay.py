@@ -17,7 +17,7 @@ from itertools import chain
 from os import PathLike
 from pathlib import Path
 from time import sleep
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import msgspec
 
@@ -25,64 +25,21 @@ from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
+from eventloop.eventlog.sinks import CountingSink, Sink, TimedSink, Written
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
+from eventloop.registry import WRITERS
 
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
-WANDB_LOGS = "wandb/*run-*/logs/*"
-"""Links that wandb puts into its folders. They may lead out of the folder: nothing writes through them."""
 BUS_BATCH = 256
 """The number of events between two waits for a bus's background subscribers.
 
 A queue with at least this capacity drops no events.
 """
 POLL_SECONDS = 0.0005
-
-
-@runtime_checkable
-class Sink(Protocol):
-    """A destination of a replay other than a bus, such as an `eventloop.writers.Writer`."""
-
-    @property
-    def events(self) -> tuple[str | type[Event], ...]:
-        """Return the events that the destination takes; "*" for every event."""
-
-    @property
-    def batch(self) -> bool | int:
-        """Return how events are passed: one by one to `write` if False, else in lists to `write_batch`.
-
-        A number is the largest length of a list; True sets no limit.
-        """
-
-    def open(self, run: Run) -> None:
-        """Prepare for a run; called before the first event."""
-
-    def write(self, event: Event) -> None:
-        """Write an event."""
-
-    def write_batch(self, events: list[Event]) -> None:
-        """Write several events, in order."""
-
-    def flush(self) -> None:
-        """Write the buffered events; called after the last event."""
-
-    def close(self) -> None:
-        """Release resources; called at the end, also after an error."""
-
-
-@runtime_checkable
-class TimedSink(Protocol):
-    """A destination that takes the times in the log."""
-
-    @property
-    def takes_times(self) -> bool:
-        """Whether it does; otherwise it is written to like any other."""
-
-    def write_timed(self, events: list[Timed]) -> None:
-        """Write events in order, each with the Unix time of its log record."""
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -123,6 +80,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
 
     A subscriber that received all events and failed when the bus was flushed has only an `error`.
     """
+    written: list[Written] = []
+    """The values that experiment trackers were given, and that they had already."""
     flushed: bool = True
     """False if a subscriber was still busy after the bus was flushed for its `drain_timeout`."""
 
@@ -154,6 +113,7 @@ class ReplayReport(msgspec.Struct, frozen=True):
             )
         if self.torn is not None:
             lines.append(f"the last {self.torn.size:,} bytes are a torn record")
+        lines += map(str, self.written)
         lines += [f"{name} {loss}" for name, loss in self.lost.items()]
         if not self.flushed:
             lines.append("the bus was not flushed within its drain_timeout")
@@ -211,8 +171,9 @@ def replay(
         emitted, left_out = _into_writers(reader, writers, target)
     left_out += reader.left_out
     return ReplayReport(
-        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost, flushed
-    )
+        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost,
+        [writer.written for writer in writers if isinstance(writer, CountingSink)], flushed,
+    )  # fmt: skip
 
 
 def folder_of(log: Path) -> Path:
@@ -225,12 +186,18 @@ def folder_of(log: Path) -> Path:
     inside = log.parent.resolve() / FOLDER
     for path in chain([folder], folder.rglob("*")):
         leads_out = path.is_symlink() and not path.resolve().is_relative_to(inside)
-        if leads_out and not path.match(WANDB_LOGS):
+        if leads_out and not any(path.match(pattern) for pattern in _links_of_libraries()):
             raise ValueError(
                 f"{path} is a link, which leads out of {folder}: remove it, or choose another folder "
                 "(--out DIR, work_dir=)"
             )
     return folder
+
+
+def _links_of_libraries() -> set[str]:
+    """Return the patterns of the links of every known writer, because each of them may have run before."""
+    classes = map(WRITERS.find, WRITERS.names())
+    return {pattern for cls in classes for pattern in getattr(cls, "library_links", ())}
 
 
 def _check_target(onto: Any, work_dir: object) -> list[Sink]:

@@ -24,7 +24,8 @@ import msgspec
 
 from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, RUN_TAG, pack
-from eventloop.eventlog.replay import ReplayReport, Sink, replay
+from eventloop.eventlog.replay import ReplayReport, replay
+from eventloop.eventlog.sinks import Sink
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.run import CurrentRun, Run

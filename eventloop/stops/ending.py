@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from typing import Protocol
 
+import msgspec
+
 from eventloop.bus import Bus
-from eventloop.bus.subscription import DrainReport
+from eventloop.bus.subscription import DrainReport, SubscriptionStats
 from eventloop.metrics import EventStorage
-from eventloop.reporting.summary import shortfalls
+from eventloop.reporting.summary import ERROR_WIDTH, shortfalls
 
 logger = logging.getLogger("eventloop")
 
@@ -80,5 +82,13 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
 def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
     if at_once and not report.complete:
         return  # `close` has logged what it leaves
-    for line in shortfalls(report.stats):
+    for line in shortfalls([_without_logged_error(stats) for stats in report.stats]):
         logger.warning("not everything was delivered: %s", line)
+
+
+def _without_logged_error(stats: SubscriptionStats) -> SubscriptionStats:
+    """Shorten the error that ended a subscriber, because the log has it since then."""
+    if not stats.error.startswith("[error]") or len(stats.error) <= ERROR_WIDTH:
+        return stats
+    begin = stats.error[:ERROR_WIDTH].rstrip()
+    return msgspec.structs.replace(stats, error=f"{begin}... (logged when it failed)")

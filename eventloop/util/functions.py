@@ -26,6 +26,12 @@ def handler_name(fn: Callable[..., object]) -> str:
     return name
 
 
+def awaited_by(fn: Callable[..., object]) -> str:
+    """Return ", waiting for X" if the object of the method `fn` has a text X in `waits_for`, else ""."""
+    text = getattr(getattr(fn, "__self__", None), "waits_for", "")
+    return f", waiting for {text}" if text and isinstance(text, str) else ""
+
+
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
     """Return whether `fn` is an `async def` function, a partial of one, or has such a method `__call__`."""
     if inspect.isroutine(fn):

@@ -186,6 +186,33 @@ def test_a_stuck_delivery_is_reported(
     assert subscription.account().error == "[closed]"  # one event is left
 
 
+@pytest.mark.usefixtures("stuck_at_once")
+@pytest.mark.parametrize(
+    ("waits_for", "text"), [("a server", ", waiting for a server"), ("", ""), (print, "")]
+)
+def test_a_stuck_method_says_what_it_waits_for(waits_for: object, text: str, bus: Bus, held: Held) -> None:
+    """It is the text `waits_for` of the method's object."""
+    waiting = Waiting(waits_for, held)
+    subscription = bus.subscribe(waiting.wait, "after_train_iter", offload="thread")
+    emit(bus, 1)
+
+    assert not bus.flush(0.1)
+
+    assert subscription.stats.error.endswith(f" s in one delivery{text}")
+    held.let_go()
+
+
+class Waiting:
+    """An object whose method hangs."""
+
+    def __init__(self, waits_for: object, held: Held) -> None:
+        self.waits_for = waits_for
+        self.held = held
+
+    def wait(self, event: Event) -> None:
+        self.held(event)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("stuck_at_once")
 def test_a_stuck_worker_process_is_reported(bus: Bus, start: Start) -> None:

@@ -111,6 +111,18 @@ def test_a_subscriber_that_emits_as_much_as_it_delivers_is_not_waited_for() -> N
     assert waiting.extension() == 0.0
 
 
+def test_a_subscriber_that_hangs_is_not_waited_for_because_others_deliver() -> None:
+    """Only the progress of subscribers that have events left makes the wait longer."""
+    hangs, fast = (ThreadLane(n, print, LaneOptions(), lambda *_: None, Pace()) for n in ("hangs", "fast"))
+    hangs.received, fast.received = 11, 100
+    waiting = Overtime([hangs, fast], 10.0, lambda: True)
+
+    fast.delivered = 90
+    assert waiting.extension() > 0.0
+    fast.delivered = 100
+    assert waiting.extension() == 0.0
+
+
 @pytest.mark.parametrize(
     ("options", "less"),
     [

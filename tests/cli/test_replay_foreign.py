@@ -123,6 +123,26 @@ def test_links_that_wandb_makes_are_no_obstacle(foreign: Path, tmp_path: Path) -
     assert cli.main(["replay", str(foreign), "--to", "jsonl"]) == 0
 
 
+def test_a_writer_names_the_links_of_its_library(foreign: Path, tmp_path: Path) -> None:
+    """Links of the library of a registered writer are no obstacle to a replay with another writer."""
+
+    class Linking(Writer):
+        library_links = ("mine/*.log",)
+
+        def write(self, event: Event) -> None:
+            """Nothing."""
+
+    (foreign / "replay" / "mine").mkdir(parents=True)
+    (foreign / "replay" / "mine" / "a.log").symlink_to(tmp_path / "cache")
+    assert cli.main(["replay", str(foreign), "--to", "jsonl"]) == 2
+
+    WRITERS.register(Linking)
+    try:
+        assert cli.main(["replay", str(foreign), "--to", "jsonl"]) == 0
+    finally:
+        WRITERS.forget("Linking")
+
+
 class Lazy(Writer):
     """A writer that imports its library when it is built, as those for TensorBoard and visdom do."""
 

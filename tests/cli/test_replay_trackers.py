@@ -93,14 +93,18 @@ def test_a_run_is_written_for_wandb(run: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path) -> None:
+def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """MLflow has each step once, and the run is FINISHED."""
     need("mlflow", "mlflow")
     need("sqlalchemy", "mlflow")
     uri = f"sqlite:///{tmp_path}/mlflow.db"
 
-    replay(run, "--to", "mlflow", "--set", f"tracking_uri={uri}", "--set", "experiment=digits")
+    for _ in range(2):  # the second time adds no step
+        replay(run, "--to", "mlflow", "--set", f"tracking_uri={uri}", "--set", "experiment=digits")
 
+    first, second = capsys.readouterr().err.splitlines()[-2:]
+    assert first.endswith("; 6 new values for MLflow")
+    assert second.endswith("; nothing new for MLflow, which had all 6 values already")
     client = importlib.import_module("mlflow").MlflowClient(uri)
     found = client.get_run(state(run, "mlflow"))
     history = client.get_metric_history(found.info.run_id, "train/loss")

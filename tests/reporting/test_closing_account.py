@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from eventloop.eventlog.replay import replay
 from eventloop.events import Event, EventsDropped, HandlerFailed, StopRequested
+from eventloop.util.text import UnavailableError
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
 from tests.support.trainers import MakeTrainer, Stuck
@@ -30,6 +33,16 @@ class Fails(Writer):
 
     def write(self, event: Event) -> None:
         raise OSError("disk full")
+
+
+class Away(Writer):
+    """A writer whose server is away."""
+
+    def __init__(self, error: str) -> None:
+        self._why = error
+
+    def write(self, event: Event) -> None:
+        raise UnavailableError(self._why)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -74,6 +87,24 @@ def test_what_the_run_told_its_close_does_not_repeat(
         return
     (line,) = warnings_of(caplog)[told:]
     assert line.startswith("the bus is closed, and not everything was delivered: Fails: ")
+
+
+def test_a_long_error_is_logged_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """The line at the end of the run has the counts, and only the begin of an error that the log has already."""
+    error = f"no route to {'a' * 80}, start it"
+    trainer = make_trainer(writers=[Away(error)], default_hooks={"checkpoint": None})
+
+    trainer.train()
+
+    first, last = warnings_of(caplog)
+    assert f"background subscriber Away failed and is disabled: {error}; the run goes on without it" in first
+    assert re.fullmatch(
+        r"not everything was delivered: Away: \d+ dropped, 1 failed, 0 left - \[error\] UnavailableError: no route "
+        r"to a+\.\.\. \(logged when it failed\)",
+        last,
+    )
+    assert error not in last
+    assert error in trainer.summary()
 
 
 def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

@@ -245,3 +245,10 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         MLflowWriter(**options)
+
+
+def test_a_hang_is_of_a_server_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message about a call that hangs has the URI of the environment, and not the password in it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:pw1@host:5000")
+
+    assert MLflowWriter(offload="thread").waits_for == "MLflow at http://me:***@host:5000"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from eventloop import replay
+from eventloop.background.queues import subscriber
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -25,6 +26,7 @@ from eventloop.events import (
     RunInfo,
     SlowRank,
 )
+from eventloop.events.run import Run
 from eventloop.hooks import TraceHook
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
 from tests.support.trainers import batches, build_trainer
@@ -282,10 +284,46 @@ def test_a_password_in_the_environment_is_refused_and_masked(
 
 
 def test_an_unreachable_collector_is_named(attach: Attach, collector: Collector, account: Account) -> None:
-    """The line says which collector; an empty header masks nothing."""
-    bus = attach(OpenTelemetryWriter(collector.url, headers={"tenant": ""}, offload="thread"))
+    """The line says which collector; an empty header and a short one mask nothing in it."""
+    headers = {"tenant": "", "x-scope-orgid": "1"}
+    bus = attach(OpenTelemetryWriter(collector.url, headers=headers, offload="thread"))
     collector.close()
 
     write(bus, *train(1))
 
     assert f"{collector.url} cannot be reached: [Errno 111] Connection refused" in account(bus).error
+
+
+@pytest.mark.parametrize("offload", ["thread", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_collector_that_hangs_is_named_with_its_error(
+    offload: str, attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer that is waited for in vain says what it waits for, and how the collector refused it before."""
+    monkeypatch.setattr(subscriber, "STUCK_SECONDS", 0.0)
+    bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
+    emit(bus, *train(1))
+    collector.status = 503
+    emit(bus, *train(2))
+
+    collector.delay = 2.0
+    assert not bus.flush(0.1)
+
+    assert account(bus).error.endswith(
+        f", waiting for the OTLP collector at {collector.url} (OSError: {collector.url}/v1/metrics "
+        "answered 503 Service Unavailable)"
+    )
+
+
+def test_a_replay_counts_what_an_absence_left(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """Values that a collector refused until the end of the run are new to it, and are sent."""
+    bus = attach(make(collector))
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path)))
+    emit(bus, *train(1))
+    collector.status = 503
+    write(bus, *train(2, 3))
+    collector.status = 200
+
+    reports = [replay(tmp_path, make(collector), work_dir=tmp_path) for _ in range(2)]
+
+    assert [(report.written[0].new, report.written[0].known) for report in reports] == [(2, 1), (0, 3)]
+    assert [step for _, step, _ in collector.points()] == [1, 2, 3]

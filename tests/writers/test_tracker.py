@@ -13,6 +13,7 @@ import pytest
 
 from eventloop import replay
 from eventloop.bus import Bus
+from eventloop.eventlog.sinks import Written
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain, Event, PreemptionRequested, ScalarsLogged
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
@@ -163,9 +164,23 @@ def test_a_tracker_that_stays_away_costs_two_lines(
 
     first, last = caplog.records
     assert "which wait until it does" in first.getMessage()
-    assert "2 events were not written to Tracker: ConnectionError: no route" in last.getMessage()
+    assert "2 events were not written to Tracker, which is still away; `eventloop replay" in last.getMessage()
     assert last.exc_info is None
     assert "2 events were not written" in account(bus).error
+
+
+def test_the_end_names_another_error_than_the_first(attach: Attach, account: Account) -> None:
+    """The last error is logged too, if it is not the one that the log has."""
+    tracker = Tracker()
+    bus = attach(tracker)
+    emit(bus, *train(1))
+    tracker.away = "no route"
+    emit(bus, *train(2))
+    tracker.away = "disk full"
+
+    bus.close()
+
+    assert "1 event was not written to Tracker: ConnectionError: disk full" in account(bus).error
 
 
 def test_too_many_waiting_events_end_the_writer(
@@ -202,7 +217,8 @@ def test_a_tracker_that_is_away_at_the_begin_disables_the_writer(
     (record,) = caplog.records
     assert (
         f"Tracker cannot be used: ConnectionError: 401 for *** and ***; `eventloop replay {tmp_path} --to tracker "
-        f"--out {tmp_path}` writes them later, from its event log; the run goes on" in record.getMessage()
+        f"--out {tmp_path}` writes them later, from the run's event log; the run goes on"
+        in record.getMessage()
     )
     assert record.exc_info is None
     assert account(bus).failed + account(bus).dropped == 2
@@ -221,6 +237,40 @@ def test_what_a_tracker_missed_is_replayed_into_its_run(attach: Attach, tmp_path
     assert later.opened == ["run-1"]
     assert later.steps == [3, 4, 5]
     assert later.statuses == ["FINISHED"]
+
+
+def test_a_replay_counts_what_the_tracker_had(attach: Attach, tmp_path: Path) -> None:
+    """Values are new, or were there before; those that a resumed training repeated are counted once."""
+    bus = Bus()
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path), start_iter=2))
+    write(bus, BeforeTrain(), *train(1, 2, 3), BeforeTrain(iter=2), *train(3, 4), AfterRun())
+    write(attach(Tracker()), BeforeTrain(), *train(1))
+
+    first, second = (replay(tmp_path, Tracker(), work_dir=tmp_path) for _ in range(2))
+
+    assert (first.written, second.written) == ([Written("Tracker", 3, 1)], [Written("Tracker", 0, 4)])
+    assert str(first) == "8 events replayed, 0 left out; 3 new values for Tracker, which had 1 already"
+    assert str(second) == (
+        "8 events replayed, 0 left out; nothing new for Tracker, which had all 4 values already"
+    )
+
+
+def test_a_replay_without_the_tracker_says_why(tmp_path: Path) -> None:
+    """The error is that of the begin, with the command to repeat; no run is ended."""
+    bus = Bus()
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path)))
+    write(bus, *train(1))
+    tracker = Tracker()
+    tracker.away = "no route"
+
+    with pytest.raises(
+        ConnectionError,
+        match=f"^Tracker cannot be used: ConnectionError: no route; `eventloop replay {tmp_path} --to tracker` "
+        "writes them later",
+    ):
+        replay(tmp_path, tracker)
+
+    assert tracker.statuses == []
 
 
 @pytest.mark.parametrize(

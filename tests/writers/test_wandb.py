@@ -164,9 +164,14 @@ def test_a_value_without_a_picture_is_told_once(
 
 @pytest.mark.slow
 def test_a_refused_login_is_one_line(
-    attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    attach: Attach,
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Without a server, or with a wrong key, the writer is disabled and the key is in no message."""
+    """Without a server, or with a wrong key, the writer is disabled and the key is in no message; wandb prints
+    nothing."""
     key = "a1b2c3d4" * 5
     monkeypatch.setenv("WANDB_API_KEY", key)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
@@ -179,6 +184,7 @@ def test_a_refused_login_is_one_line(
     assert "W&B cannot be used" in line
     assert key not in line
     assert account(bus).failed + account(bus).dropped == 1
+    assert "wandb:" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize(
@@ -244,3 +250,15 @@ def test_records_of_more_than_a_block_are_read(attach: Attach, tmp_path: Path) -
     write(attach(make()), TextLogged(step=1, name="note", text=text), *train(1), AfterRun())
 
     assert points(tmp_path) == [("train/note", 1, text), ("train/loss", 1, 0.25)]
+
+
+def test_a_hang_is_of_a_server_whose_log_is_named(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The URL has no password."""
+    writer = make()
+    attach(writer)
+
+    assert writer.waits_for == f"W&B, whose log is {tmp_path}/wandb/debug-internal.log"
+    monkeypatch.setenv("WANDB_BASE_URL", "http://me:pw1@host")
+    assert writer.waits_for.startswith("W&B at http://me:***@host, whose log is ")

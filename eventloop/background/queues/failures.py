@@ -24,6 +24,7 @@ class FailingQueue(SubscriberQueue):
     def __init__(self, name: str, options: LaneOptions, report: Report) -> None:
         super().__init__(name, options)
         self.last_error = ""
+        self._awaited = ""  # what its deliveries wait for, as its worker process says
         self._report = report
         self._named: set[tuple[str, str]] = set()  # event and field of each logged encoding error
 

@@ -23,6 +23,7 @@ from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import Timing
 from eventloop.events import Event
 from eventloop.events.deferred import Pending, Timed, timed, unstamped
+from eventloop.util.functions import awaited_by
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -151,7 +152,8 @@ class Lane(FailingQueue):
         if not self.waited or self.ended_by == "stalled":  # then it is reported already
             return ""
         _, took = self._under_way()
-        return f"stuck for {took:.1f} s in {self._calling or 'one delivery'}" if took >= STUCK_SECONDS else ""
+        call = (self._calling or "one delivery") + (self._awaited or awaited_by(self._fn))
+        return f"stuck for {took:.1f} s in {call}" if took >= STUCK_SECONDS else ""
 
     def _under_way(self) -> tuple[float, float]:
         """Return the begin and the seconds of the current delivery or callback; zeros without one."""
@@ -193,10 +195,7 @@ class Lane(FailingQueue):
             yield self._pop_incoming()
 
     def _leave(self, item: Incoming) -> list[Event]:
-        """Return the events of a queue entry that a close leaves undelivered.
-
-        A deferred that was never created gives no events, and counts as dropped.
-        """
+        """Return the events that an entry leaves undelivered; those never created are counted as dropped."""
         if not isinstance(item, Pending):
             return [unstamped(item)]
         if item.events is None:

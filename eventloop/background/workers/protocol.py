@@ -50,6 +50,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     `perf_counter` is the same clock for all processes of a POSIX system.
     """
+    awaited: str = ""
+    """What its deliveries wait for, as `eventloop.util.functions.awaited_by` returns it."""
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -259,6 +259,7 @@ class ProcessLane(SupervisedLane):
         count = message.number - self._acknowledged
         self._acknowledged = message.number
         progress = msgspec.msgpack.decode(message.body, type=Progress)
+        self._awaited = progress.awaited
         if self.recorder is not None:
             self._record_spans(self.recorder, count, progress.spans)
         self._land(count)

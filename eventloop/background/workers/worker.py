@@ -27,6 +27,7 @@ from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
+from eventloop.util.functions import awaited_by
 
 ACK_SECONDS = 0.05
 """The seconds for which a finished delivery may stay unacknowledged while the next one runs."""
@@ -150,7 +151,7 @@ class Worker:
             )
             self._stopped = self._stop_on_error and not bad_events(error, len(messages))
         else:
-            self._acks.done(len(messages), began, perf_counter() - began)
+            self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
     def _say_begin(self, message: Frame, first: Event) -> None:
         owner = owner_of(self._target.fn)
@@ -201,12 +202,14 @@ class _Acks:
         self._news = threading.Event()
         self._finished = self._told = 0  # events of finished and of acknowledged deliveries
         self.recording = False
+        self._awaited = ""
         self._took: list[float] = []
         self._spans: list[tuple[float, float]] = []
 
-    def done(self, count: int, began: float, seconds: float) -> None:
-        """Note that a delivery of `count` events succeeded."""
+    def done(self, count: int, began: float, seconds: float, awaited: str) -> None:
+        """Note that a delivery of `count` events succeeded, and what the next one may wait for."""
         with self._lock:
+            self._awaited = awaited
             self._finished += count
             self._took.append(seconds)
             if self.recording:
@@ -244,7 +247,7 @@ class _Acks:
     def _tell(self) -> None:
         if self._told != self._finished:
             self._told = self._finished
-            progress = Progress(self._took, self._spans)
+            progress = Progress(self._took, self._spans, self._awaited)
             self._took, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 

@@ -1,0 +1,83 @@
+"""Declare the destinations of a replay other than a bus, which `eventloop.eventlog.replay` drives.
+
+Writers are such destinations; this package knows none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from eventloop.events import Event
+from eventloop.events.deferred import Timed
+from eventloop.events.run import Run
+
+
+@runtime_checkable
+class Sink(Protocol):
+    """A destination of a replay other than a bus, such as an `eventloop.writers.Writer`."""
+
+    @property
+    def events(self) -> tuple[str | type[Event], ...]:
+        """Return the events that the destination takes; "*" for every event."""
+
+    @property
+    def batch(self) -> bool | int:
+        """Return how events are passed: one by one to `write` if False, else in lists to `write_batch`.
+
+        A number is the largest length of a list; True sets no limit.
+        """
+
+    def open(self, run: Run) -> None:
+        """Prepare for a run; called before the first event."""
+
+    def write(self, event: Event) -> None:
+        """Write an event."""
+
+    def write_batch(self, events: list[Event]) -> None:
+        """Write several events, in order."""
+
+    def flush(self) -> None:
+        """Write the buffered events; called after the last event."""
+
+    def close(self) -> None:
+        """Release resources; called at the end, also after an error."""
+
+
+@runtime_checkable
+class TimedSink(Protocol):
+    """A destination that takes the times in the log."""
+
+    @property
+    def takes_times(self) -> bool:
+        """Whether it does; otherwise it is written to like any other."""
+
+    def write_timed(self, events: list[Timed]) -> None:
+        """Write events in order, each with the Unix time of its log record."""
+
+
+class Written(msgspec.Struct, frozen=True):
+    """The values that a destination was given, each with a name and a step that it has once."""
+
+    service: str
+    """The name of the destination in messages."""
+    new: int
+    """The number of values that it did not have before."""
+    known: int
+    """The number of values that it had before, and that were not written again."""
+
+    def __str__(self) -> str:
+        if not self.new and self.known:
+            return f"nothing new for {self.service}, which had all {self.known:,} values already"
+        had = f", which had {self.known:,} already" if self.known else ""
+        return f"{self.new:,} new value{'s' * (self.new != 1)} for {self.service}{had}"
+
+
+@runtime_checkable
+class CountingSink(Protocol):
+    """A destination that writes no value twice, and counts those that it had."""
+
+    @property
+    def written(self) -> Written:
+        """Return the values since `open`."""

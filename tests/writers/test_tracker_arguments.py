@@ -1,0 +1,37 @@
+"""Secrets in the messages of the writers of experiment trackers."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventloop.writers import CSVWriter, OpenTelemetryWriter
+from eventloop.writers.tracker_arguments import masked, set_options
+from tests.writers.otlp_collector import is_missing
+
+
+@pytest.mark.parametrize(
+    ("secret", "text", "expected"),
+    [
+        ("s3cr3t", "401 for as3cr3tb", "401 for a***b"),
+        ("k%2Fy0fme", "401 for k/y0fme and k%2Fy0fme", "401 for *** and ***"),
+        ("1", "http://127.0.0.1:1 answered 401, Errno 111", "http://127.0.0.1:1 answered 401, Errno 111"),
+        ("1", "sent x: 1 and x=1, not x=10 or 10: 11", "sent x: *** and x=***, not x=10 or 10: 11"),
+        ("pw.", "no route to http://me:pw.@host:80", "no route to http://me:***@host:80"),
+        ("", "401", "401"),
+    ],
+)
+def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected: str) -> None:
+    """A short one is replaced as the value of a name and as the password of a URL, a long one everywhere."""
+    assert masked(text, [secret]) == expected
+
+
+def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
+    """The options are the arguments that are texts, quoted for a shell."""
+    if is_missing("opentelemetry.proto"):
+        pytest.skip("opentelemetry-proto is not installed: pip install 'torch-eventloop[otlp]'")
+    writer = OpenTelemetryWriter("http://localhost:4318", headers={"key": "s3cr3t"}, service="my digits")
+
+    options = set_options(writer._made_with)
+
+    assert options == " --set endpoint=http://localhost:4318 --set 'service=my digits'"
+    assert set_options(CSVWriter()._made_with) == ""
