@@ -72,6 +72,10 @@ class ForeignCalls:
         """Add a row to the costs for calls that a bridge measures and adds to the phases itself."""
         self._calls[name, event] = _Call(timing, in_iteration)
 
+    def include(self, others: ForeignCalls) -> None:
+        """Add the rows of other calls."""
+        self._calls |= others._calls
+
     def costs(self, wall: float) -> list[HandlerCost]:
         """Return one record for each callback and event that was called.
 

@@ -162,13 +162,16 @@ class Slow(mmengine.hooks.Hook):  # type: ignore[misc]
 
 
 def test_each_hook_has_its_cost(tmp_path: Path) -> None:
-    """Every hook of the runner has a row in the costs, within 2 % of a clock of its own; its methods are put back."""
+    """Every hook of the runner has a row in the costs, with all the seconds of a clock of its own; its methods are put
+    back."""
     slow = Slow()
 
+    began = perf_counter()
     runner(tmp_path, slow, EventLoopHook(work_dir=tmp_path)).train()
+    wall = perf_counter() - began
 
     costs = {cost.name: cost for cost in read_costs(tmp_path).handlers}
-    assert costs["Slow.after_train_iter"].seconds == pytest.approx(slow.seconds, rel=0.02)
+    assert slow.seconds <= costs["Slow.after_train_iter"].seconds <= wall
     assert costs["Slow.after_train_iter"].in_iteration
     assert "CheckpointHook.after_train_epoch (mmengine)" in costs
     assert {"LoggerHook.after_train_iter", "LoggerHook.after_train_iter (mmengine)"} <= costs.keys()

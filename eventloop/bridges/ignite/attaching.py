@@ -17,6 +17,7 @@ from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
 from eventloop.optim.optimizers import Optimizers, check_optimizer
@@ -176,7 +177,6 @@ class Bridge:
         self.ride = ride
         self._engine, self._model, self._optimizer = engine, model, optimizer
         self._evaluators: list[Engine] = []
-        self._names = RowNames()
         engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
         engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
@@ -193,8 +193,11 @@ class Bridge:
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = self._engine
-            started = engine.add_event_handler(Events.STARTED, self._begin_run)
+            self._names, before = RowNames(), ForeignCalls(lambda phase, seconds: None)
             with ExitStack() as self._during:
+                if self.ride.measure:
+                    self._during.enter_context(self._measuring(engine, before, [Events.STARTED]))
+                started = engine.add_event_handler(Events.STARTED, self._begin_run, before)
                 self._during.callback(started.remove)
                 try:
                     state = run(*args, **kwargs)
@@ -208,7 +211,12 @@ class Bridge:
 
         return riding
 
-    def _begin_run(self, engine: Engine) -> None:
+    def _begin_run(self, engine: Engine, before: ForeignCalls) -> None:
+        """Begin a run.
+
+        Args:
+            before: the calls of other handlers of `STARTED`, which are measured before there is a trainer.
+        """
         state = engine.state
         trainer = self.ride.begin_run(
             self._model, native=engine, optimizer=self._optimizer,
@@ -218,10 +226,12 @@ class Bridge:
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))
         if self.ride.measure:
-            self._names = RowNames()
-            self._during.enter_context(self._measuring(engine, in_training=True))
+            calls = trainer.foreign_calls
+            calls.include(before)
+            others = [event for event in engine._event_handlers if event is not Events.STARTED]
+            self._during.enter_context(self._measuring(engine, calls, others))
             for evaluator in self._evaluators:
-                self._during.enter_context(self._measuring(evaluator, in_training=False))
+                self._during.enter_context(self._measuring(evaluator, calls))
 
     def _begin_epoch(self, engine: Engine) -> None:
         self._trainer.begin_epoch(engine.state.epoch_length)
@@ -251,7 +261,7 @@ class Bridge:
         else:
             evaluator.add_event_handler(Events.COMPLETED, partial(self._log, mode))
         if self.ride.measure and self._rides():
-            self._during.enter_context(self._measuring(evaluator, in_training=False))
+            self._during.enter_context(self._measuring(evaluator, self._trainer.foreign_calls))
 
     def _rides(self) -> bool:
         """Return whether the engine is running; its evaluators may also run before or after it."""
@@ -282,17 +292,20 @@ class Bridge:
                 self._engine.terminate()
 
     @contextmanager
-    def _measuring(self, engine: Engine, *, in_training: bool) -> Iterator[None]:
-        """Measure each handler that the engine has now, until the block ends.
+    def _measuring(
+        self, engine: Engine, calls: ForeignCalls, events: Sequence[Any] | None = None
+    ) -> Iterator[None]:
+        """Measure each handler that the engine has now for some events, or for all, until the block ends.
 
         ignite keeps handlers in a private table, and has no public way to wrap a handler in its place.
         """
-        kept = {event: list(handlers) for event, handlers in engine._event_handlers.items()}
+        chosen = list(engine._event_handlers) if events is None else events
+        kept = {event: list(engine._event_handlers[event]) for event in chosen}
         measured = {}
         for event, handlers in kept.items():
-            inside = in_training and getattr(event, "name", "") in IN_ITERATION
-            measured[event] = [(self._measured(fn, event, inside), *rest) for fn, *rest in handlers]
-        engine._event_handlers.update(measured)
+            inside = engine is self._engine and getattr(event, "name", "") in IN_ITERATION
+            measured[event] = [(self._measured(calls, fn, event, inside), *rest) for fn, *rest in handlers]
+        engine._event_handlers.update({event: list(handlers) for event, handlers in measured.items()})
         try:
             yield
         finally:
@@ -302,14 +315,15 @@ class Bridge:
                     before.get(id(h[0]), h) for h in engine._event_handlers[event]
                 ]
 
-    def _measured(self, fn: Callable[..., Any], event: Any, inside: bool) -> Callable[..., Any]:
+    def _measured(
+        self, calls: ForeignCalls, fn: Callable[..., Any], event: Any, inside: bool
+    ) -> Callable[..., Any]:
         parent = fn._parent() if hasattr(fn, "_parent") else fn
         owner = parent.func if isinstance(parent, partial) else parent
         if getattr(owner, "__self__", None) is self:
             return fn
-        call = self._trainer.foreign_calls.measured(
-            fn, self._row_name(parent, owner), str(event.value), in_iteration=inside
-        )
+        name = self._row_name(parent, owner)
+        call = calls.measured(fn, name, str(event.value), in_iteration=inside)
         call._parent = lambda: parent  # type: ignore[attr-defined]  # ignite finds a handler to remove by it
         return call
 
