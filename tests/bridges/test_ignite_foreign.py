@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 pytest.importorskip("ignite", reason="pytorch-ignite is not installed: pip install 'torch-eventloop[ignite]'")
 
+from ignite import handlers as ih
+from ignite.contrib import handlers as contrib  # where 0.4 has the loggers, and 0.5 has them too
 from ignite.engine import Engine, Events
 from ignite.handlers import (
     BasicTimeProfiler,
@@ -20,6 +26,8 @@ from ignite.handlers import (
     EarlyStopping,
     EMAHandler,
     FastaiLRFinder,
+    HandlersTimeProfiler,
+    ModelCheckpoint,
     PiecewiseLinear,
     TerminateOnNan,
     TimeLimit,
@@ -31,7 +39,8 @@ from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.ignite import attach
 from eventloop.bridges.ignite.foreign import evaluates
-from tests.support.trainers import batches, build_trainer, tiny_model
+from tests.support.class_tables import classes_named
+from tests.support.trainers import batches, build_trainer, samples, tiny_model
 
 Seen = list[Any]
 Attach = Callable[[Engine, torch.nn.Module, torch.optim.Optimizer, Seen, Path], object]
@@ -174,10 +183,143 @@ def checkpoint(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: P
     )
 
 
+def model_checkpoint(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+    where = folder / "saved"
+    saver = ModelCheckpoint(str(where), "best", score_function=lambda e: float(e.state.iteration), n_saved=2)
+    engine.add_event_handler(Events.EPOCH_COMPLETED, saver, {"model": model})
+    engine.add_event_handler(
+        Events.COMPLETED, lambda: seen.append(sorted(path.name for path in where.iterdir()))
+    )
+
+
+def epoch_outputs(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+    ih.EpochOutputStore().attach(engine, "losses")
+    engine.add_event_handler(
+        Events.EPOCH_COMPLETED, lambda e: seen.append([round(float(loss), 6) for loss in e.state.losses])
+    )
+
+
+def progress(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+    text = StringIO()
+    shown = {
+        "bar_format": "{desc} {n_fmt}/{total_fmt}{postfix}",
+        "file": text,
+        "mininterval": 0,
+        "miniters": 1,
+    }
+    contrib.ProgressBar(persist=True, **shown).attach(
+        engine, output_transform=lambda loss: {"loss": float(loss)}
+    )
+    contrib.ProgressBar(desc="epochs", **shown).attach(
+        engine, event_name=Events.EPOCH_COMPLETED, closing_event_name=Events.COMPLETED
+    )
+    engine.add_event_handler(Events.COMPLETED, lambda: seen.append(text.getvalue()))
+
+
+def tensorboard(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+    read = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    logger = contrib.TensorboardLogger(log_dir=str(folder / "board"))
+    logger.attach_output_handler(
+        engine, Events.ITERATION_COMPLETED(every=2), tag="train", output_transform=lambda loss: {"loss": loss}
+    )
+    logger.attach_opt_params_handler(engine, Events.EPOCH_STARTED, optimizer)
+
+    def note() -> None:
+        logger.close()
+        found = read.EventAccumulator(str(folder / "board")).Reload()
+        for name in ("train/loss", "lr/group_0"):
+            seen.append([(each.step, round(each.value, 5)) for each in found.Scalars(name)])
+
+    engine.add_event_handler(Events.COMPLETED, note)
+
+
+class Halves(ih.ParamScheduler):  # type: ignore[misc]
+    """A schedule of one's own for a parameter of the optimizer."""
+
+    def get_param(self) -> float:
+        return float(0.1 * 0.5 ** (self.event_index // 4))
+
+
+class Squares(ih.StateParamScheduler):  # type: ignore[misc]
+    """A schedule of one's own for a value in the engine's state."""
+
+    def get_param(self) -> float:
+        return float(self.event_index**2)
+
+
+def rates(make: Callable[[torch.optim.Optimizer], Any]) -> Attach:
+    """Return what attaches a scheduler of the learning rate, and notes the rate of each iteration."""
+
+    def attach(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+        engine.add_event_handler(Events.ITERATION_STARTED, make(optimizer))
+        engine.add_event_handler(
+            Events.ITERATION_COMPLETED, lambda: seen.append(round(optimizer.param_groups[0]["lr"], 8))
+        )
+
+    return attach
+
+
+def grouped(optimizer: torch.optim.Optimizer) -> Any:
+    parts = [PiecewiseLinear(optimizer, name, [(0, 0.1), (6, 0.02)]) for name in ("lr", "weight_decay")]
+    return ih.ParamGroupScheduler(parts, ["first", "second"])
+
+
+def joined(optimizer: torch.optim.Optimizer) -> Any:
+    parts = [
+        ih.LinearCyclicalScheduler(optimizer, "lr", 0.1, 0.5, 4),
+        ih.CosineAnnealingScheduler(optimizer, "lr", 0.5, 0.01, 6),
+    ]
+    return ih.ConcatScheduler(parts, durations=[5])
+
+
+def warmed(optimizer: torch.optim.Optimizer) -> Any:
+    after = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return ih.create_lr_scheduler_with_warmup(after, 0.0, warmup_duration=3, warmup_end_value=0.1)
+
+
+def plateau(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+    def worse(e: Engine) -> None:
+        e.state.metrics["score"] = float(e.state.epoch)
+
+    engine.add_event_handler(Events.EPOCH_COMPLETED, worse)
+    scheduler = ih.ReduceLROnPlateauScheduler(optimizer, metric_name="score", factor=0.5, patience=0)
+    engine.add_event_handler(Events.EPOCH_COMPLETED, scheduler)
+    engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: seen.append(optimizer.param_groups[0]["lr"]))
+
+
+def state_schedule(make: Callable[..., Any]) -> Attach:
+    """Return what attaches a scheduler of a value in the engine's state, and notes the value."""
+
+    def attach(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+        make(param_name="beta", create_new=True, save_history=True).attach(engine, Events.ITERATION_COMPLETED)
+        engine.add_event_handler(Events.COMPLETED, lambda e: seen.append(dict(e.state.param_history)))
+
+    return attach
+
+
+SCHEDULERS: dict[str, Attach] = {
+    "CosineAnnealingScheduler": rates(lambda optimizer: ih.CosineAnnealingScheduler(optimizer, "lr", 0.1, 0.01, 7)),
+    "LinearCyclicalScheduler": rates(lambda optimizer: ih.LinearCyclicalScheduler(optimizer, "lr", 0.1, 0.01, 7)),
+    "LRScheduler": rates(lambda optimizer: ih.LRScheduler(torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5))),
+    "ParamScheduler": rates(lambda optimizer: Halves(optimizer, "lr")), "StateParamScheduler": state_schedule(Squares),
+    "ConcatScheduler": rates(joined), "ParamGroupScheduler": rates(grouped),
+    "create_lr_scheduler_with_warmup": rates(warmed), "ReduceLROnPlateauScheduler": plateau,
+    "LambdaStateScheduler": state_schedule(partial(ih.LambdaStateScheduler, lambda_obj=lambda index: index * 0.5)),
+    "PiecewiseLinearStateScheduler": state_schedule(
+        partial(ih.PiecewiseLinearStateScheduler, milestones_values=[(2, 1.0), (8, 0.0)])
+    ),
+    "ExpStateScheduler": state_schedule(partial(ih.ExpStateScheduler, initial_value=1.0, gamma=0.9)),
+    "StepStateScheduler": state_schedule(partial(ih.StepStateScheduler, initial_value=1.0, gamma=0.5, step_size=3)),
+    "MultiStepStateScheduler": state_schedule(
+        partial(ih.MultiStepStateScheduler, initial_value=1.0, gamma=0.5, milestones=[2, 5])
+    ),
+}  # fmt: skip
 WORKS: dict[str, Attach] = {
     "counters": counters, "filters": filters, "a handler that is removed": removed, "RunningAverage": running_average,
     "EMAHandler": ema, "TerminateOnNan": terminate_on_nan, "EarlyStopping": early_stopping, "TimeLimit": time_limit,
     "Timer": timer, "PiecewiseLinear": schedule, "Checkpoint": checkpoint,
+    "ModelCheckpoint": model_checkpoint, "EpochOutputStore": epoch_outputs, "ProgressBar": progress,
+    "TensorboardLogger": tensorboard, **SCHEDULERS,
 }  # fmt: skip
 
 
@@ -244,6 +386,15 @@ def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="BasicTimeProfiler attaches its handlers when an engine runs"):
         Foreign(profiled)
     parts = {"model": tiny_model(), "optimizer": torch.optim.SGD(tiny_model().parameters(), lr=0.1)}
+    (own := Engine(never_run)).register_events("mine")
+    own.add_event_handler("mine", print)
+    with pytest.raises(ValueError, match="the engine has a handler of mine, which this trainer never has"):
+        Foreign(own)
+    HandlersTimeProfiler().attach(profiled := Engine(never_run))
+    with pytest.raises(
+        ValueError, match=r"HandlersTimeProfiler attaches its handlers .*has the time of each handler"
+    ):
+        Foreign(profiled)
     FastaiLRFinder().attach(finds := Engine(never_run), parts).__enter__()
     with pytest.raises(ValueError, match=r"FastaiLRFinder attaches its handlers .* trainer\.find_lr\(\)"):
         Foreign(finds)
@@ -252,6 +403,58 @@ def test_bad_arguments() -> None:
         Foreign(bridged)
     with pytest.raises(ValueError, match='mode must be "val" or "test", got \'train\''):
         evaluates(engine, "train")
+
+
+@pytest.mark.skipif(not hasattr(ih, "FBResearchLogger"), reason="this ignite has no FBResearchLogger")
+def test_a_logger_of_loading_times() -> None:
+    """FBResearchLogger, which measures the loading of batches by an engine, is refused by name."""
+    ih.FBResearchLogger(logging.getLogger("train")).attach(engine := Engine(never_run), "train")
+
+    with pytest.raises(
+        ValueError, match=r"FBResearchLogger measures how an engine loads batches, .*`eventloop report`"
+    ):
+        Foreign(engine)
+
+
+@pytest.mark.skipif(not hasattr(ih, "BatchSizeScheduler"), reason="this ignite has no BatchSizeScheduler")
+@pytest.mark.parametrize(
+    "event", [Events.EPOCH_STARTED, Events.EPOCH_STARTED(every=2)], ids=["every", "filtered"]
+)
+def test_a_schedule_of_batch_sizes(event: Any) -> None:
+    """BatchSizeScheduler is refused by name, because an epoch would have another number of iterations."""
+    loader = DataLoader(samples(8), batch_size=2)
+    ih.BatchSizeScheduler(loader, lambda index: 2 + index).attach(engine := Engine(never_run), event)
+
+    with pytest.raises(ValueError, match=r"BatchSizeScheduler changes the batches .* ends with its loader"):
+        Foreign(engine)
+
+
+@pytest.mark.parametrize("method", ["terminate_epoch", "interrupt"])
+def test_flags_without_an_effect(tmp_path: Path, method: str) -> None:
+    """A handler that ends an epoch alone, or interrupts the engine, is an error that names it."""
+
+    def ends(engine: Engine) -> None:
+        getattr(engine, method)()
+
+    engine = Engine(never_run)
+    engine.add_event_handler(Events.ITERATION_COMPLETED, ends)
+    trainer = build_trainer(tmp_path, hooks=[Foreign(engine)], writers=[])
+
+    with pytest.raises(
+        RuntimeError, match=rf"ends of an ignite engine called {method}\(\), which has no effect"
+    ):
+        trainer.train()
+    trainer.close()
+
+
+def test_every_class_is_in_a_table() -> None:
+    """Each handler class that ignite exports is in a table of the page, as one that works, is refused or not tried."""
+    exported = {
+        name for module in (ih, contrib) for name, value in vars(module).items()
+        if isinstance(value, type) and value.__module__.startswith(("ignite.handlers", "ignite.contrib"))
+    }  # fmt: skip
+
+    assert exported - classes_named("ignite.md") == set()
 
 
 def test_an_engine_among_the_hooks(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ pytest.importorskip(
 
 from lightning.pytorch import callbacks as pl_callbacks
 from lightning.pytorch.callbacks import (
+    BackboneFinetuning,
+    BaseFinetuning,
     Callback,
     DeviceStatsMonitor,
     EarlyStopping,
@@ -24,8 +26,10 @@ from lightning.pytorch.callbacks import (
     LearningRateMonitor,
     ModelPruning,
     ModelSummary,
+    ProgressBar,
     RichModelSummary,
     RichProgressBar,
+    SpikeDetection,
     Timer,
     TQDMProgressBar,
 )
@@ -33,10 +37,13 @@ from lightning.pytorch.callbacks import (
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.costs.records import read_costs
+from eventloop.util.errors import CheckpointError
+from tests.support.class_tables import classes_named
 from tests.support.lightning import Classifier, fit
 from tests.support.trainers import batches, tiny_model
 
 EMAWeightAveraging: Any = getattr(pl_callbacks, "EMAWeightAveraging", None)  # of Lightning 2.6
+WeightAveraging: Any = getattr(pl_callbacks, "WeightAveraging", None)
 averages = pytest.mark.skipif(EMAWeightAveraging is None, reason="this Lightning has no EMAWeightAveraging")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of much
@@ -194,13 +201,16 @@ def test_lambdas_are_called(run_with: RunWith) -> None:
 
 
 @averages
-def test_average_is_lightnings(run_with: RunWith, tmp_path: Path) -> None:
-    """EMAWeightAveraging ends with the weights that it has in Lightning's own trainer."""
+@pytest.mark.parametrize(
+    "make", [lambda: EMAWeightAveraging(decay=0.5), lambda: WeightAveraging()], ids=["EMA", "mean"]
+)
+def test_average_is_lightnings(run_with: RunWith, tmp_path: Path, make: Callable[[], Any]) -> None:
+    """EMAWeightAveraging and WeightAveraging end with the weights that they have in Lightning's own trainer."""
     native, here = Classifier(), Classifier()
     native.model[2].p = here.model[2].p = 0.0
 
-    fit(tmp_path, EMAWeightAveraging(decay=0.5), model=native)
-    run_with(EMAWeightAveraging(decay=0.5), model=here.model)
+    fit(tmp_path, make(), model=native)
+    run_with(make(), model=here.model)
 
     assert all(torch.equal(a, b) for a, b in zip(native.parameters(), here.parameters(), strict=True))
 
@@ -255,6 +265,203 @@ def test_callbacks_that_print(
     assert words in printed.out + printed.err + caplog.text
 
 
+# --- callbacks that change the optimizer or end the run ----------------------------------------------------
+
+
+class TwoParts(nn.Module):
+    """A model with the backbone that BackboneFinetuning needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers: Any = tiny_model()
+        self.backbone, self.head = layers[0], layers[3]
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(F.relu(self.backbone(inputs)))
+        return out
+
+
+class TwoPartsNatively(Classifier):
+    """The same model as a LightningModule, which first trains its head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        parts = TwoParts()
+        del self.model
+        self.backbone, self.head = parts.backbone, parts.head
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return TwoParts.forward(cast(Any, self), inputs)
+
+    def configure_optimizers(self) -> Any:
+        return head_alone(self)
+
+
+def head_alone(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9)
+
+
+class Unfreezes(BaseFinetuning):  # type: ignore[misc]
+    """A finetuning of one's own."""
+
+    def freeze_before_training(self, pl_module: Any) -> None:
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer, lr=0.02)
+
+
+def backbone() -> Any:
+    return BackboneFinetuning(unfreeze_backbone_at_epoch=1, lambda_func=lambda epoch: 1.5)
+
+
+@pytest.mark.parametrize("make", [backbone, Unfreezes], ids=["BackboneFinetuning", "BaseFinetuning"])
+def test_finetuning_is_lightnings(run_with: RunWith, tmp_path: Path, make: Callable[[], Any]) -> None:
+    """A finetuning ends with the weights, and the rates of each group, that it has in Lightning's own trainer."""
+    native, here = TwoPartsNatively(), TwoParts()
+    start = here.backbone.weight.clone()
+    optimizer = head_alone(here)
+
+    theirs = fit(tmp_path, make(), model=native, max_epochs=4)
+    run_with(make(), model=here, optimizer=optimizer, max_epochs=4)
+
+    assert all(torch.equal(a, b) for a, b in zip(native.parameters(), here.parameters(), strict=True))
+    assert not torch.equal(here.backbone.weight, start)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == [group["lr"] for group in theirs.optimizers[0].param_groups]
+    assert len(rates) == 2
+
+
+class UnfreezesLate(Unfreezes):
+    """A finetuning that unfreezes after three epochs."""
+
+    def finetune_function(self, pl_module: Any, epoch: int, optimizer: Any) -> None:
+        super().finetune_function(pl_module, epoch - 2, optimizer)
+
+
+def test_a_resume_before_the_unfreezing(run_with: RunWith, tmp_path: Path) -> None:
+    """A run resumed before its unfreezing ends as the uninterrupted one, with the rates of its schedule."""
+
+    def run(epochs: int, folder: str, resumes: bool = False) -> tuple[TwoParts, list[float]]:
+        model = TwoParts()
+        optimizer = head_alone(model)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        trainer = run_with(
+            UnfreezesLate(), model=model, optimizer=optimizer, schedulers=[schedule], max_epochs=epochs, train=False,
+            work_dir=tmp_path / folder,
+        )  # fmt: skip
+        if resumes:
+            trainer.resume("auto")
+        trainer.train()
+        return model, [group["lr"] for group in optimizer.param_groups]
+
+    whole, rates = run(5, "whole")
+    run(2, "parts")
+    resumed, found = run(5, "parts", resumes=True)
+
+    assert found == rates
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), resumed.parameters(), strict=True))
+
+
+def test_a_resume_after_the_unfreezing(run_with: RunWith) -> None:
+    """A checkpoint with the group that a finetuning added is refused by an optimizer without it."""
+    first, second = TwoParts(), TwoParts()
+    run_with(Unfreezes(), model=first, optimizer=head_alone(first))
+
+    trainer = run_with(Unfreezes(), model=second, optimizer=head_alone(second), max_epochs=3, train=False)
+
+    with pytest.raises(
+        CheckpointError, match=r"its parameter groups have \[2, 2\] parameters, the trainer's \[2\]"
+    ):
+        trainer.resume("auto")
+
+
+def spiking(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A loss that is a hundred times as large in the seventh iteration."""
+    count = 0
+
+    def loss(scores: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        nonlocal count
+        count += model.training
+        return F.cross_entropy(scores, target) * (100 if count == 7 else 1)
+
+    return loss
+
+
+class Spiking(Classifier):
+    """The classifier with that loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loss = spiking(self.model)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.loss(self(batch[0]), batch[1])
+
+
+def test_a_spike_ends_the_run(run_with: RunWith, tmp_path: Path) -> None:
+    """SpikeDetection raises its error and writes the batches to skip, as in Lightning's own trainer."""
+    native, here, model = SpikeDetection(window=2), SpikeDetection(window=2), tiny_model()
+
+    with pytest.raises(RuntimeError, match="Training spike detected in batch 2"):
+        fit(tmp_path / "native", native, model=Spiking())
+    with pytest.raises(RuntimeError, match="Training spike detected in batch 2"):
+        run_with(here, model=model, loss_fn=spiking(model))
+
+    skipped = [(tmp_path / name / "skip_batches.json").read_text() for name in ("native", "run")]
+    assert skipped[0] == skipped[1]
+    assert here.bad_batches == native.bad_batches == [1, 2]
+
+
+def test_a_resume_without_the_state_of_a_spike(run_with: RunWith) -> None:
+    """A run with SpikeDetection, whose state Lightning itself cannot load, is resumed under another name."""
+    run_with(SpikeDetection())
+    model = tiny_model()
+    trainer = Trainer(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_fn=F.cross_entropy,
+        train_loader=batches(4), val_loader=batches(2), max_epochs=3, writers=[],
+        work_dir=run_with(train=False).work_dir, hooks=[Foreign(SpikeDetection(), name="another")],
+    )  # fmt: skip
+
+    trainer.resume("auto")
+    trainer.train()
+
+    assert trainer.epoch == 3
+
+
+def test_a_spike_of_one_rank(run_with: RunWith, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SpikeDetection is refused in a run of several processes, where each rank would decide alone."""
+    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (0, 2))
+
+    with pytest.raises(
+        ValueError, match=r"SpikeDetection of Lightning needs a run of one process, got one of 2"
+    ):
+        run_with(SpikeDetection(), train=False)
+
+
+class OwnBar(ProgressBar):  # type: ignore[misc]
+    """A progress bar that notes what it would show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+        self.seen.append((self.total_train_batches, self.total_val_batches, self.train_description))
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_bar_of_ones_own(run_with: RunWith, tmp_path: Path, validates: bool) -> None:
+    """A subclass of ProgressBar gets the totals that it gets in Lightning's own trainer."""
+    native, here = OwnBar(), OwnBar()
+
+    fit(tmp_path, native, enable_progress_bar=True, validates=validates)
+    run_with(here, val_loader=batches(2) if validates else None)
+
+    assert here.seen == native.seen
+
+
 def test_states_are_in_checkpoints(run_with: RunWith) -> None:
     """A resumed run goes on with the state of a callback."""
     first = EarlyStopping("loss", patience=3, min_delta=9.0)
@@ -293,6 +500,8 @@ def test_an_error_is_told(run_with: RunWith) -> None:
     (lambda: pl_callbacks.LearningRateFinder(), "LearningRateFinder needs Lightning's own loop"),
     (lambda: pl_callbacks.BatchSizeFinder(), "BatchSizeFinder needs Lightning's own loop"),
     (lambda: pl_callbacks.StochasticWeightAveraging(0.1), "use hooks=.EMAHook"),
+    (lambda: pl_callbacks.BasePredictionWriter(), r"BasePredictionWriter needs Lightning's own loop.*use trainer.predict"),
+    (lambda: pl_callbacks.Checkpoint(), "Checkpoint needs Lightning's own loop"),
     (lambda: pl_callbacks.ModelCheckpoint(), "ModelCheckpoint needs Lightning's own loop.*use hooks=.CheckpointHook"),
     (lambda: pl_callbacks.OnExceptionCheckpoint("."), "OnExceptionCheckpoint needs Lightning's own loop"),
     (lambda: pl_callbacks.ThroughputMonitor(len), "ThroughputMonitor needs Lightning's own loop"),
@@ -316,3 +525,8 @@ def test_a_name_that_is_no_text() -> None:
     """The name of a callback's state is a str."""
     with pytest.raises(TypeError, match=r"name must be a str, .* got 3"):
         Foreign(LambdaCallback(), name=cast(Any, 3))
+
+
+def test_every_class_is_in_a_table() -> None:
+    """Each callback class that Lightning exports is in a table of the page, as one that works or is refused."""
+    assert set(pl_callbacks.__all__) - classes_named("lightning.md") == set()

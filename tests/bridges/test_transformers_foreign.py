@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ WHY = "transformers or accelerate is not installed: pip install 'torch-eventloop
 pytest.importorskip("transformers", reason=WHY)
 pytest.importorskip("accelerate", reason=WHY)
 
+import transformers
 from transformers import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
@@ -26,6 +31,7 @@ from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.transformers import EventLoopCallback
 from eventloop.hooks import CheckpointHook, GradientCumulativeOptimizerHook
+from tests.support.class_tables import classes_named
 from tests.support.trainers import MakeTrainer, batches
 from tests.support.transformers_host import host, rows
 
@@ -101,10 +107,7 @@ def test_calls_are_those_of_the_host(make_trainer: MakeTrainer, tmp_path: Path, 
         hooks=[Foreign(Notes(ours)), GradientCumulativeOptimizerHook(cumulative_iters=accumulation)],
     ).train()  # fmt: skip
 
-    def without_limit(seen: Seen) -> Seen:  # ours counts batches, not updates
-        return [each[:3] for each in seen]
-
-    assert without_limit(ours) == without_limit(theirs)
+    assert ours == theirs
 
 
 @pytest.mark.parametrize("patience", [1, 2])
@@ -198,6 +201,97 @@ def test_progress_and_printer(make_trainer: MakeTrainer, capsys: pytest.CaptureF
     assert out.count("'loss'") == 8  # of both
 
 
+def test_progress_counts_updates(make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where gradients accumulate, ProgressCallback counts to the last update, as in Transformers."""
+    make_trainer(
+        train_loader=batches(4), max_epochs=2,
+        hooks=[Foreign(ProgressCallback()), GradientCumulativeOptimizerHook(cumulative_iters=2)],
+    ).train()  # fmt: skip
+
+    assert "4/4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("validates", [True, False])
+def test_notebook_table(make_trainer: MakeTrainer, tmp_path: Path, validates: bool) -> None:
+    """NotebookProgressCallback has the rows and the bar that it has in Transformers."""
+    pytest.importorskip("IPython", reason="NotebookProgressCallback needs IPython, which is not installed")
+    from transformers.utils.notebook import NotebookProgressCallback
+
+    class Noted(NotebookProgressCallback):
+        def on_train_end(self, *arguments: Any, **others: Any) -> None:
+            tracker = self.training_tracker
+            self.seen = (
+                [row[0] for row in tracker.inner_table],
+                tracker.inner_table[0][:2],
+                tracker.value,
+                tracker.total,
+            )
+            super().on_train_end(*arguments, **others)
+
+    theirs, ours = Noted(), Noted()
+    given: dict[str, Any] = {"eval_strategy": "epoch", "eval_dataset": rows(4)} if validates else {}
+    host(tmp_path, theirs, per_device_train_batch_size=4, **given).train()
+
+    make_trainer(
+        train_loader=batches(4), val_loader=batches(1) if validates else None, max_epochs=2,
+        hooks=[Foreign(ours)], default_hooks={"logger": {"interval": 2}},
+    ).train()  # fmt: skip
+
+    assert ours.seen == theirs.seen
+    assert len(ours.seen[0]) == (3 if validates else 5)
+
+
+def test_dvclive(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """DVCLiveCallback writes losses and metrics with the steps that they have in Transformers."""
+    dvclive = pytest.importorskip("dvclive", reason="DVCLiveCallback needs dvclive, which is not installed")
+    from transformers.integrations import DVCLiveCallback
+
+    def callback(name: str) -> Any:
+        return DVCLiveCallback(dvclive.Live(str(tmp_path / name), save_dvc_exp=False, dvcyaml=None))
+
+    host(
+        tmp_path,
+        callback("theirs"),
+        eval_strategy="epoch",
+        eval_dataset=rows(4),
+        per_device_train_batch_size=4,
+    ).train()
+    make_trainer(
+        train_loader=batches(4), val_loader=batches(1), max_epochs=2, hooks=[Foreign(callback("ours"))],
+        default_hooks={"logger": {"interval": 2}},
+    ).train()  # fmt: skip
+
+    for file in ("loss.tsv", "eval/loss.tsv"):
+        theirs, ours = (
+            [line.split()[0] for line in (tmp_path / name / "plots/metrics" / file).read_text().splitlines()]
+            for name in ("theirs", "ours")
+        )
+        assert ours == theirs
+        assert len(ours) > 2
+
+
+def test_codecarbon(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CodeCarbonCallback makes, starts and stops its tracker, which asks the network where it is, once each."""
+    utils: Any = import_module("transformers.integrations.integration_utils")
+    calls: list[Any] = []
+
+    def tracker(output_dir: str) -> Any:
+        calls.append(output_dir)
+        return SimpleNamespace(start=lambda: calls.append("start"), stop=lambda: calls.append("stop"))
+
+    monkeypatch.setattr(utils, "is_codecarbon_available", lambda: True)
+    monkeypatch.setitem(sys.modules, "codecarbon", SimpleNamespace(EmissionsTracker=tracker))
+    host(tmp_path, utils.CodeCarbonCallback()).train()
+    theirs = calls.copy()
+    calls.clear()
+
+    make_trainer(
+        train_loader=batches(2), max_epochs=1, hooks=[Foreign(utils.CodeCarbonCallback())], work_dir=tmp_path
+    ).train()
+
+    assert calls == theirs == [str(tmp_path), "start", "stop"]
+
+
 def test_tensorboard(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """TensorBoardCallback writes the losses with their steps."""
     pytest.importorskip("tensorboard")
@@ -268,6 +362,10 @@ class Pushes(TrainerCallback):
     ("build", "error", "words"),
     [
         (DefaultFlowCallback, ValueError, "DefaultFlowCallback needs the loop of Transformers, and would have no effect here: use val"),
+        (
+            lambda: import_module("transformers.trainer_jit_checkpoint").JITCheckpointCallback(), ValueError,
+            "JITCheckpointCallback needs the loop of Transformers, .*: use this trainer, which saves at SIGTERM",
+        ),
         (EventLoopCallback, ValueError, "EventLoopCallback needs the loop of Transformers"),
         (Pushes, ValueError, "Pushes defines on_push_begin, which would never be called"),
         (TrainerControl, TypeError, "Foreign takes a callback of Transformers, got TrainerControl, which does not"),
@@ -296,3 +394,15 @@ def test_early_stopping_needs_a_validation(
         return
     with pytest.raises(ValueError, match=words):
         make_trainer(**options, **changes)
+
+
+def test_every_class_is_in_a_table() -> None:
+    """Each callback class in Transformers' source is in a table of the page, as one that works, is refused or not tried."""
+    package = Path(transformers.__file__).parent
+    found = {
+        name for folder in (package, package / "integrations", package / "utils") for file in folder.glob("*.py")
+        for name in re.findall(r"^class (\w+Callback)\b", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    }  # fmt: skip
+
+    assert "TensorBoardCallback" in found
+    assert found - classes_named("transformers.md") == set()

@@ -46,15 +46,19 @@ EVALUATION = {
     Events.COMPLETED: "after_{}",
 }
 """The same mapping for an engine that evaluates; `{}` stands for the mode, "val" or "test"."""
+_LATE = "attaches its handlers when an engine runs"  # which the engine never does here
 REFUSED = {
-    "BasicTimeProfiler": "`eventloop report` has the times of the phases",
-    "HandlersTimeProfiler": "`eventloop report` has the time of each handler",
-    "FastaiLRFinder": "trainer.find_lr() makes the same test",
+    "BasicTimeProfiler": f"{_LATE}: `eventloop report` has the times of the phases",
+    "HandlersTimeProfiler": f"{_LATE}: `eventloop report` has the time of each handler",
+    "FastaiLRFinder": f"{_LATE}: trainer.find_lr() makes the same test",
+    "FBResearchLogger": "measures how an engine loads batches, and this trainer loads them itself: "
+    "`eventloop report` has that time, and ConsoleWriter prints the numbers",
+    "BatchSizeScheduler": "changes the batches of an epoch that keeps its number of iterations, and an epoch "
+    "of this trainer ends with its loader: give the loader a batch_sampler of your own",
 }
-"""The handlers of ignite that would have no effect in our trainer, with their substitutes.
-
-They attach further handlers when an engine runs, and the engine never runs here.
-"""
+"""The handlers of ignite that would have no effect in our trainer or another one, with the substitutes."""
+UNHEARD = {"should_terminate_single_epoch": "terminate_epoch()", "should_interrupt": "interrupt()"}
+"""The flags of an engine that have no effect in our trainer, with the methods that set them."""
 _MODE = "_eventloop_mode"
 
 
@@ -96,9 +100,10 @@ def check(callback: Any) -> None:
             "without one, and the hooks and writers to this Trainer"
         )
     for fn, *_ in (entry for handlers in callback._event_handlers.values() for entry in handlers):
-        owner = type(getattr(_parent(fn), "__self__", None)).__name__
-        if owner in REFUSED:
-            raise ValueError(f"{owner} attaches its handlers when an engine runs: {REFUSED[owner]}")
+        parent = _parent(fn)
+        for cls in type(getattr(parent, "__self__", parent)).__mro__:
+            if cls.__name__ in REFUSED:
+                raise ValueError(f"{cls.__name__} {REFUSED[cls.__name__]}")
     if unknown := [
         event
         for event, handlers in callback._event_handlers.items()
@@ -157,6 +162,12 @@ class _Engines:
             extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
             first = (engine,) if args and isinstance(args[0], ref) else ()
             fn(*first, *extra, *args[len(first) :], **kwargs)
+            for flag, method in UNHEARD.items():
+                if getattr(engine, flag, False):
+                    raise RuntimeError(
+                        f"{handler_name(parent)} of an ignite engine called {method}, which has no effect "
+                        "here: use engine.terminate(), which stops this trainer"
+                    )
             if engine.should_terminate:
                 engine.should_terminate = False
                 trainer.stop(f"{handler_name(parent)} of an ignite engine called terminate()")

@@ -62,8 +62,15 @@ def build(trainer: Any, callbacks: Sequence[Any]) -> OwnTrainer:
     """Return a Lightning trainer that is never run, for the callbacks of our trainer.
 
     Raises:
-        ValueError: the callbacks come from both of Lightning's packages.
+        ValueError: the callbacks come from both of Lightning's packages, or need a run of one process.
     """
+    if trainer.world_size > 1 and any(
+        cls.__name__ == "SpikeDetection" for each in callbacks for cls in type(each).__mro__
+    ):
+        raise ValueError(
+            f"SpikeDetection of Lightning needs a run of one process, got one of {trainer.world_size}: each "
+            "rank would decide alone, and Lightning decides for all ranks"
+        )
     packages = sorted({package_of(each) for each in callbacks})
     if len(packages) > 1:
         raise ValueError(

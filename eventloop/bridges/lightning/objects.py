@@ -25,6 +25,9 @@ def make_module(pl: Any, model: torch.nn.Module) -> Any:
         def forward(self, *args: Any, **kwargs: Any) -> Any:
             return model(*args, **kwargs)
 
+        def validation_step(self) -> None:
+            """Do nothing; Lightning counts the batches of validations only for a module with this method."""
+
     Shared.__name__ = Shared.__qualname__ = type(model).__name__
     shared = Shared()
     for parts in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
@@ -66,6 +69,7 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
             logger=make_logger(pl, trainer), callbacks=list(callbacks), enable_checkpointing=False,
             enable_progress_bar=bar, enable_model_summary=False, use_distributed_sampler=False,
             check_val_every_n_epoch=1 if validates_every_epoch(trainer) else 2, log_every_n_steps=10,
+            limit_val_batches=0 if trainer.val_loader is None else 1.0,
             strategy=pl.strategies.SingleDeviceStrategy(str(device)), default_root_dir=str(trainer.work_dir),
             accelerator="cuda" if device.type == "cuda" else "cpu", devices=1,
         )  # fmt: skip

@@ -13,7 +13,8 @@ from mmengine.runner import EpochBasedTrainLoop, IterBasedTrainLoop, Runner, Val
 from mmengine.runner import get_priority as theirs
 
 from eventloop.bridges.foreign import ForeignCall
-from eventloop.checkpoint.weights import unwrap
+from eventloop.checkpoint.weights import OWN, unwrap
+from eventloop.data.plain_values import plain
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.optim.optimizers import named_optimizers
 
@@ -25,8 +26,13 @@ REFUSED = {
     "RuntimeInfoHook": "this trainer collects losses and learning rates itself",
     "EventLoopHook": "give its hooks and writers to this Trainer",
     "PrepareTTAHook": "it replaces the model of a test runner; wrap the model yourself",
+    "NaiveVisualizationHook": "it reads batches of a form that MMEngine no longer makes; log images by "
+    "trainer.metrics.put_image",
+    "NPUProfilerHook": "this trainer runs on no NPU; ProfilerHook profiles the CPU and CUDA",
 }
 """The hooks that control the loop of a runner, and so would do nothing here, with the substitutes."""
+KEPT = ("best_", "keep_ckpt_ids", "last_ckpt")
+"""The beginnings of the names under which a CheckpointHook keeps its state in the message hub."""
 OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
 
 
@@ -48,8 +54,8 @@ def check(callback: Any) -> None:
 
 
 def stateful(callback: Any) -> bool:
-    """Return False, because hooks of MMEngine have no state of their own."""
-    return False
+    """Return whether it is a CheckpointHook; other hooks of MMEngine have no state of their own."""
+    return isinstance(callback, mmengine.hooks.CheckpointHook)
 
 
 def build(trainer: Any, callbacks: Sequence[Any]) -> _Driver:
@@ -63,6 +69,7 @@ class _Driver:
     def __init__(self, trainer: Any, hooks: Sequence[Any]) -> None:
         self._trainer = ref(trainer)
         self._runner = _runner(trainer)
+        self._begun: dict[int, int] = {}  # by hook, the load before which its `before_run` was called
         for hook in hooks:
             self._runner.register_hook(hook)
 
@@ -73,19 +80,52 @@ class _Driver:
     def calls(self, callback: Any) -> Iterable[ForeignCall]:
         """Yield a subscription for each method that the hook's class overrides."""
         priority = int(theirs(callback.priority))
+        if stateful(callback):
+            priority -= 1  # before our CheckpointHook, also VERY_LOW, which saves the state
         for stage in callback.get_triggered_stages():
-            yield ForeignCall(stage, (stage,), self._calling(getattr(callback, stage), stage), priority)
+            if stage == "after_load_checkpoint":
+                yield ForeignCall(stage, (stage,), self._loading(callback), priority)
+            else:
+                yield ForeignCall(stage, (stage,), self._calling(getattr(callback, stage), stage), priority)
+
+    def _loading(self, hook: Any) -> Callable[[Any, Any], object]:
+        """Return the handler that gives a checkpoint to a hook, after `before_run` as in MMEngine.
+
+        A hook that swaps an average and the own weights does so for a resume alone. `load_checkpoint` still
+        loads the weights that the checkpoint holds as `state_dict`.
+        """
+
+        def load(trainer: Any, event: Any) -> None:
+            hook.before_run(self._runner)
+            self._begun[id(hook)] = trainer.state.loads + 1
+            given = {
+                key: dict(value) if isinstance(value, Mapping) else value
+                for key, value in trainer.checkpoint.items()
+            }
+            given["state_dict"] = dict(given.get(OWN, given["state_dict"]))
+            self._runner._resume = True
+            hook.after_load_checkpoint(self._runner, given)
+            trainer.checkpoint[OWN] = given["state_dict"]
+
+        return load
 
     def _calling(self, method: Callable[..., Any], stage: str) -> Callable[[Any, Any], object]:
+        hook = method.__self__  # type: ignore[attr-defined]
+
         def call(trainer: Any, event: Any) -> None:
             runner = self._runner
-            runner._train_loop._iter, runner._train_loop._epoch = event.iter, event.epoch
+            if stage == "before_run" and self._begun.pop(id(hook), None) == trainer.state.loads:
+                return  # called before the checkpoint was loaded
+            runner._train_loop._iter = event.iter
+            runner._train_loop._epoch = (
+                event.epoch if trainer.by_epoch else 0
+            )  # a loop by iterations counts none
             logged = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
             method(runner, **_arguments(trainer, event, stage))
             self._forward(trainer, logged)
             if runner._train_loop.stop_training:
                 runner._train_loop.stop_training = False
-                trainer.stop(f"{type(method.__self__).__name__} of MMEngine set stop_training")  # type: ignore[attr-defined]
+                trainer.stop(f"{type(hook).__name__} of MMEngine set stop_training")
 
         return call
 
@@ -96,21 +136,32 @@ class _Driver:
                 trainer.metrics.put_scalar(name.partition("/")[2] or name, float(buffer.current()))
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return {}, because hooks of MMEngine have no state."""
-        return {}
+        """Return what a CheckpointHook keeps in the message hub: its best score, and the files to delete."""
+        kept = {key: value for key, value in self._info.items() if key.startswith(KEPT)}
+        return dict(plain(kept, type(callback).__name__))
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Do nothing, because hooks of MMEngine have no state."""
+        """Put that into the message hub, where the hook reads it when the training begins."""
+        for key in [key for key in self._info if key.startswith(KEPT)]:
+            del self._info[key]
+        self._info.update(state)
+
+    @property
+    def _info(self) -> dict[str, Any]:
+        info: dict[str, Any] = self._runner.message_hub.runtime_info
+        return info
 
 
 def _arguments(trainer: Any, event: Any, stage: str) -> dict[str, Any]:
     """Return the arguments that a hook of MMEngine gets at a stage, besides the runner."""
     if stage.endswith("_iter"):
-        arguments = {"batch_idx": event.batch_idx, "data_batch": trainer.batch}
+        continues = stage.endswith("_train_iter") and not trainer.by_epoch  # one pass in MMEngine
+        index = event.iter if continues else event.batch_idx
+        arguments = {"batch_idx": index, "data_batch": trainer.batch}
         return arguments | {"outputs": trainer.outputs} if stage in OUTPUTS else arguments
     if stage in ("after_val_epoch", "after_test_epoch"):
         return {"metrics": dict(event.metrics)}
-    if stage in ("before_save_checkpoint", "after_load_checkpoint"):
+    if stage == "before_save_checkpoint":
         return {"checkpoint": trainer.checkpoint}
     return {}
 

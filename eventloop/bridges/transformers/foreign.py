@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 import torch
@@ -138,7 +139,7 @@ class OwnTrainer:
         state = self.state
         self.control = TrainerControl()
         self._every_iteration = not any("optimizer" in hook.runs_phases for hook in trainer.hooks)
-        state.max_steps = trainer.max_iters or 0
+        state.max_steps = ceil((trainer.max_iters or 0) / self.args.gradient_accumulation_steps)
         state.logging_steps = self.args.logging_steps
         self._opens = True
         if self._every_iteration:
@@ -295,11 +296,13 @@ def _arguments(trainer: Any) -> TrainingArguments:
             greater = hook.best_metrics.rule_of(metric) == "greater"
             break
     device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
+    accumulates = max((getattr(hook, "_cumulative_iters", 1) for hook in trainer.hooks), default=1)
     arguments = TrainingArguments(
         str(trainer.work_dir), num_train_epochs=trainer.max_epochs or 1,
         max_steps=-1 if trainer.by_epoch else trainer.max_iters, logging_strategy="steps", save_strategy="no",
         eval_strategy="no" if trainer.val_loader is None else "epoch" if trainer.by_epoch else "steps",
         eval_steps=1, report_to=[], use_cpu=device.type == "cpu",
+        gradient_accumulation_steps=accumulates,
     )  # fmt: skip
     arguments.metric_for_best_model, arguments.greater_is_better = metric, greater
     return arguments
