@@ -241,10 +241,12 @@ def test_notebook_table(make_trainer: MakeTrainer, tmp_path: Path, validates: bo
     assert len(ours.seen[0]) == (3 if validates else 5)
 
 
-def test_dvclive(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+def test_dvclive(make_trainer: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DVCLiveCallback writes losses and metrics with the steps that they have in Transformers."""
     dvclive = pytest.importorskip("dvclive", reason="DVCLiveCallback needs dvclive, which is not installed")
     from transformers.integrations import DVCLiveCallback
+
+    monkeypatch.chdir(tmp_path)  # dvclive writes settings into the repository of the current directory
 
     def callback(name: str) -> Any:
         return DVCLiveCallback(dvclive.Live(str(tmp_path / name), save_dvc_exp=False, dvcyaml=None))

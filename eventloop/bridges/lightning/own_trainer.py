@@ -134,9 +134,7 @@ class OwnTrainer:
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
         """Load the state of a callback."""
         callback.load_state_dict(dict(state))
-        if hasattr(
-            callback, "_restarting"
-        ):  # a finetuning would replace the groups that we restore by old ones
+        if hasattr(callback, "_restarting"):  # then it would replace the groups that we restore by old ones
             callback._restarting = False
 
 

@@ -116,15 +116,16 @@ class _Driver:
             runner = self._runner
             if stage == "before_run" and self._begun.pop(id(hook), None) == trainer.state.loads:
                 return  # called before the checkpoint was loaded
-            runner._train_loop._iter = event.iter
-            runner._train_loop._epoch = (
-                event.epoch if trainer.by_epoch else 0
-            )  # a loop by iterations counts none
+            loop = runner._train_loop
+            loop._iter, loop._epoch = (
+                event.iter,
+                event.epoch if trainer.by_epoch else 0,
+            )  # else it counts none
             logged = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
             method(runner, **_arguments(trainer, event, stage))
             self._forward(trainer, logged)
-            if runner._train_loop.stop_training:
-                runner._train_loop.stop_training = False
+            if loop.stop_training:
+                loop.stop_training = False
                 trainer.stop(f"{type(hook).__name__} of MMEngine set stop_training")
 
         return call
