@@ -416,12 +416,12 @@ def test_a_spike_ends_the_run(run_with: RunWith, tmp_path: Path) -> None:
 
 def test_a_resume_without_the_state_of_a_spike(run_with: RunWith) -> None:
     """A run with SpikeDetection, whose state Lightning itself cannot load, is resumed under another name."""
-    run_with(SpikeDetection())
+    run_with(SpikeDetection(warmup=100))
     model = tiny_model()
     trainer = Trainer(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), loss_fn=F.cross_entropy,
         train_loader=batches(4), val_loader=batches(2), max_epochs=3, writers=[],
-        work_dir=run_with(train=False).work_dir, hooks=[Foreign(SpikeDetection(), name="another")],
+        work_dir=run_with(train=False).work_dir, hooks=[Foreign(SpikeDetection(warmup=100), name="another")],
     )  # fmt: skip
 
     trainer.resume("auto")
