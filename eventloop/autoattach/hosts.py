@@ -28,6 +28,8 @@ NO_ENTRY_POINT = (
     "Lightning starts the script again for each rank, and finds no entry point of eventloop there: install "
     "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
 )
+LIGHTNING_ATTRIBUTE = "_eventloop_callback"
+"""The attribute of a Lightning trainer with the callback for its runs."""
 
 
 def any_installed() -> bool:
@@ -40,8 +42,8 @@ def attached(attacher: Attacher) -> Iterator[None]:
     """Attach a bridge to each trainer that is created within the block, once its engine is imported."""
     with ExitStack() as changes:
         where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
-            "lightning.pytorch.trainer.connectors.callback_connector": _lightning,
-            "pytorch_lightning.trainer.connectors.callback_connector": _lightning,
+            "lightning.pytorch.trainer.call": _lightning,
+            "pytorch_lightning.trainer.call": _lightning,
             "transformers.trainer": _transformers,
             "ignite.engine": _ignite,
             "mmengine.runner": _mmengine,
@@ -68,23 +70,47 @@ def lightning_callback(attacher: Attacher) -> Any:
 
 
 def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add our callback to the callbacks of each Lightning trainer, before its checkpoint callbacks."""
-    connector_class = module._CallbackConnector
-    configure = connector_class.on_trainer_init
+    """Wrap the function that makes each run of Lightning trainers, to attach our callback for the run."""
+    handle = module._call_and_handle_interrupt
 
-    @wraps(configure)
-    def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
-        configure(connector, *args, **kwargs)
-        trainer = connector.trainer
-        bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
-        if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-            attacher.kept.add("Lightning")
-        elif _starts_ranks(trainer) and not _has_entry_point():
-            attacher.problems["Lightning"] = NO_ENTRY_POINT
-        elif (callback := lightning_callback(attacher)) is not None:
-            trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
+    @wraps(handle)
+    def handling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _attached_to(trainer, attacher):
+            return handle(trainer, *args, **kwargs)
 
-    _replace(changes, connector_class, "on_trainer_init", configuring)
+    _replace(changes, module, "_call_and_handle_interrupt", handling)
+
+
+@contextmanager
+def _attached_to(trainer: Any, attacher: Attacher) -> Iterator[None]:
+    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+
+    Outside of runs the list is as the script has made it: the script may compare it, or pass it to another
+    trainer.
+    """
+    callback = _own_callback(trainer, attacher)
+    if callback is None:
+        yield
+        return
+    trainer.callbacks[:] = trainer._callback_connector._reorder_callbacks([*trainer.callbacks, callback])
+    try:
+        yield
+    finally:
+        trainer.callbacks[:] = [each for each in trainer.callbacks if each is not callback]
+
+
+def _own_callback(trainer: Any, attacher: Attacher) -> Any:
+    """Return the callback for all runs of a Lightning trainer, made at the first; None if it gets none."""
+    bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
+    if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
+        attacher.kept.add("Lightning")
+        return None
+    if _starts_ranks(trainer) and not _has_entry_point():
+        attacher.problems["Lightning"] = NO_ENTRY_POINT
+        return None
+    if LIGHTNING_ATTRIBUTE not in vars(trainer):  # on the trainer, which the callback refers to
+        setattr(trainer, LIGHTNING_ATTRIBUTE, lightning_callback(attacher))
+    return getattr(trainer, LIGHTNING_ATTRIBUTE)
 
 
 def _starts_ranks(trainer: Any) -> bool:
