@@ -29,7 +29,9 @@ NO_ENTRY_POINT = (
     "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
 )
 LIGHTNING_ATTRIBUTE = "_eventloop_callback"
-"""The attribute of a Lightning trainer with the callback for its runs."""
+"""The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
+OURS = "_made_by_eventloop_run"
+"""The attribute that marks our callbacks of Lightning trainers, and copies of them."""
 
 
 def any_installed() -> bool:
@@ -42,8 +44,10 @@ def attached(attacher: Attacher) -> Iterator[None]:
     """Attach a bridge to each trainer that is created within the block, once its engine is imported."""
     with ExitStack() as changes:
         where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
-            "lightning.pytorch.trainer.call": _lightning,
-            "pytorch_lightning.trainer.call": _lightning,
+            "lightning.pytorch.trainer.connectors.callback_connector": _lightning_trainers,
+            "pytorch_lightning.trainer.connectors.callback_connector": _lightning_trainers,
+            "lightning.pytorch.trainer.call": _lightning_runs,
+            "pytorch_lightning.trainer.call": _lightning_runs,
             "transformers.trainer": _transformers,
             "ignite.engine": _ignite,
             "mmengine.runner": _mmengine,
@@ -66,51 +70,59 @@ def lightning_callback(attacher: Attacher) -> Any:
         return None
     if callback is not None:
         attacher.follow(callback._ride)
+        setattr(callback, OURS, True)
     return callback
 
 
-def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Wrap the function that makes each run of Lightning trainers, to attach our callback for the run."""
+def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Create our callback with each Lightning trainer, unless the script has given the trainer one."""
+    connector_class = module._CallbackConnector
+    configure = connector_class.on_trainer_init
+
+    @wraps(configure)
+    def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
+        configure(connector, *args, **kwargs)
+        trainer = connector.trainer
+        if _has_own_bridge(trainer):
+            attacher.kept.add("Lightning")
+        elif _starts_ranks(trainer) and not _has_entry_point():
+            attacher.problems["Lightning"] = NO_ENTRY_POINT
+        else:
+            setattr(trainer, LIGHTNING_ATTRIBUTE, lightning_callback(attacher))
+
+    _replace(changes, connector_class, "on_trainer_init", configuring)
+
+
+def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Add our callback to each Lightning trainer's at its first run, before its checkpoint callbacks.
+
+    Until then the list is as the script has made it, which may compare it.
+    """
     handle = module._call_and_handle_interrupt
 
     @wraps(handle)
     def handling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        with _attached_to(trainer, attacher):
-            return handle(trainer, *args, **kwargs)
+        callback = vars(trainer).get(LIGHTNING_ATTRIBUTE)
+        if callback is not None and not _has_own_bridge(trainer):
+            others = [each for each in trainer.callbacks if not _is_ours(each)]
+            trainer.callbacks = trainer._callback_connector._reorder_callbacks([*others, callback])
+        return handle(trainer, *args, **kwargs)
 
     _replace(changes, module, "_call_and_handle_interrupt", handling)
 
 
-@contextmanager
-def _attached_to(trainer: Any, attacher: Attacher) -> Iterator[None]:
-    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+def _has_own_bridge(trainer: Any) -> bool:
+    """Return whether the script has given a Lightning trainer a bridge.
 
-    Outside of runs the list is as the script has made it: the script may compare it, or pass it to another
-    trainer.
+    A bridge of ours does not count: the script may have passed on the callbacks of another trainer.
     """
-    callback = _own_callback(trainer, attacher)
-    if callback is None:
-        yield
-        return
-    trainer.callbacks[:] = trainer._callback_connector._reorder_callbacks([*trainer.callbacks, callback])
-    try:
-        yield
-    finally:
-        trainer.callbacks[:] = [each for each in trainer.callbacks if each is not callback]
+    bridge = sys.modules.get("eventloop.bridges.lightning")
+    callbacks = [each for each in trainer.callbacks if not _is_ours(each)]
+    return bridge is not None and _has(callbacks, bridge.EventLoopCallback)
 
 
-def _own_callback(trainer: Any, attacher: Attacher) -> Any:
-    """Return the callback for all runs of a Lightning trainer, made at the first; None if it gets none."""
-    bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
-    if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-        attacher.kept.add("Lightning")
-        return None
-    if _starts_ranks(trainer) and not _has_entry_point():
-        attacher.problems["Lightning"] = NO_ENTRY_POINT
-        return None
-    if LIGHTNING_ATTRIBUTE not in vars(trainer):  # on the trainer, which the callback refers to
-        setattr(trainer, LIGHTNING_ATTRIBUTE, lightning_callback(attacher))
-    return getattr(trainer, LIGHTNING_ATTRIBUTE)
+def _is_ours(callback: Any) -> bool:
+    return getattr(callback, OURS, False) is True
 
 
 def _starts_ranks(trainer: Any) -> bool:
