@@ -30,8 +30,6 @@ NO_ENTRY_POINT = (
 )
 LIGHTNING_ATTRIBUTE = "_eventloop_callback"
 """The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
-OURS = "_made_by_eventloop_run"
-"""The attribute that marks our callbacks of Lightning trainers, and copies of them."""
 
 
 def any_installed() -> bool:
@@ -70,7 +68,6 @@ def lightning_callback(attacher: Attacher) -> Any:
         return None
     if callback is not None:
         attacher.follow(callback._ride)
-        setattr(callback, OURS, True)
     return callback
 
 
@@ -83,7 +80,8 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
     def configuring(connector: Any, *args: Any, **kwargs: Any) -> None:
         configure(connector, *args, **kwargs)
         trainer = connector.trainer
-        if _has_own_bridge(trainer):
+        bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
+        if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
             attacher.kept.add("Lightning")
         elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
@@ -94,35 +92,33 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
 
 
 def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add our callback to each Lightning trainer's at its first run, before its checkpoint callbacks.
-
-    Until then the list is as the script has made it, which may compare it.
-    """
+    """Wrap the function that makes each run of Lightning trainers, to have our callback among theirs."""
     handle = module._call_and_handle_interrupt
 
     @wraps(handle)
     def handling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
-        callback = vars(trainer).get(LIGHTNING_ATTRIBUTE)
-        if callback is not None and not _has_own_bridge(trainer):
-            others = [each for each in trainer.callbacks if not _is_ours(each)]
-            trainer.callbacks = trainer._callback_connector._reorder_callbacks([*others, callback])
-        return handle(trainer, *args, **kwargs)
+        with _with_our_callback(trainer):
+            return handle(trainer, *args, **kwargs)
 
     _replace(changes, module, "_call_and_handle_interrupt", handling)
 
 
-def _has_own_bridge(trainer: Any) -> bool:
-    """Return whether the script has given a Lightning trainer a bridge.
+@contextmanager
+def _with_our_callback(trainer: Any) -> Iterator[None]:
+    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
 
-    A bridge of ours does not count: the script may have passed on the callbacks of another trainer.
+    Between runs the list is as the script has made it: the script may compare it, or pass it to another
+    trainer.
     """
-    bridge = sys.modules.get("eventloop.bridges.lightning")
-    callbacks = [each for each in trainer.callbacks if not _is_ours(each)]
-    return bridge is not None and _has(callbacks, bridge.EventLoopCallback)
-
-
-def _is_ours(callback: Any) -> bool:
-    return getattr(callback, OURS, False) is True
+    callback = vars(trainer).get(LIGHTNING_ATTRIBUTE)
+    if callback is None:
+        yield
+        return
+    trainer.callbacks[:] = trainer._callback_connector._reorder_callbacks([*trainer.callbacks, callback])
+    try:
+        yield
+    finally:
+        trainer.callbacks[:] = [each for each in trainer.callbacks if each is not callback]
 
 
 def _starts_ranks(trainer: Any) -> bool:
