@@ -28,6 +28,8 @@ NO_ENTRY_POINT = (
     "Lightning starts the script again for each rank, and finds no entry point of eventloop there: install "
     "eventloop again (pip install -e . in a checkout), or start the ranks by torchrun -m eventloop run"
 )
+LIGHTNING_ATTRIBUTE = "_eventloop_callback"
+"""The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
 
 
 def any_installed() -> bool:
@@ -40,8 +42,10 @@ def attached(attacher: Attacher) -> Iterator[None]:
     """Attach a bridge to each trainer that is created within the block, once its engine is imported."""
     with ExitStack() as changes:
         where: dict[str, Callable[[Attacher, ExitStack, ModuleType], None]] = {
-            "lightning.pytorch.trainer.connectors.callback_connector": _lightning,
-            "pytorch_lightning.trainer.connectors.callback_connector": _lightning,
+            "lightning.pytorch.trainer.connectors.callback_connector": _lightning_trainers,
+            "pytorch_lightning.trainer.connectors.callback_connector": _lightning_trainers,
+            "lightning.pytorch.trainer.call": _lightning_runs,
+            "pytorch_lightning.trainer.call": _lightning_runs,
             "transformers.trainer": _transformers,
             "ignite.engine": _ignite,
             "mmengine.runner": _mmengine,
@@ -67,8 +71,8 @@ def lightning_callback(attacher: Attacher) -> Any:
     return callback
 
 
-def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add our callback to the callbacks of each Lightning trainer, before its checkpoint callbacks."""
+def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Create our callback with each Lightning trainer, unless the script has given the trainer one."""
     connector_class = module._CallbackConnector
     configure = connector_class.on_trainer_init
 
@@ -81,10 +85,40 @@ def _lightning(attacher: Attacher, changes: ExitStack, module: ModuleType) -> No
             attacher.kept.add("Lightning")
         elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
-        elif (callback := lightning_callback(attacher)) is not None:
-            trainer.callbacks = connector._reorder_callbacks([*trainer.callbacks, callback])
+        else:
+            setattr(trainer, LIGHTNING_ATTRIBUTE, lightning_callback(attacher))
 
     _replace(changes, connector_class, "on_trainer_init", configuring)
+
+
+def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
+    """Wrap the function that makes each run of Lightning trainers, to have our callback among theirs."""
+    handle = module._call_and_handle_interrupt
+
+    @wraps(handle)
+    def handling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        with _with_our_callback(trainer):
+            return handle(trainer, *args, **kwargs)
+
+    _replace(changes, module, "_call_and_handle_interrupt", handling)
+
+
+@contextmanager
+def _with_our_callback(trainer: Any) -> Iterator[None]:
+    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+
+    Between runs the list is as the script has made it: the script may compare it, or pass it to another
+    trainer.
+    """
+    callback = vars(trainer).get(LIGHTNING_ATTRIBUTE)
+    if callback is None:
+        yield
+        return
+    trainer.callbacks[:] = trainer._callback_connector._reorder_callbacks([*trainer.callbacks, callback])
+    try:
+        yield
+    finally:
+        trainer.callbacks[:] = [each for each in trainer.callbacks if each is not callback]
 
 
 def _starts_ranks(trainer: Any) -> bool:

@@ -50,7 +50,7 @@ class Background(Closing):
         self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
-        """True in a forked child process, in which none of the threads exists."""
+        """True in a forked child process, if the subscribers belong to the parent."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
@@ -222,11 +222,32 @@ class Background(Closing):
 
     # --- at the edges of a process --------------------------------------------------------------------------
 
-    def become_inert(self) -> None:
-        """Drop all events and subscribers in a forked child process, in which none of the threads exists."""
+    def become_inert(self, *, reopens: bool) -> None:
+        """Drop all events and subscribers in a forked child process, in which none of the threads exists.
+
+        Args:
+            reopens: whether another background may replace this one in the child.
+        """
         for lane in self.lanes:
             lane.forget()
-        vars(self).update(vars(Background()), closed=True, finished=True, inert=True)
+        vars(self).update(vars(Background()), closed=True, finished=True, inert=not reopens)
+
+    def check_replaceable(self, waited: float) -> None:
+        """Check, `waited` seconds after a close began, that a new background may replace this one.
+
+        Raises:
+            RuntimeError: it is the parent process's, or another thread is still closing it.
+        """
+        if self.inert:
+            raise RuntimeError(
+                "bus.reopen was called in a forked process, and the subscribers belong to its parent: create "
+                "a new Bus or Trainer here; a bridge to another engine must not have run before the fork"
+            )
+        if not self.finished:
+            raise RuntimeError(
+                f"bus.reopen has waited drain_timeout={waited:g} s for another thread, which is still "
+                "closing the bus: call it, or train, again when bus.close has returned there"
+            )
 
     def end_soon(self) -> None:
         """Deliver the queued events and stop the threads later, without making the caller wait.

@@ -90,6 +90,7 @@ class TaskLane(Lane):
 
     def forget(self) -> None:
         """Note that the task is the parent's; asyncio would warn about it when the child frees it."""
+        super().forget()
         if self._task is not None:
             self._task._log_destroy_pending = False  # type: ignore[attr-defined]
 

@@ -87,6 +87,7 @@ class Ride:
         self.host, self.measure = host, measure
         self.bus = bus if bus is not None else Bus()
         check_bus_owners(self.bus, host)
+        self.bus.begins_in_forks = True  # ranks that the host forks run with the handlers of this bus
         for event, reason in never.items():
             self.bus.exclude([event], reason)
         self.hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]

@@ -73,6 +73,8 @@ class Bus:
         self.closed = False
         self.for_runs = False
         """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
+        self.begins_in_forks = False
+        """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
         self.overtime = True
         """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
         self._background = Background()
@@ -511,17 +513,8 @@ class Bus:
         if not self.closed:
             return
         self._refuse_in_background("reopen")
-        if self._background.inert:
-            raise RuntimeError(
-                "bus.reopen was called in a forked process, and the subscribers belong to its parent: "
-                "create a new Bus or Trainer here"
-            )
         self.end(self.drain_timeout)  # goes on with a close that a Ctrl-C has interrupted
-        if not self._background.finished:
-            raise RuntimeError(
-                f"bus.reopen has waited drain_timeout={self.drain_timeout:g} s for another thread, which is "
-                "still closing the bus: call it, or train, again when bus.close has returned there"
-            )
+        self._background.check_replaceable(self.drain_timeout)
         background = Background()
         background.start()
         background.go_on_from(self._background)
@@ -564,10 +557,13 @@ class Bus:
         )
 
     def become_inert(self) -> None:
-        """Drop every subscriber in a forked process, so that nothing is written twice."""
-        self.closed = True
-        self._background.become_inert()
-        self._subscribers.forget()
+        """Close the bus in a forked process, and drop every subscriber, so that nothing is written twice.
+
+        `begins_in_forks` keeps the subscribers of a bus that no trainer has had yet.
+        """
+        self.closed, kept = True, self.begins_in_forks and not self.for_runs
+        self._background.become_inert(reopens=kept)
+        self._subscribers.forget(kept=kept)
 
     # --- inside --------------------------------------------------------------------------------------------
 

@@ -193,9 +193,11 @@ class EventSignal(blinker.Signal):
                 self._on_failure(error, handlers, index, event, trainer)
                 raise
 
-    def silence(self) -> None:
-        """Disconnect all handlers and background subscribers, because the process is a fork."""
+    def silence(self, *, kept: bool) -> None:
+        """Disconnect all handlers and background subscribers in a forked process, unless they are `kept`."""
         self._compiling = threading.RLock()  # another thread may have held it when the process was copied
+        if kept:
+            return
         self._clear_state()
         self._handlers.clear()
         self._hand_overs = self._stamped_hand_overs = ()

@@ -190,12 +190,13 @@ class Subscribers:
         """Return the subscriptions of a function."""
         return [subscription for subscription in self._subscriptions if subscription.fn == fn]
 
-    def forget(self) -> None:
-        """Drop all subscriptions in a forked process, so that nothing is written twice."""
+    def forget(self, *, kept: bool) -> None:
+        """Drop all subscriptions in a forked process, unless they are `kept` for a run there."""
         self._lock = threading.RLock()  # another thread may have held it when the process was copied
-        self._subscriptions.clear()
+        if not kept:
+            self._subscriptions.clear()
         for signal in self.signals.values():
-            signal.silence()
+            signal.silence(kept=kept)
 
     def refuse_posted(self, event_types: Iterable[type[Event]]) -> None:
         """Count posted events as dropped for each of their subscribers, because the bus is closed.

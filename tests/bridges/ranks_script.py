@@ -56,7 +56,7 @@ def samples() -> TensorDataset:
 
 def train_by_lightning(folder: Path, net: Net, options: Options) -> None:
     """Train with strategy ddp; the sampler is Lightning's."""
-    from lightning.pytorch import LightningModule, Trainer, seed_everything
+    from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 
     from eventloop.bridges.lightning import EventLoopCallback
 
@@ -68,6 +68,7 @@ def train_by_lightning(folder: Path, net: Net, options: Options) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
             loss = F.cross_entropy(self.net(batch[0]), batch[1])
             self.log("train_loss", loss)
+            self.log("epoch_loss", loss, on_step=False, on_epoch=True, sync_dist=True)
             return loss
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -76,11 +77,18 @@ def train_by_lightning(folder: Path, net: Net, options: Options) -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
 
+    class Reader(Callback):  # type: ignore[misc]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if (
+                trainer.is_global_zero
+            ):  # waits until the other rank reduces the metrics, as a progress bar does
+                assert "epoch_loss" in trainer.callback_metrics
+
     seed_everything(3, verbose=False)
     Trainer(
         max_epochs=2, strategy="ddp", accelerator="cpu", devices=2, default_root_dir=folder, logger=False,
         enable_progress_bar=False, enable_model_summary=False, log_every_n_steps=2,
-        callbacks=[] if options is None else [EventLoopCallback(**options)],
+        callbacks=[Reader()] if options is None else [Reader(), EventLoopCallback(**options)],
     ).fit(Module(), DataLoader(samples(), 2, shuffle=True), DataLoader(samples(), 2))  # fmt: skip
 
 

@@ -223,6 +223,47 @@ assert os.waitpid(child, 0)[1] == 0
     assert printed[-1].startswith("child: cannot subscribe task: the bus is closed")
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_run_that_begins_in_forks_has_its_subscribers_there(python: Run, tmp_path: Path) -> None:
+    """A bridge's bus delivers in each forked child that reopens it, once, and still does in the parent."""
+    program = (
+        SETUP
+        + f"""
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
+log = []
+async def task(event):
+    log.append(f"task {{event.iter}}")
+bus.begins_in_forks = True
+bus.subscribe(lambda event: log.append(f"sync {{event.iter}}"), "after_train_iter")
+bus.subscribe(lambda event: log.append(f"once {{event.iter}}"), "after_train_iter", once=True)
+bus.subscribe(task, "after_train_iter")
+bus.subscribe(lambda event: log.append(f"thread {{event.iter}}"), "after_train_iter", offload="thread")
+children = []
+for rank in range(2):
+    child = os.fork()
+    if not child:
+        bus.for_runs = True
+        bus.reopen()
+        for i in range(2):
+            bus.emit(AfterTrainIter(iter=i))
+        assert bus.close(20).ok
+        open(f"{tmp_path}/{{rank}}", "w").write(", ".join(sorted(log)))
+        os._exit(0)
+    children.append(child)
+assert [os.waitpid(child, 0)[1] for child in children] == [0, 0] and not log
+bus.emit(AfterTrainIter(iter=7))
+assert bus.close(20).ok
+print(", ".join(sorted(log)), flush=True)
+"""
+    )
+
+    printed = lines(python(program))
+
+    assert printed == ["once 7, sync 7, task 7, thread 7"]
+    ranks = [(tmp_path / str(rank)).read_text() for rank in range(2)]
+    assert ranks == ["once 0, sync 0, sync 1, task 0, task 1, thread 0, thread 1"] * 2
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_fork_with_full_queues_and_locks_held(python: Run) -> None:

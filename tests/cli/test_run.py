@@ -253,6 +253,33 @@ def test_a_script_with_a_bridge_of_its_own_keeps_it(host: str) -> None:
     assert f"eventloop: train.py has attached a bridge to {name} itself" in ran.stderr
 
 
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+def test_the_callbacks_of_a_lightning_trainer_are_the_scripts() -> None:
+    """Between runs a trainer has those that the script gave it; another trainer may have them, too."""
+    script = write(
+        "from lightning.pytorch import Callback, Trainer\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        "options = dict(max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,\n"
+        "               enable_model_summary=False)\n"
+        "given = [Callback(), Callback()]\n"
+        "first = Trainer(callbacks=given, **options)\n"
+        "callbacks = first.callbacks\n"
+        "assert callbacks == given\n"
+        "first.validate(BoringModel(), verbose=False)\n"
+        "first.fit(BoringModel())\n"
+        "assert first.callbacks is callbacks and callbacks == given\n"
+        "Trainer(callbacks=first.callbacks, **options).fit(BoringModel())\n"
+    )
+
+    ran = run("--work-dir", "out", script)
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("1 iterations of ") == 2
+    assert [path.is_file() for path in (Path("out/costs.json"), Path("out/trainer-2/costs.json"))] == [
+        True
+    ] * 2
+
+
 @needs_ignite
 def test_a_script_that_only_evaluates_has_no_trainer_of_eventloop() -> None:
     """A script is not said to import what the command has imported."""

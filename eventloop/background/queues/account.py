@@ -167,6 +167,11 @@ class SubscriberAccount(ABC):
         self._turned_away = former._turned_away
         self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
 
+    def forget(self) -> None:
+        """Note in a forked child process that the delivering thread or task exists only in the parent."""
+        self._lock = threading.RLock()  # that thread may have held it when the process was copied
+        self.closed.set()
+
     def new_losses(self) -> str:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
         now = self.account

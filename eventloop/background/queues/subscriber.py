@@ -323,9 +323,6 @@ class Lane(FailingQueue):
         self.give_up("error")
         self._finish()
 
-    def forget(self) -> None:
-        """Note in a forked child process that the delivering thread or task exists only in the parent."""
-
     @abstractmethod
     def start(self) -> None:
         """Start the delivering thread or task."""

@@ -146,14 +146,16 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._trains = training
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
+        work_dir = Path(trainer.log_dir or trainer.default_root_dir) / "eventloop"
         driven = self._ride.begin_run(
             trainer.lightning_module, native=trainer, optimizer=_optimizers(trainer) if training else None,
             max_epochs=max_epochs, max_iters=_total(trainer, max_epochs) if training else None,
-            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=_work_dir(trainer),
+            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=work_dir,
             iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
         )  # fmt: skip
         connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
+        self._during.enter_context(replaced(connector, "update_train_epoch_metrics", self._agreeing))
         self._costs.attach(driven)
 
     def _end_run(self, error: BaseException | None = None) -> None:
@@ -224,7 +226,18 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         if driven.metrics.in_iteration:  # the LightningModule has ended the epoch early
             driven.drop_iter()
         driven.end_epoch()
-        self._obey()
+
+    def _agreeing(self, update_train_epoch_metrics: Any) -> Any:
+        """Wrap the reduction of an epoch's metrics over the ranks, to agree on a stop only after it.
+
+        Before it rank 0 may be waiting for the other ranks in a callback that reads metrics: a progress bar.
+        """
+
+        def agreeing() -> None:
+            update_train_epoch_metrics()
+            self._obey()
+
+        return agreeing
 
     def _logging(self, log_metrics: Any) -> Any:
         """Wrap Lightning's `log_metrics` to emit the numbers as well, without waiting for the device."""
@@ -357,9 +370,8 @@ def _restored(cls: Any) -> Any:
 
 
 def _optimizers(trainer: Any) -> Any:
-    optimizers = [
-        each for each in trainer.optimizers if each.param_groups
-    ]  # not that of a module without one
+    # not that of a module without one
+    optimizers = [each for each in trainer.optimizers if each.param_groups]
     if len(optimizers) == 1:
         return optimizers[0]
     return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
@@ -374,10 +386,6 @@ def _total(trainer: Any, max_epochs: int | None) -> int | None:
     if steps is not None and steps > 0 and trainer.accumulate_grad_batches == 1:
         limits.append(steps)
     return min(limits, default=0) or None
-
-
-def _work_dir(trainer: Any) -> Path:
-    return Path(trainer.log_dir or trainer.default_root_dir) / "eventloop"
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
