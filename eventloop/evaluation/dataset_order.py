@@ -59,9 +59,10 @@ def in_dataset_order(batches: Sequence[Any], indices: list[int] | None) -> Any:
     """Join the outputs of all batches of all ranks, one row for each index of the data set; a collective.
 
     An index that was drawn several times, as the padding of a DistributedSampler is, gives one row. Without
-    indices the outputs of the ranks follow each other.
+    indices the outputs of the ranks follow each other. At least one rank has batches.
     """
-    ranks = gather((join(batches), indices))
+    own = (join(batches), indices) if batches else None
+    ranks = [each for each in gather(own) if each is not None]
     whole = ranks[0][0] if len(ranks) == 1 else join_ranks([outputs for outputs, _ in ranks])
     if any(drawn is None for _, drawn in ranks):
         return whole
