@@ -1,6 +1,6 @@
 """Sweep a learning rate with Ray Tune: ASHA stops the trials that fall behind.
 
-    pip install 'torch-eventloop[demo]' 'ray[tune]' && python examples/ray_tune_sweep.py
+    pip install 'torch-eventloop[demo,ray]' && python examples/ray_tune_sweep.py
 
 Ray calls `train` on a thread of a worker process for each trial. A trial that it stops has its process ended within moments,
 so everything is in its files before each report.

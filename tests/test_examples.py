@@ -68,7 +68,7 @@ def test_optuna_prunes_the_worse_rates(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'ray[tune]'")
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install -e '.[ray]'")
 def test_ray_stops_the_worse_rates(tmp_path: Path) -> None:
     """Trials with worse rates are stopped, and all that was reported of any trial is in its files."""
     ran = subprocess.run(

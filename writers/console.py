@@ -38,7 +38,7 @@ from eventloop.util.checks import check_optional_bools, positive
 from eventloop.util.formatting import on_a_line
 from eventloop.util.printable import printable
 from eventloop.util.terminal import drop_output, in_notebook, is_terminal
-from eventloop.writers.lines import Columns, Pace, notice, score_line, train_line
+from eventloop.writers.lines import Columns, Pace, iteration_shown, notice, score_line, train_line
 from eventloop.writers.notebook import NotebookBar
 from eventloop.writers.writer import Writer
 
@@ -64,8 +64,8 @@ class ConsoleWriter(Writer):
 
     Args:
         interval: minimum number of iterations between two training lines. The first line comes at a multiple
-            of it or later; values logged in between appear in the next line. The progress bar follows every
-            event, at most ten times a second.
+            of it, counted from the start of the epoch, or later; values logged in between appear in the next
+            line. The progress bar follows every event, at most ten times a second.
         progress: True for the bar, False for lines, None for the bar in a notebook, and where the output is a
             terminal and rich is installed.
         stream: where to write; by default `sys.stdout` as it is when the run begins.
@@ -171,7 +171,7 @@ class ConsoleWriter(Writer):
         self._pace = Pace()
         self._columns: defaultdict[str, Columns] = defaultdict(Columns)  # by mode
         self._scalars: dict[str, float] = {}
-        # the step of the last training line; at first a multiple of `interval`
+        # the step of the last training line; at first of a multiple of `interval` in the epoch
         self._printed: int | None = None
         self._held: ScalarsLogged | None = None  # the last training event without a line
         self._ended = False
@@ -182,8 +182,9 @@ class ConsoleWriter(Writer):
             return  # the shares of `CostsHook`, one for each handler, are for curves
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
-        if self._printed is None:  # the first line comes at the next multiple of `interval`
-            self._printed = (event.step - 1) // self.interval * self.interval
+        if self._printed is None:  # the first line comes at the epoch's next multiple of `interval`
+            beyond = (iteration_shown(event, self._run) - 1) % self.interval
+            self._printed = event.step - 1 - beyond
         if self._bar is not None and not self._ended:
             self._bar.show(event, self._scalars, self._pace)
         elif event.step - self._printed >= self.interval:

@@ -209,11 +209,17 @@ def one_line(text: str) -> str:
 
 
 def _position(event: ScalarsLogged, run: Run) -> str:
+    iteration = iteration_shown(event, run)
     if event.max_epochs is None:
-        return f"Iter({event.mode}) [{of(event.step, event.max_iters)}]"
-    length = run.iters_per_epoch
-    iteration = of((event.step - 1) % length + 1 if length else event.step, length)
-    return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{iteration}]"
+        return f"Iter({event.mode}) [{of(iteration, event.max_iters)}]"
+    shown = of(iteration, run.iters_per_epoch)
+    return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{shown}]"
+
+
+def iteration_shown(event: ScalarsLogged, run: Run) -> int:
+    """Return the number of iterations in the epoch so far, or in a run without epochs."""
+    length = None if event.max_epochs is None else run.iters_per_epoch
+    return (event.step - 1) % length + 1 if length else event.step
 
 
 def of(done: int, total: int | None) -> str:

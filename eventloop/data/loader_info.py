@@ -25,15 +25,20 @@ def named_loaders(loaders: Loaders | None) -> dict[str, Iterable[Any]]:
     return dict(loaders) if isinstance(loaders, Mapping) else {"": loaders}
 
 
-def check_loader(argument: str, loader: object) -> None:
+def check_loader(argument: str, loader: object, *, may_be_empty: bool = False) -> None:
     """Refuse a loader that is not an iterable of batches, or has none.
+
+    Args:
+        argument: the argument that the user gave it as.
+        loader: the loader.
+        may_be_empty: accept a loader without batches, as other ranks may have some.
 
     Raises:
         TypeError, ValueError: see above; the message begins with the argument.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"{argument} must be an iterable of batches, got {loader!r}")
-    if length_of(loader) == 0:  # type: ignore[arg-type]
+    if not may_be_empty and length_of(loader) == 0:  # type: ignore[arg-type]
         raise ValueError(
             f"{argument} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
         )

@@ -49,12 +49,12 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
 
     Raises:
         RuntimeError: torch knows no such device.
-        ValueError: `LOCAL_RANK` is beyond the machine's devices.
+        ValueError: `LOCAL_RANK` is not a number from 0 on, or is beyond the machine's devices.
     """
     if device != "auto":
         return None if device is None else torch.device(device)
     if torch.cuda.is_available():
-        rank, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+        rank, count = _local_rank(), torch.cuda.device_count()
         if rank >= count:
             raise ValueError(
                 f'device="auto" means cuda:{rank} in this process, by LOCAL_RANK, but there are {count} CUDA '
@@ -62,3 +62,14 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
             )
         return torch.device("cuda", rank)
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _local_rank() -> int:
+    text = os.environ.get("LOCAL_RANK", "0")
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(
+            'device="auto" is cuda:LOCAL_RANK, and the environment variable LOCAL_RANK must be the number of '
+            f"this process on its machine, from 0 on, got {text!r}: start the processes with torchrun, unset "
+            "LOCAL_RANK, or pass device=..."
+        )
+    return int(text)

@@ -6,15 +6,26 @@ that the loader's sampler draws are noted meanwhile.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from hashlib import sha256
+from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Subset
 
 from eventloop.data.loader_info import why_not_by_index
 from eventloop.evaluation.evaluation import gather
 from eventloop.evaluation.outputs import join, join_ranks, take
+from eventloop.util.checks import length_of
+
+logger = logging.getLogger("eventloop")
+
+ALIKE = (
+    "predict: all %d ranks have read the same %d indices, and one output for each was kept: divide the data "
+    "set by a DistributedSampler; if each rank has a data set of its own, pass iter(loader)"
+)
 
 
 class NotedIndices:
@@ -27,6 +38,7 @@ class NotedIndices:
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._batches: list[list[Any]] = []
+        self._loader = loader
         self._known = why_not_by_index(loader) is None and getattr(loader, "in_order", True)
         if self._known and isinstance(loader, DataLoader):
             self._sampler: Any = loader.batch_sampler
@@ -48,6 +60,22 @@ class NotedIndices:
         """Return all indices in the order of the loader; None if they are unknown."""
         return _ints([index for batch in self._batches for index in batch]) if self._known else None
 
+    def data_set(self) -> tuple[Any, ...]:
+        """Return values that differ if ranks have different data sets: the length, and a Subset's indices."""
+        chosen, data = [], getattr(self._loader, "dataset", None)
+        while isinstance(data, Subset):
+            chosen.append(sha256(np.asarray(data.indices).tobytes()).hexdigest())
+            data = data.dataset
+        return (None if data is None else length_of(data), *chosen)
+
+
+class _Share(NamedTuple):
+    """The part of a rank in the outputs."""
+
+    outputs: Any
+    indices: list[int] | None
+    data_set: tuple[Any, ...]
+
 
 def _ints(indices: Sequence[Any]) -> list[int] | None:
     """Return indices as ints; None if a sampler draws anything else, such as pairs."""
@@ -55,19 +83,37 @@ def _ints(indices: Sequence[Any]) -> list[int] | None:
     return [int(index) for index in indices] if known else None
 
 
-def in_dataset_order(batches: Sequence[Any], indices: list[int] | None) -> Any:
+def in_dataset_order(
+    batches: Sequence[Any], indices: list[int] | None, data_set: tuple[Any, ...] = ()
+) -> Any:
     """Join the outputs of all batches of all ranks, one row for each index of the data set; a collective.
 
-    An index that was drawn several times, as the padding of a DistributedSampler is, gives one row. Without
-    indices the outputs of the ranks follow each other.
+    An index that was drawn several times, as the padding of a DistributedSampler is, gives one row. If ranks
+    have data sets of different lengths, or other Subsets, the data sets follow each other. Without indices
+    the outputs of the ranks do. At least one rank has batches.
     """
-    ranks = gather((join(batches), indices))
-    whole = ranks[0][0] if len(ranks) == 1 else join_ranks([outputs for outputs, _ in ranks])
-    if any(drawn is None for _, drawn in ranks):
+    own = _Share(join(batches), indices, data_set) if batches else None
+    ranks = [share for share in gather(own) if share is not None]
+    whole = ranks[0].outputs if len(ranks) == 1 else join_ranks([share.outputs for share in ranks])
+    if any(share.indices is None for share in ranks):
         return whole
-    order = [index for _, drawn in ranks for index in drawn or ()]
-    first: dict[int, int] = {}
-    for row, index in enumerate(order):
-        first.setdefault(index, row)
-    rows = [first[index] for index in sorted(first)]
+    _warn_if_alike(ranks)
+    numbers: dict[tuple[Any, ...], int] = {}  # of the data sets, by the first rank that has each
+    order = [
+        (numbers.setdefault(share.data_set, len(numbers)), index)
+        for share in ranks for index in share.indices or ()
+    ]  # fmt: skip
+    first: dict[tuple[int, int], int] = {}
+    for row, sample in enumerate(order):
+        first.setdefault(sample, row)
+    rows = [first[sample] for sample in sorted(first)]
     return whole if rows == [*range(len(order))] else take(whole, rows, of=len(order))
+
+
+def _warn_if_alike(ranks: Sequence[_Share]) -> None:
+    """Log a warning if each rank has read the same indices, of data sets that may be different ones."""
+    drawn = {(frozenset(share.indices or ()), share.data_set) for share in ranks}
+    if len(ranks) > 1 and len(drawn) == 1 and dist.get_rank() == 0:
+        ((indices, _),) = drawn
+        if len(indices) > 1:  # a single one is the padding of a DistributedSampler
+            logger.warning(ALIKE, len(ranks), len(indices))

@@ -141,7 +141,8 @@ class Collection:
 
     def end(self, *, complete: bool) -> Any:
         """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
-        return in_dataset_order(self._batches, self._noted.all()) if complete else None
+        noted = self._noted
+        return in_dataset_order(self._batches, noted.all(), noted.data_set()) if complete else None
 
 
 class Stream:

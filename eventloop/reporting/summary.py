@@ -91,14 +91,19 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
     )  # fmt: skip
 
 
-def summarize(trainer: MeasuredTrainer) -> str:
-    """Return the report of `trainer.summary()`: advice, phases, handlers, deliveries and losses."""
+def summarize(trainer: MeasuredTrainer, *, everything: str = EVERYTHING) -> str:
+    """Return the report of `trainer.summary()`: advice, phases, handlers, deliveries and losses.
+
+    Args:
+        trainer: the trainer of the run.
+        everything: the line that says where every handler is; "" for none.
+    """
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
     lines = paragraphs("  ", advice(costs), WIDTH, ADVICE_LINES)
     blocks = ["\n".join(["what to do:", *lines])] if lines else []
     memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
     handlers = "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0))
-    blocks += [breakdown(trainer) + memory, handlers, EVERYTHING]
+    blocks += [breakdown(trainer) + memory, handlers, everything]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

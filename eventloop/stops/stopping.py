@@ -210,12 +210,16 @@ class Pass:
             return self._stopping.poll() and done != self._length
         return done < self._common and self._stopping.boundary()
 
-    def end(self, done: int) -> None:
+    def end(self, done: int) -> bool:
         """End a pass after `done` batches, and take part in the agreements that other ranks still wait for.
 
         They wait if this rank's loader gave fewer batches than its length.
+
+        Returns:
+            False if the ranks agreed to stop meanwhile, so that the pass of the others was cut short.
         """
         while self._stopping.together and done + 1 < self._common < _ENDLESS:
             done += 1
             if self._stopping.boundary():
-                return
+                return False
+        return True

@@ -12,11 +12,12 @@ from eventloop.checkpoint.weights import modes_kept
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
-from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
+from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing, gather
 from eventloop.evaluation.prediction import predicting
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.migration.names import knowing_calls
 from eventloop.model.forward import outputs_of_inputs
+from eventloop.resume.ranks import has_other_ranks
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
@@ -47,9 +48,10 @@ class Evaluations(LoopTrainer):
 
         Tensors and arrays are concatenated along dimension 0, or listed by sample if their other dimensions
         differ. Mappings and tuples are joined by field, lists one after the other; of any other object there
-        is a list with one for each batch. Every rank returns the outputs of all ranks. The samples of a
-        `DataLoader` over a map-style data set have the order of the data set, each once, whatever its sampler
-        and the padding of a `DistributedSampler`; those of any other loader have its order, rank after rank.
+        is a list with one for each batch. Every rank returns the outputs of all ranks, and some ranks may
+        have no batch. The samples of a `DataLoader` over a map-style data set have the order of the data set,
+        each once, whatever its sampler and the padding of a `DistributedSampler`; those of any other loader
+        have its order, rank after rank.
 
         The model is in eval mode, without gradients, and has the weights that a validation would have, such
         as the average of an `EMAHook`. Modes and random states are restored.
@@ -65,12 +67,12 @@ class Evaluations(LoopTrainer):
             The outputs; None with `to`, after it has received everything, or if a stop cut the pass short.
 
         Raises:
-            TypeError, ValueError: `loader` is not an iterable of batches or is empty, or `to` is neither a
-                function of the outputs nor a writer of `batch_predicted`.
+            TypeError, ValueError: `loader` is not an iterable of batches or is empty on all ranks, or `to` is
+                neither a function of the outputs nor a writer of `batch_predicted`.
             Exception: `to` has raised it.
             RuntimeError: a writer did not receive all batches.
         """
-        check_loader("loader", loader)
+        check_loader("loader", loader, may_be_empty=has_other_ranks())
         with RunScope(self):
             return predict(self, loader, to)
 
@@ -200,8 +202,10 @@ def _run_pass(
         if passing.stops(batches):
             keep_until_end(trainer, reading)
             return False
-    passing.end(batches)
-    if not batches:
+    if not passing.end(batches):
+        return False
+    # a rank without a batch still takes part when the ranks gather their outputs
+    if not any(gather(batches) if mode == "predict" else [batches]):
         name = f" {fields['loader']!r}" if fields.get("loader") else ""
         raise ValueError(f"the {mode} loader{name} is empty: a pass over it gave no batch")
     return True

@@ -178,6 +178,19 @@ def test_what_the_host_logs(tmp_path: Path) -> None:
         assert {line["mode"] for line in lines(tmp_path) if name in line} == {mode}
 
 
+def test_the_epoch_is_written_once(tmp_path: Path) -> None:
+    """A line has the epoch of its event; the one that the host adds to its logs becomes no metric."""
+    native = host(
+        tmp_path, EventLoopCallback(writers=[JSONLWriter()]), eval_strategy="epoch", eval_dataset=rows(8)
+    )
+    native.train()
+
+    assert all("epoch" in entry for entry in native.state.log_history)
+    names = [name for line in lines(tmp_path) for name in line if name.endswith("epoch")]
+    assert "epoch" in names
+    assert not [name for name in names if name not in ("epoch", "max_epochs")]
+
+
 def test_nothing_is_read_from_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The training thread asks no tensor for its value that it would not ask without the bridge."""
     counted = []

@@ -81,6 +81,7 @@ def test_an_unmodified_script_is_recorded_and_its_weights_are_its_own(host: str)
     assert {"loss"} | ({VALIDATES[host]} if host in VALIDATES else set()) <= set().union(*lines)
     assert WATCHER[host] in {row.name for row in read_costs(directory).handlers}
     assert "8 iterations of " in ran.stderr
+    assert "trainer.costs()" not in ran.stderr, "the trainer of the script has no such method"
     alone = forked.run([script, "--epochs", "2"], env=ENVIRONMENT)
     assert ran.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
 

@@ -90,6 +90,17 @@ def test_auto_is_the_fastest_kind(
     assert choose_device("auto") == torch.device(expected)
 
 
+@pytest.mark.parametrize("rank", ["x", "", "-1", "1.0"])
+def test_a_local_rank_that_is_no_number(monkeypatch: pytest.MonkeyPatch, rank: str) -> None:
+    """The error names the variable, what it must be, and what came, where a device is chosen by it."""
+    devices(monkeypatch, 2, False, rank)
+
+    with pytest.raises(
+        ValueError, match=rf'device="auto" .* LOCAL_RANK must be the number .* from 0 on, got {rank!r}: '
+    ):
+        choose_device("auto")
+
+
 def test_more_processes_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a device of its own is told so."""
     devices(monkeypatch, 2, False, "2")

@@ -166,6 +166,15 @@ def test_the_first_line_of_a_resumed_run_is_a_whole_one(console: Console) -> Non
     assert steps_of(lines) == ["40", "50"]
 
 
+def test_a_run_resumed_within_an_epoch_shows_its_first_log(attach: Attach) -> None:
+    """Logs come at multiples of `interval` in the epoch, whose length need not be a multiple of it."""
+    resumed = [train(step, loss=1.0, epoch=1) for step in (67, 77, 87)]  # after 60, 13 in the second epoch
+
+    lines = Console(attach, iters_per_epoch=47).lines(*resumed)
+
+    assert steps_of(lines) == ["20/47", "30/47", "40/47"]
+
+
 def test_values_in_between_appear_in_the_next_line(console: Console) -> None:
     """A value without a line of its own is not lost, and comes before a later validation."""
     evaluated = ScalarsLogged(mode="val", epoch=1, max_epochs=10, scalars={"loss": 1.0})

@@ -354,9 +354,13 @@ def _check_single(callbacks: Sequence[Any]) -> None:
 
 
 def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, and tensors of one element, among the values of a mapping."""
+    """Return the numbers, and tensors of one element, among the values of a mapping.
+
+    The epoch, which the host adds to everything that it logs, is left out: each event has its own.
+    """
     return {
         name: value
         for name, value in logs.items()
-        if isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        if name != "epoch"
+        and (isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1))
     }
