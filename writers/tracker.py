@@ -1,4 +1,4 @@
-"""Share what the writers of experiment trackers need: one run over restarts, each step once, retries.
+"""Define the base of the writers of experiment trackers: one run over restarts, each step once, retries.
 
 `wandb_writer`, `mlflow_writer`, `trackio_writer` and `opentelemetry_writer` derive from `TrackerWriter`. A
 tracker cannot remove a step, so a step that is run again after a resume is not written again.
@@ -51,20 +51,20 @@ logger = logging.getLogger("eventloop")
 
 RETRY_SECONDS = 10.0
 LOCK_SECONDS = 30.0
-"""How long to wait for the worker process of a killed program, which goes on for up to 10 s."""
+"""The seconds to wait for the lock, which a killed program's worker keeps for up to 10 s."""
 BACKLOG = 100_000
-"""How many events wait for a tracker that is away, before the writer fails."""
+"""The number of unsent events above which the writer fails."""
 RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
-"""The events from which a writer knows where a training begins, and how the run ended."""
+"""The events that mark where a training begins and how the run ended."""
 Named = ImageLogged | HistogramLogged | TextLogged
 
 
 class Known(msgspec.Struct):
-    """The run in the tracker, as the file in the work dir keeps it."""
+    """The contents of the state file: a run and its last steps."""
 
     id: str = ""
     last: dict[str, int] = {}
-    """The last step that was written of each name, such as "train/loss"."""
+    """The last step written for each name, such as "train/loss"."""
     trainer_id: str = ""
     """The id of the trainer whose run was written last."""
 
@@ -96,11 +96,11 @@ class TrackerWriter(TimedWriter):
             self.offload = offload
         self.name = name
         self._known = Known()
-        self._floor: dict[str, int] = {}  # steps up to here were written before training began
+        self._floor: dict[str, int] = {}  # by name, the last step written before training
         self._tally = Tally({})
         self._pending: list[Timed] = []
         self._retry_at = 0.0
-        self._error = ""  # why the tracker is away, "" if it is not
+        self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
         self._told: set[str] = set()
         self._ended: AfterRun | None = None
@@ -122,7 +122,7 @@ class TrackerWriter(TimedWriter):
 
     @abstractmethod
     def send(self, events: list[Timed]) -> None:
-        """Write events. After an error those that are left in the list are passed again, with later ones."""
+        """Send events. If it raises, it removes sent ones from the list first: those left are sent again."""
 
     def end(self, status: str) -> None:
         """End the run; `status` is "FINISHED", "FAILED" or "KILLED"."""
@@ -137,7 +137,7 @@ class TrackerWriter(TimedWriter):
 
     @property
     def waits_for(self) -> str:
-        """Return the tracker, its place, and its error if it is away."""
+        """Return the tracker's name, address and error, if any."""
         return f"{self.service}{self.where()}" + (f" ({self._error})" if self._error else "")
 
     # --- called by the engine ------------------------------------------------------------------------------
@@ -191,11 +191,11 @@ class TrackerWriter(TimedWriter):
 
     @property
     def written(self) -> Written:
-        """Return the numbers of values since `open`: new ones, and those that the tracker had by then."""
+        """Return how many values since `open` were new, and how many the tracker already had."""
         return Written(self.service, self._tally.new, self._tally.known)
 
     def _own_run(self, run: Run) -> Known:
-        """Return the run to go on with; an empty one, to begin anew, if another trainer begins at step 0.
+        """Return the run to continue, or an empty one if another trainer begins at step 0.
 
         A worker process that is started again, or a second run, has the id of the same trainer.
         """
@@ -206,7 +206,7 @@ class TrackerWriter(TimedWriter):
     # --- what is written -----------------------------------------------------------------------------------
 
     def _take(self, event: Event) -> Event | None:
-        """Return the event without what was written before; None if nothing is left."""
+        """Note an event; return it without the values written before, or None if none is left."""
         match event:
             case BeforeTrain():
                 self._begin_training()
@@ -243,7 +243,7 @@ class TrackerWriter(TimedWriter):
         self._floor = dict(self._known.last)
 
     def _catch_up(self, start: int) -> None:
-        """Write the events up to the checkpoint that are in the event log and not in the tracker."""
+        """Write the logged events up to the checkpoint that the tracker does not have."""
         log = self._work_dir / FILE_NAME
         if not log.is_file():
             return
@@ -284,7 +284,7 @@ class TrackerWriter(TimedWriter):
         return UnavailableError(f"{events} not written to {self.service}{why}; {self._later()}")
 
     def _later(self) -> str:
-        """Return the command that writes the events later, or that is being run, if this is a replay."""
+        """Return a hint with the command that writes the events later; in a replay, its own."""
         run, out = self._work_dir, f" --out {quote(str(self._work_dir))}"
         if run.name == REPLAY_FOLDER:
             run, out = run.parent, ""
@@ -292,7 +292,7 @@ class TrackerWriter(TimedWriter):
         return f"`{command}` writes them later, from the run's event log"
 
     def _save(self) -> None:
-        """Write the state file. A kill of the process leaves the old one or the new one."""
+        """Write the state file; a kill leaves the old or the new one."""
         try:
             with replacing(self._state_path, durable=False) as file:
                 file.write(msgspec.json.encode(self._known))
@@ -338,7 +338,7 @@ class TrackerWriter(TimedWriter):
         return None
 
     def tell(self, key: str, text: str) -> None:
-        """Log a line, once for each key."""
+        """Log a warning, once for each key."""
         if key not in self._told:
             self._told.add(key)
             logger.warning("%s: %s", self.service, text)
@@ -349,7 +349,7 @@ class TrackerWriter(TimedWriter):
 
 
 def key_of(event: Named) -> str:
-    """Return "train/samples" for an image, histogram or text of that name."""
+    """Return an event's mode and name, such as "train/samples"."""
     return f"{event.mode}/{event.name}"
 
 

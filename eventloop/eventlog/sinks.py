@@ -1,6 +1,6 @@
-"""Declare the destinations of a replay other than a bus, which `eventloop.eventlog.replay` drives.
+"""Declare the destinations that `eventloop.eventlog.replay` can write to, besides a bus.
 
-Writers are such destinations; this package knows none of them.
+Writers are such destinations; this package imports none.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ class Sink(Protocol):
 
 @runtime_checkable
 class TimedSink(Protocol):
-    """A destination that takes the times in the log."""
+    """A destination that is given the times of events."""
 
     @property
     def takes_times(self) -> bool:
-        """Whether it does; otherwise it is written to like any other."""
+        """Return whether to use `write_timed`, rather than the other methods."""
 
     def write_timed(self, events: list[Timed]) -> None:
         """Write events in order, each with the Unix time of its log record."""
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The values that a destination was given, each with a name and a step that it has once."""
+    """The counts of the values given to a destination that keeps one per name and step."""
 
     service: str
     """The name of the destination in messages."""
@@ -76,8 +76,8 @@ class Written(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class CountingSink(Protocol):
-    """A destination that writes no value twice, and counts those that it had."""
+    """A destination that skips the values that it has, and counts them."""
 
     @property
     def written(self) -> Written:
-        """Return the values since `open`."""
+        """Return the counts since `open`."""

@@ -1,4 +1,4 @@
-"""Define events that are created later, in the background, and events that have the time of their emit."""
+"""Define events that are created later, in the background, and events with the time of their emit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from eventloop.events.base import Event
 
 
 class Deferred(Protocol):
-    """Events that can only be created once a value has left the device.
+    """Events that need a value that is still being copied from a device.
 
     The object is posted with `Bus.post`. In the background the keeper waits until `ready` returns True, and
     then calls `events`, in the order of the posts.
@@ -36,7 +36,7 @@ class Pending:
 
 
 class Stamped(msgspec.Struct, frozen=True, gc=False):
-    """An event in a queue with the time of its emit."""
+    """A queued event with the time of its emit."""
 
     event: Event
     emitted: float
@@ -54,11 +54,12 @@ class Timed(NamedTuple):
 
 
 def unstamped(item: Queued) -> Event:
+    """Return the event without its time."""
     return item.event if isinstance(item, Stamped) else item
 
 
 def timed(items: Iterable[Queued]) -> list[Timed]:
-    """Return the events with their times; one without a time, because it was spilled, gets the present."""
+    """Return each event with the Unix time of its emit, or of this call if it was spilled."""
     now, present = perf_counter(), time()
     return [
         Timed(present - now + item.emitted, item.event) if isinstance(item, Stamped) else Timed(present, item)

@@ -25,12 +25,12 @@ from eventloop.events.filters import Passes
 from eventloop.util.waiting import Bell
 
 INCOMING_LIMIT = 1_048_576
-"""The largest number of events in `incoming`; the oldest events beyond it are dropped and counted.
+"""The length of `incoming` above which `keep_bounded` drops the oldest events and counts them.
 
-Only a program that for seconds emits faster than the subscriber delivers reaches it.
+It is reached if events are emitted too fast for seconds, or if `when=` hangs.
 """
 HELD_SECONDS = 0.1
-"""The seconds of a delivery after which events beyond the queue's capacity go to the spill file."""
+"""A delivery longer than this, in seconds, is slow: events beyond the capacity are then spilled."""
 MOVED_AT_ONCE = 8192
 """The number of events that a thread puts into the queue before other threads may use the queue.
 
@@ -40,7 +40,7 @@ in memory (`tests/background/test_overflow_load.py`).
 FILTER_SECONDS = 0.2
 """The longest wait in seconds for `when=` to check the last events, when an account is read."""
 _LOOK_SECONDS = 0.05
-"""The interval in seconds at which a thread that waits for room checks whether the queue has ended."""
+"""The interval in seconds at which a thread that waits for room wakes the subscriber."""
 
 Delivery = Event | list[Event]
 
@@ -113,18 +113,18 @@ class SubscriberQueue(SubscriberAccount):
             self.incoming.append(self._entry(event))
 
     def _entry(self, event: Event) -> Queued:
-        """Return what the queue holds of an event that is created now."""
+        """Return an event that is created now, with the present time if the subscriber is given times."""
         return Stamped(event, perf_counter()) if self.options.timed else event
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
-        """Append a placeholder to the queue for events that are created later."""
+        """Append a placeholder to `incoming` for events that are created later."""
         self._has_posts = True
         pending = Pending(types)
         self.incoming.append(pending)
         return pending
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
-        """Put those created events that the subscriber wants into the placeholder that `post` appended."""
+        """Put the wanted ones of `events` into a placeholder of `post`, unless it is filled already."""
         wanted = [self._entry(event) for event in events if self._wants(event)]
         with self._lock:
             if pending.events is None:
@@ -320,9 +320,9 @@ class SubscriberQueue(SubscriberAccount):
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
     def _take(self, most: int = 1) -> list[Any]:
-        """Remove and return the next events, at most `most`; an empty list without events.
+        """Remove and return at most `most` events; an empty list if there are none.
 
-        They are `Stamped` if the subscriber is given the times.
+        They are `Stamped` if the subscriber is given times, except those that were spilled.
         """
         most = min(most, self._capacity)
         with self._lock:
@@ -369,7 +369,7 @@ class SubscriberQueue(SubscriberAccount):
         return self._measured(found)
 
     def _measured(self, items: list[Queued]) -> list[Queued]:
-        """Record the waits of entries with a time, which they lose unless the subscriber is given it."""
+        """Record the waits of events that have a time; return the events, with times if `timed`."""
         if Stamped not in map(type, items):
             return items
         for item in items:

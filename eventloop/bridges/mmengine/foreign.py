@@ -30,9 +30,9 @@ REFUSED = {
     "trainer.metrics.put_image",
     "NPUProfilerHook": "this trainer runs on no NPU; ProfilerHook profiles the CPU and CUDA",
 }
-"""The hooks that control the loop of a runner, and so would do nothing here, with the substitutes."""
+"""The hooks that cannot be used here, each with the reason or the substitute."""
 KEPT = ("best_", "keep_ckpt_ids", "last_ckpt")
-"""The beginnings of the names under which a CheckpointHook keeps its state in the message hub."""
+"""The prefixes of the keys of a CheckpointHook's state in the message hub."""
 OUTPUTS = ("after_train_iter", "after_val_iter", "after_test_iter")
 
 
@@ -54,7 +54,7 @@ def check(callback: Any) -> None:
 
 
 def stateful(callback: Any) -> bool:
-    """Return whether it is a CheckpointHook; other hooks of MMEngine have no state of their own."""
+    """Return whether a hook is a CheckpointHook, the only one whose state is saved here."""
     return isinstance(callback, mmengine.hooks.CheckpointHook)
 
 
@@ -69,7 +69,7 @@ class _Driver:
     def __init__(self, trainer: Any, hooks: Sequence[Any]) -> None:
         self._trainer = ref(trainer)
         self._runner = _runner(trainer)
-        self._begun: dict[int, int] = {}  # by hook, the load before which its `before_run` was called
+        self._begun: dict[int, int] = {}  # by hook id, the load that called its `before_run`
         for hook in hooks:
             self._runner.register_hook(hook)
 
@@ -89,7 +89,7 @@ class _Driver:
                 yield ForeignCall(stage, (stage,), self._calling(getattr(callback, stage), stage), priority)
 
     def _loading(self, hook: Any) -> Callable[[Any, Any], object]:
-        """Return the handler that gives a checkpoint to a hook, after `before_run` as in MMEngine.
+        """Return a handler that calls `before_run` of a hook and then gives it the checkpoint.
 
         A hook that swaps an average and the own weights does so for a resume alone. `load_checkpoint` still
         loads the weights that the checkpoint holds as `state_dict`.
@@ -137,12 +137,12 @@ class _Driver:
                 trainer.metrics.put_scalar(name.partition("/")[2] or name, float(buffer.current()))
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
-        """Return what a CheckpointHook keeps in the message hub: its best score, and the files to delete."""
+        """Return a CheckpointHook's state in the message hub: its best score, kept and last checkpoints."""
         kept = {key: value for key, value in self._info.items() if key.startswith(KEPT)}
         return dict(plain(kept, type(callback).__name__))
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
-        """Put that into the message hub, where the hook reads it when the training begins."""
+        """Replace the state in the message hub, which the hook reads when the training begins."""
         for key in [key for key in self._info if key.startswith(KEPT)]:
             del self._info[key]
         self._info.update(state)
