@@ -30,7 +30,10 @@ class WriteMethods(Protocol):
 
 
 OFFLOADS = ("auto", "thread", "process")
-_PARAMETERS = {"open": ["run"], "write": ["event"], "write_batch": ["events"], "flush": [], "close": []}
+_PARAMETERS = {
+    "open": ["run"], "write": ["event"], "write_batch": ["events"], "write_timed": ["events"], "flush": [],
+    "close": [],
+}  # fmt: skip
 """The methods of a writer, each with the names of its parameters after `self`."""
 _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch", "linger")
 _TRAINER_NAMES = ("trainer", "runner")
@@ -43,8 +46,8 @@ def check_signatures(cls: type, base: type) -> None:
         TypeError: a method has another signature, or is a coroutine function or a generator function.
     """
     for name, parameters in _PARAMETERS.items():
-        found = inspect.getattr_static(cls, name)
-        if found is not vars(base)[name]:
+        found = inspect.getattr_static(cls, name, None)  # only some writers have `write_timed`
+        if found is not vars(base).get(name):
             _check_signature(f"{cls.__name__}.{name}", found, parameters)
 
 

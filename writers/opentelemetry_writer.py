@@ -52,8 +52,9 @@ class OpenTelemetryWriter(TrackerWriter):
     `handler_failed`, `loader_stall` and `slow_rank` are log records. The service, the run and the rank are
     attributes of the resource.
 
-    Spans, numbers and log records have the times of the emits, however late the collector receives them. A
-    replay sends spans with the same ids once more.
+    Spans, numbers and log records have the times of the emits, however late the collector receives them;
+    an event that waited in a spill file has the time of one before it. A replay sends spans with the same ids
+    once more.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges

@@ -127,6 +127,7 @@ class Spans:
 
     def _end(self, name: str, time: int, event: Event) -> None:
         began, span_id = self._open.pop(name, (time, self._id(name, "not begun", time)))
+        time = max(time, began)  # equal times of spilled events may be off by a rounding
         attributes = _fields(event) | (self._info if name == "run" else {})
         error = getattr(event, "error", None) or ""
         if name == "run":

@@ -52,6 +52,8 @@ logger = logging.getLogger("eventloop")
 RETRY_SECONDS = 10.0
 LOCK_SECONDS = 30.0
 """The seconds to wait for the lock, which a killed program's worker keeps for up to 10 s."""
+SHORT = 60
+"""The number of characters of an error that is in the log already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
 RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
@@ -279,16 +281,19 @@ class TrackerWriter(TimedWriter):
 
     def _lost(self) -> UnavailableError:
         count, self._pending = len(self._pending), []
-        why = ", which is still away" if self._error == self._logged_error else f": {self._error}"
+        why = self._error
+        if why == self._logged_error and len(why) > SHORT:
+            why = f"{why[:SHORT].rstrip()}... (logged before)"
         events = "1 event was" if count == 1 else f"{count:,} events were"
-        return UnavailableError(f"{events} not written to {self.service}{why}; {self._later()}")
+        return UnavailableError(f"{events} not written to {self.service}: {why}; {self._later()}")
 
     def _later(self) -> str:
         """Return a hint with the command that writes the events later; in a replay, its own."""
         run, out = self._work_dir, f" --out {quote(str(self._work_dir))}"
         if run.name == REPLAY_FOLDER:
             run, out = run.parent, ""
-        command = f"eventloop replay {quote(str(run))} --to {self.target}{set_options(self._made_with)}{out}"
+        options = masked(set_options(self._made_with, secret=self.secret_arguments), self.secrets())
+        command = f"eventloop replay {quote(str(run))} --to {self.target}{options}{out}"
         return f"`{command}` writes them later, from the run's event log"
 
     def _save(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from shlex import quote
 from typing import Any
@@ -70,13 +70,19 @@ def masked(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def set_options(made_with: partial[Any] | None) -> str:
-    """Return the texts among a writer's arguments as options of a replay, such as " --set project=digits"."""
+def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -> str:
+    """Return the texts among a writer's arguments as options of a replay, such as " --set project=digits".
+
+    Args:
+        made_with: makes a writer with the same arguments; None gives "".
+        secret: names of arguments to leave out.
+    """
     if made_with is None:
         return ""
     given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
-    texts = ((name, text) for name, text in given.items() if isinstance(text, str) and name != "offload")
-    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts)
+    left_out = {"offload", *secret}
+    texts = {name: text for name, text in given.items() if isinstance(text, str) and name not in left_out}
+    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts.items())
 
 
 def check_texts(**texts: object) -> None:

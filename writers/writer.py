@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import signal
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
@@ -92,7 +92,6 @@ class Writer:
 
     They may lead out of the folder of a replay, because nothing writes through them."""
 
-    _timed: ClassVar[bool] = False
     _opened = False
     _bus: ReferenceType[Bus] | None = None  # the bus it was attached to last
     _made_with: functools.partial[Any] | None = None  # makes a writer with the same constructor arguments
@@ -105,11 +104,6 @@ class Writer:
         check_attributes(cls, cls.__name__)
         if "__init__" in vars(cls):
             setattr(cls, "__init__", _remembering(cls.__init__))  # noqa: B010  # mypy knows no other way
-
-    @property
-    def waits_for(self) -> str:
-        """Return what a call may wait for, such as a server, or ""; the message about a hang has it."""
-        return ""
 
     def attach(self, bus: Bus, run: Callable[[], Run]) -> Subscription:
         """Subscribe to `bus`; at the first event `run()` returns the facts of the run, which `open` receives.
@@ -222,6 +216,11 @@ class Writer:
         else:
             self.write(delivery)
 
+    @property
+    def _timed(self) -> bool:
+        """Whether the bus is to give the times of the events."""
+        return False
+
     def _open_once(self) -> None:
         if not self._opened:
             self.open(self._get_run())
@@ -237,7 +236,7 @@ class Writer:
             self.close()
 
 
-class TimedWriter(Writer):
+class TimedWriter(Writer, ABC):
     """The base class of writers that receive the time of each event's emit.
 
         class Stages(TimedWriter):
@@ -252,13 +251,16 @@ class TimedWriter(Writer):
     """
 
     batch: bool | int = True
-    _timed = True
 
     @property
     def takes_times(self) -> bool:
         """False if a subclass overrides `write` or `write_batch`, which receive no times."""
         cls = type(self)
-        return cls.write is TimedWriter.write and cls.write_batch is Writer.write_batch
+        return cls.write is TimedWriter.write and cls.write_batch is TimedWriter.write_batch
+
+    @property
+    def _timed(self) -> bool:
+        return self.takes_times and self.batch is not False
 
     @abstractmethod
     def write_timed(self, events: list[Timed]) -> None:
@@ -268,12 +270,20 @@ class TimedWriter(Writer):
         """Write one event with the present time."""
         self.write_timed([Timed(time.time(), event)])
 
+    def write_batch(self, events: list[Event]) -> None:
+        """Write several events with the present time."""
+        if type(self).write is TimedWriter.write:
+            now = time.time()
+            self.write_timed([Timed(now, event) for event in events])
+        else:
+            super().write_batch(events)
+
     def _deliver(self, delivery: Any) -> None:
-        self._open_once()
-        if self.takes_times:
+        if isinstance(delivery, list) and isinstance(delivery[0], Timed):
+            self._open_once()
             self.write_timed(delivery)
         else:
-            self.write_batch([event for _, event in delivery])
+            super()._deliver(delivery)
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:

@@ -64,7 +64,8 @@ class NotedIndices:
         """Return values that differ if ranks have different data sets: the length, and a Subset's indices."""
         chosen, data = [], getattr(self._loader, "dataset", None)
         while isinstance(data, Subset):
-            chosen.append(sha256(np.asarray(data.indices).tobytes()).hexdigest())
+            known = _ints([*data.indices])
+            chosen.append(sha256(repr(known or [*map(repr, data.indices)]).encode()).hexdigest())
             data = data.dataset
         return (None if data is None else length_of(data), *chosen)
 

@@ -59,7 +59,7 @@ class EventRecord(msgspec.Struct, Generic[T], array_like=True, gc=False, frozen=
     sequence: int
     """The number of the event: 0 for the first one of the file; a resumed run continues the count."""
     time: float
-    """The time of the emit, in seconds since 1970; that of the write for an event from a spill file."""
+    """The time of the emit, in seconds since 1970; an event from a spill file has that of one before it."""
     rank: int
     """The rank of the process that wrote it."""
     event: T

@@ -25,7 +25,7 @@ from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.eventlog.format import EventRecord
 from eventloop.eventlog.reader import EventReader, OnTorn, TornTail
-from eventloop.eventlog.sinks import CountingSink, Sink, TimedSink, Written
+from eventloop.eventlog.sinks import Sink, TimedSink, Written
 from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
@@ -172,7 +172,7 @@ def replay(
     left_out += reader.left_out
     return ReplayReport(
         emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost,
-        [writer.written for writer in writers if isinstance(writer, CountingSink)], flushed,
+        [found for w in writers if isinstance(found := getattr(w, "written", None), Written)], flushed,
     )  # fmt: skip
 
 
@@ -325,17 +325,16 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
 
 
 def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
-    if isinstance(writer, TimedSink) and writer.takes_times:
-        writer.write_timed([Timed(record.time, record.event) for record in records])
-        return
-    events = [record.event for record in records]
-    if not writer.batch:
-        for event in events:
-            writer.write(event)
-        return
-    most = max(1, len(events)) if writer.batch is True else writer.batch
-    for start in range(0, len(events), most):
-        writer.write_batch(events[start : start + most])
+    most = max(1, len(records)) if writer.batch is True else writer.batch or 1
+    timed = writer if isinstance(writer, TimedSink) and writer.takes_times else None
+    for start in range(0, len(records), most):
+        several = records[start : start + most]
+        if timed is not None:
+            timed.write_timed([Timed(record.time, record.event) for record in several])
+        elif writer.batch:
+            writer.write_batch([record.event for record in several])
+        else:
+            writer.write(several[0].event)
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:

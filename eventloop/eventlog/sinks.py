@@ -72,12 +72,3 @@ class Written(msgspec.Struct, frozen=True):
             return f"nothing new for {self.service}, which had all {self.known:,} values already"
         had = f", which had {self.known:,} already" if self.known else ""
         return f"{self.new:,} new value{'s' * (self.new != 1)} for {self.service}{had}"
-
-
-@runtime_checkable
-class CountingSink(Protocol):
-    """A destination that skips the values that it has, and counts them."""
-
-    @property
-    def written(self) -> Written:
-        """Return the counts since `open`."""

@@ -58,10 +58,7 @@ def unstamped(item: Queued) -> Event:
     return item.event if isinstance(item, Stamped) else item
 
 
-def timed(items: Iterable[Queued]) -> list[Timed]:
-    """Return each event with the Unix time of its emit, or of this call if it was spilled."""
-    now, present = perf_counter(), time()
-    return [
-        Timed(present - now + item.emitted, item.event) if isinstance(item, Stamped) else Timed(present, item)
-        for item in items
-    ]
+def timed(items: Iterable[Stamped]) -> list[Timed]:
+    """Return each event with the Unix time of its emit."""
+    epoch = time() - perf_counter()
+    return [Timed(epoch + item.emitted, item.event) for item in items]

@@ -28,8 +28,11 @@ def handler_name(fn: Callable[..., object]) -> str:
 
 def awaited_by(fn: Callable[..., object]) -> str:
     """Return ", waiting for X" if the object of the method `fn` has a text X in `waits_for`, else ""."""
-    text = getattr(getattr(fn, "__self__", None), "waits_for", "")
-    return f", waiting for {text}" if text and isinstance(text, str) else ""
+    try:
+        text = getattr(getattr(fn, "__self__", None), "waits_for", "")
+    except Exception:  # of a user's property; the text is only a part of a message
+        return ""
+    return f", waiting for {text}" if isinstance(text, str) and text else ""
 
 
 def is_coroutine_function(fn: Callable[..., object]) -> bool:

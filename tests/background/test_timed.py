@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -22,14 +23,15 @@ ROUNDING = 1e-6
 
 
 @pytest.mark.parametrize("offload", ["thread", "process"])
-@pytest.mark.parametrize("overflow", ["spill", "block"])
+@pytest.mark.parametrize(
+    "options", [{}, {"overflow": "block"}, {"when": lambda event: True}], ids=["spill", "block", "when"]
+)
 def test_events_of_one_delivery_have_their_own_times(
-    bus: Bus, lines: Lines, offload: str, overflow: Any
+    bus: Bus, lines: Lines, offload: str, options: dict[str, Any]
 ) -> None:
     """The times are as far apart as the emits, by an own clock, though a flush delivers the events together."""
     bus.subscribe(
-        note_times, "after_train_iter", offload=offload, overflow=overflow, batch=True, linger=1000.0,
-        timed=True,
+        note_times, "after_train_iter", offload=offload, batch=True, linger=1000.0, timed=True, **options
     )  # fmt: skip
     bus.emit(AfterTrainIter())
     bus.flush(DEADLINE)  # later events gather
@@ -82,8 +84,8 @@ def test_deferred_events_have_the_time_of_their_creation(bus: Bus) -> None:
     assert seen[0].time < seen[1].time < seen[2].time
 
 
-def test_spilled_events_have_the_time_of_their_delivery(bus: Bus, small_files: Path) -> None:
-    """A spill file has no times; no event is lost, and the order is kept."""
+def test_spilled_events_have_the_time_of_one_before_them(bus: Bus, small_files: Path) -> None:
+    """A spill file has no times: none is later than its event or that of the next, and no event is lost."""
     seen: list[Timed] = []
     gate = threading.Event()
 
@@ -96,12 +98,14 @@ def test_spilled_events_have_the_time_of_their_delivery(bus: Bus, small_files: P
         bus.emit(AfterTrainIter(iter=number))
         until(lambda: seen)
     assert subscription.stats.spilled
-    released = time()
     gate.set()
     bus.flush(DEADLINE)
+    bus.emit(AfterTrainIter(iter=20))
+    bus.flush(DEADLINE)
 
-    assert [each.event.iter for each in seen] == [*range(20)]  # type: ignore[attr-defined]
-    assert seen[-1].time >= released
+    assert [each.event.iter for each in seen] == [*range(21)]  # type: ignore[attr-defined]
+    assert all(after.time - before.time > -ROUNDING for before, after in pairwise(seen))
+    assert seen[-2].time < seen[-1].time
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_each_handler_has_its_cost(tmp_path: Path) -> None:
 
 
 def test_a_handler_of_the_begin_has_a_row(tmp_path: Path) -> None:
-    """So has a handler that it attaches."""
+    """So has a handler that it attaches; a second run, which goes on with the epochs, adds to the rows."""
     training = Training()
     training.attach(tmp_path)
 
@@ -154,9 +154,10 @@ def test_a_handler_of_the_begin_has_a_row(tmp_path: Path) -> None:
     training.engine.add_event_handler(Events.STARTED, prepare)
 
     training.run()
+    training.run(epochs=4)
 
     calls = {cost.name.rpartition(".")[2]: cost.calls for cost in read_costs(tmp_path).handlers}
-    assert (calls["prepare"], calls["note"]) == (1, 2)
+    assert (calls["prepare"], calls["note"]) == (2, 6)
 
 
 def test_handlers_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:

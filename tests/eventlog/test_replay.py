@@ -16,11 +16,11 @@ from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, MARK, EventLogError
 from eventloop.eventlog.reader import read_events
 from eventloop.eventlog.replay import replay
-from eventloop.events import AfterValEpoch, Event, ImageLogged, ScalarsLogged
+from eventloop.events import AfterValEpoch, Event, ImageLogged, ScalarsLogged, Timed
 from eventloop.events.run import Run
 from eventloop.writers.event_log_writer import EventLogWriter
 from eventloop.writers.tensorboard import TensorBoardWriter
-from eventloop.writers.writer import Writer
+from eventloop.writers.writer import TimedWriter, Writer
 from tests.conftest import DEADLINE, Held
 from tests.eventlog.conftest import EVENTS, Record
 
@@ -236,6 +236,22 @@ def test_a_writer_that_takes_times_gets_those_of_the_log(record: Record, tmp_pat
     curves = EventAccumulator(str(tmp_path / "curves")).Reload()
     logged = [each.time for each in read_events(folder) if isinstance(each.event, ScalarsLogged)]
     assert [point.wall_time for point in curves.Scalars("train/loss")] == logged
+
+
+def test_a_writer_that_takes_times_is_given_no_larger_batches(record: Record) -> None:
+    """`batch` limits the events of a call in a replay, too."""
+    sizes: list[int] = []
+
+    class Pairs(TimedWriter):
+        events = ("*",)
+        batch = 2
+
+        def write_timed(self, events: list[Timed]) -> None:
+            sizes.append(len(events))
+
+    replay(record(), Pairs())
+
+    assert sizes == [2, 2, 2]
 
 
 def test_a_writer_that_overrides_write_gets_events_without_times(record: Record, tmp_path: Path) -> None:

@@ -35,3 +35,4 @@ def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
 
     assert options == " --set endpoint=http://localhost:4318 --set 'service=my digits'"
     assert set_options(CSVWriter()._made_with) == ""
+    assert set_options(writer._made_with, secret=["service"]) == " --set endpoint=http://localhost:4318"

@@ -9,13 +9,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from time import time
+from typing import Any
 
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ScalarsLogged
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged, Timed
 from eventloop.events.run import Run
-from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, TimedWriter, Writer
 from eventloop.writers.jsonl import read_jsonl
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
@@ -241,3 +243,57 @@ def test_constructors_keep_their_signatures() -> None:
     assert list(inspect.signature(StepFile).parameters) == ["filename", "prefix"]
     with pytest.raises(TypeError, match=r"StepFile.__init__\(\) got an unexpected keyword argument 'nme'"):
         StepFile("x", nme="y")  # type: ignore[call-arg]
+
+
+class Times(TimedWriter):
+    """A writer that keeps events with their times, and counts its calls."""
+
+    events = (ScalarsLogged,)
+
+    def __init__(self) -> None:
+        self.seen: list[Timed] = []
+        self.calls = 0
+
+    def write_timed(self, events: list[Timed]) -> None:
+        self.seen += events
+        self.calls += 1
+
+
+def test_a_batch_for_a_timed_writer_is_one_call() -> None:
+    """A subclass that passes a batch on to the base class writes it at once, with the present time."""
+    writer = Times()
+    before = time()
+
+    writer.write_batch(list(train(1, 2, 3)))
+
+    assert writer.calls == 1
+    assert before <= writer.seen[0].time == writer.seen[2].time
+
+
+def test_a_timed_writer_without_batches_gets_single_events(attach: Attach) -> None:
+    """`batch = False` calls `write` for each event, as for any writer."""
+    seen: list[Event] = []
+
+    class Single(Times):
+        batch = False
+
+        def write(self, event: Event) -> None:
+            seen.append(event)
+
+    write(attach(Single()), *train(1, 2))
+
+    assert seen == train(1, 2)
+
+
+@pytest.mark.parametrize("awaited", [object(), property(lambda self: 1 / 0)], ids=["no text", "an error"])
+def test_a_broken_text_of_what_is_awaited_breaks_no_writer(
+    attach: Attach, account: Account, awaited: Any
+) -> None:
+    """Only a text in `waits_for` is used, in the message about a hang."""
+    writer = type("Odd", (Times,), {"waits_for": awaited})()
+    bus = attach(writer)
+
+    write(bus, *train(1))
+
+    assert [each.event for each in writer.seen] == train(1)
+    assert account(bus).delivered == 1

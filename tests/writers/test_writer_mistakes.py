@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, Event, ScalarsLogged
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged, Timed
 from eventloop.events.run import Run
 from eventloop.registry import build
-from eventloop.writers import JSONLWriter, TensorBoardWriter, Writer
+from eventloop.writers import JSONLWriter, TensorBoardWriter, TimedWriter, Writer
 from tests.conftest import DEADLINE
 from tests.support.trainers import build_trainer
 from tests.writers.conftest import Account, Attach, emit, train, write
@@ -37,6 +37,19 @@ def test_a_misspelt_write_is_found_by_the_trainer(tmp_path: Path) -> None:
 
     with pytest.raises(TypeError, match=r"Typo has no write\(event\): override it; is Typo.wriet meant"):
         build_trainer(work_dir=tmp_path, writers=[Typo()])
+
+
+def test_a_timed_writer_needs_its_method() -> None:
+    """A misspelt `write_timed` is an error where the writer is made, and a wrong one where its class is defined."""
+
+    class Typo(TimedWriter):
+        def write_time(self, events: list[Timed]) -> None:
+            raise AssertionError
+
+    with pytest.raises(TypeError, match=r"abstract.* Typo .*write_timed"):
+        Typo()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match=r"Late\.write_timed is a coroutine function"):
+        type("Late", (TimedWriter,), {"write_timed": _later})
 
 
 def test_a_missing_write_is_named(attach: Attach) -> None:

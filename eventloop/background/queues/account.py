@@ -64,6 +64,7 @@ class SubscriberAccount(ABC):
         self.routes: dict[type[Event], Route] = {}
         self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
         self.closed = Latch()  # set after `on_close`
+        self.forgotten = False  # whether its events are those of the process that has forked this one
         self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
         self._lock = threading.RLock()  # reentrant, as a filter may look at the account
@@ -170,6 +171,7 @@ class SubscriberAccount(ABC):
     def forget(self) -> None:
         """Note in a forked child process that the delivering thread or task exists only in the parent."""
         self._lock = threading.RLock()  # that thread may have held it when the process was copied
+        self.forgotten = True
         self.closed.set()
 
     def new_losses(self) -> str:

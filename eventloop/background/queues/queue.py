@@ -68,6 +68,7 @@ class SubscriberQueue(SubscriberAccount):
         self._room = Bell()
         self._linger = options.linger  # seconds from one delivery to the next, in which events gather
         self._took_at = 0.0  # when the last events were taken out
+        self._emitted = perf_counter()  # the time of the last event with one; spilled events get it
 
     def _bring_up_to_date(self) -> None:
         if self._filter is not None:
@@ -91,8 +92,7 @@ class SubscriberQueue(SubscriberAccount):
     def feeds(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
         """Return two functions that append an event of a type to `incoming` if it passes `every` and `start`.
 
-        The second one also notes the time of the emit, from which the wait in the queue is measured; both do
-        for a subscriber that is given the times.
+        The second one, and both if the subscriber is given times, also store the time of the emit.
         """
         append, early = self.incoming.append, self.routes[event_type].early
 
@@ -150,10 +150,7 @@ class SubscriberQueue(SubscriberAccount):
             return False
 
     def would_want(self, event: Event) -> bool:
-        """Return whether an event emitted after the bus was closed passes the filters.
-
-        It counts as passing if a filter raises, or cannot be called because an earlier call hangs.
-        """
+        """Return whether an event emitted after a close passes the filters; yes if one raises or hangs."""
         route = self.routes[type(event)]
         tests = [route.early] if self._asking is not None else [route.early, route.late]
         try:
@@ -215,20 +212,17 @@ class SubscriberQueue(SubscriberAccount):
             self._enter(item)
         return None
 
-    def _store(self, event: Event) -> None:
-        """Put an event into the queue, or into the spill file if the queue is full."""
+    def _store(self, item: Queued) -> None:
+        """Put an event into the queue, or without its time into the spill file if the queue is full."""
         if not (self._spills and self._full()):
             with self._lock:
-                self._enter(event)
-        elif not self._spill.add(event):
+                self._enter(item)
+        elif not self._spill.add(unstamped(item)):
             with self._lock:
-                self._turn_away(type(event), 1)
+                self._turn_away(type_of(item), 1)
 
     def _next_incoming(self) -> Queued | None:
-        """Remove and return the next event of `incoming`.
-
-        None if `incoming` is empty, or if the next event is a deferred one that is not created yet.
-        """
+        """Remove and return the next event of `incoming`; None if it is empty or not created yet."""
         while self.incoming:
             item = self.incoming.popleft()
             if not isinstance(item, Pending):
@@ -286,10 +280,9 @@ class SubscriberQueue(SubscriberAccount):
                         return
                     self.received += 1
                     self._taken += 1
-                    event = unstamped(item)
-                    asking = self._asking = perf_counter(), event
+                    asking = self._asking = perf_counter(), unstamped(item)
                 if self._passes(asking):
-                    self._store(event)
+                    self._store(item)
                     self.wake()
                 self._asked += 1
 
@@ -322,7 +315,7 @@ class SubscriberQueue(SubscriberAccount):
     def _take(self, most: int = 1) -> list[Any]:
         """Remove and return at most `most` events; an empty list if there are none.
 
-        They are `Stamped` if the subscriber is given times, except those that were spilled.
+        They are `Stamped` if the subscriber is given times.
         """
         most = min(most, self._capacity)
         with self._lock:
@@ -370,12 +363,17 @@ class SubscriberQueue(SubscriberAccount):
 
     def _measured(self, items: list[Queued]) -> list[Queued]:
         """Record the waits of events that have a time; return the events, with times if `timed`."""
-        if Stamped not in map(type, items):
+        gives = self.options.timed
+        if not gives and Stamped not in map(type, items):
             return items
-        for item in items:
+        for at, item in enumerate(items):
             if isinstance(item, Stamped):
+                self._emitted = item.emitted
                 self.waits.add(perf_counter() - item.emitted)
-        return items if self.options.timed else [unstamped(item) for item in items]
+                items[at] = item if gives else item.event
+            elif gives:
+                items[at] = Stamped(item, self._emitted)
+        return items
 
     def _refill(self) -> None:
         """Fill the queue from the spill file, or from `incoming` if the file is empty."""

@@ -57,10 +57,12 @@ class Lane(FailingQueue):
 
     def succeed(self, former: Lane) -> None:
         """Continue the account and the timings of a former, ended lane, before the first delivery."""
+        self.set_routes(former.routes)
+        if former.forgotten:
+            return
         self.go_on_from(former)
         self.busy, self.waits = former.busy, former.waits
         self.last_error = former.last_error
-        self.set_routes(former.routes)
 
     def leave_out(self, why: str) -> None:
         """Mark the subscriber as stalled, because it does not take part in the reopened bus."""

@@ -24,7 +24,7 @@ import msgspec
 from eventloop.background.workers.importable import find, why_not_importable
 from eventloop.events import Event
 from eventloop.events.codec import Frames
-from eventloop.events.deferred import Timed
+from eventloop.events.deferred import Timed, timed
 from eventloop.events.encoding_errors import Unencodable, why_not
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.util.surrogates import escaped
@@ -159,9 +159,9 @@ class EventDecoder:
         return decoded
 
 
-def pack_times(events: list[Timed]) -> bytes:
-    """Encode the times of a batch as the body of its `BATCH` message, which has none without times."""
-    return msgspec.msgpack.encode([each.time for each in events])
+def pack_times(events: list[Any]) -> bytes:
+    """Encode the times of `Stamped` events as the body of their `BATCH` message."""
+    return msgspec.msgpack.encode([each.time for each in timed(events)])
 
 
 def with_times(events: list[Event], body: bytes) -> list[Timed]:

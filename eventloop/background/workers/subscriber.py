@@ -35,7 +35,7 @@ from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, pack_times, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
 from eventloop.events import Event
-from eventloop.events.deferred import timed, unstamped
+from eventloop.events.deferred import unstamped
 from eventloop.events.encoding_errors import Unencodable, bad_events
 from eventloop.processes.channel import Frame, Kind, frame
 from eventloop.processes.child import END_SECONDS, WorkerProcess
@@ -208,7 +208,7 @@ class ProcessLane(SupervisedLane):
                     self._in_flight -= 1
                 self._failure(error, unstamped(item), 0.0)
         if self._together and flight:
-            times = pack_times(timed(flight)) if self.options.timed else b""
+            times = pack_times(flight) if self.options.timed else b""
             frames.insert(head, frame(Kind.BATCH, len(flight), times))
         if flight:
             self._ask(*frames)

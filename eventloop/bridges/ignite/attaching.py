@@ -177,6 +177,9 @@ class Bridge:
         self.ride = ride
         self._engine, self._model, self._optimizer = engine, model, optimizer
         self._evaluators: list[Engine] = []
+        self._before = ForeignCalls(
+            lambda phase, seconds: None
+        )  # of the begins of all runs, before a trainer
         engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
         engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
@@ -193,7 +196,7 @@ class Bridge:
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = self._engine
-            self._names, before = RowNames(), ForeignCalls(lambda phase, seconds: None)
+            self._names, before = RowNames(), self._before
             with ExitStack() as self._during:
                 if self.ride.measure:
                     self._during.enter_context(self._measuring(engine, before, [Events.STARTED]))

@@ -96,8 +96,9 @@ class _Driver:
         """
 
         def load(trainer: Any, event: Any) -> None:
-            hook.before_run(self._runner)
-            self._begun[id(hook)] = trainer.state.loads + 1
+            if not trainer.running:
+                hook.before_run(self._runner)
+                self._begun[id(hook)] = trainer.state.loads + 1
             given = {
                 key: dict(value) if isinstance(value, Mapping) else value
                 for key, value in trainer.checkpoint.items()
@@ -117,10 +118,8 @@ class _Driver:
             if stage == "before_run" and self._begun.pop(id(hook), None) == trainer.state.loads:
                 return  # called before the checkpoint was loaded
             loop = runner._train_loop
-            loop._iter, loop._epoch = (
-                event.iter,
-                event.epoch if trainer.by_epoch else 0,
-            )  # else it counts none
+            loop._iter = event.iter
+            loop._epoch = event.epoch if trainer.by_epoch else 0  # a loop by iterations counts none
             logged = {name: len(buffer.data[0]) for name, buffer in runner.message_hub.log_scalars.items()}
             method(runner, **_arguments(trainer, event, stage))
             self._forward(trainer, logged)
