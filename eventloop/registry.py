@@ -253,4 +253,5 @@ def build(config: Mapping[str, Any], among: Registry | None = None, /, **also: A
 
 
 def _is_derived(thing: object, base: type) -> bool:
-    return isinstance(thing, type) and issubclass(thing, base) and thing is not base
+    derived = isinstance(thing, type) and issubclass(thing, base) and thing is not base
+    return derived and not inspect.isabstract(thing)

@@ -117,11 +117,10 @@ class MLflowWriter(TrackerWriter):
         self._send_tags(run_id, self.tags)
         return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
 
-    def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
-        """Let requests fail soon in a process of their own, because this writer sends them again."""
+    def begin_process(self) -> None:
+        """Let requests fail soon, because this writer sends them again, or says that it cannot."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
-        super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
         metrics = [

@@ -294,7 +294,7 @@ class TrackerWriter(TimedWriter):
             run, out = run.parent, ""
         options = masked(set_options(self._made_with, secret=self.secret_arguments), self.secrets())
         command = f"eventloop replay {quote(str(run))} --to {self.target}{options}{out}"
-        return f"`{command}` writes them later, from the run's event log"
+        return f"`{command}` writes them later, if the run has an EventLogWriter"
 
     def _save(self) -> None:
         """Write the state file; a kill leaves the old or the new one."""

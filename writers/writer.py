@@ -208,6 +208,10 @@ class Writer:
             step = getattr(first, "step", getattr(first, "iter", facts.start_iter))
             facts = msgspec.structs.replace(facts, start_iter=max(facts.start_iter, step))
         self._get_run = lambda: facts
+        self.begin_process()
+
+    def begin_process(self) -> None:
+        """Prepare a process that does nothing but write: a worker, or `eventloop replay`."""
 
     def _deliver(self, delivery: Any) -> None:
         self._open_once()

@@ -114,8 +114,11 @@ def _run(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError, TypeError) as error:
         return failed(options, error, 2)
     from eventloop.eventlog.replay import replay
+    from eventloop.writers import Writer
 
     try:
+        if isinstance(job.writer, Writer):
+            job.writer.begin_process()
         report = replay(job.log, job.writer, only=options.only, on_torn="ignore", work_dir=job.out)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has left, as in `eventloop replay ... --to console | head`

@@ -334,6 +334,31 @@ def test_effect_is_the_same(tmp_path: Path, attach: Attach) -> None:
     assert seen == expected
 
 
+@pytest.mark.parametrize("given", ["both", "the evaluator"])
+def test_a_handler_of_an_evaluator_stops_the_training(tmp_path: Path, given: str) -> None:
+    """EarlyStopping of an evaluator ends the training after that validation, if its engine is in a Foreign, too."""
+    engine, evaluator, seen = Engine(never_run), evaluates(Engine(never_run)), Seen()
+    evaluator.add_event_handler(Events.COMPLETED, EarlyStopping(1, lambda e: -len(seen), engine))
+    evaluator.add_event_handler(Events.COMPLETED, lambda: seen.append(1))
+    hooks = (
+        [Foreign(engine), Foreign(evaluator, name="evaluator")] if given == "both" else [Foreign(evaluator)]
+    )
+
+    def build() -> Trainer:
+        return build_trainer(
+            tmp_path, train_loader=batches(4), val_loader=batches(1), max_epochs=5, hooks=hooks, writers=[]
+        )
+
+    if given == "both":
+        trainer = build()
+        trainer.train()
+        assert trainer.iter == 8
+        assert str(trainer.stop_reason).startswith("EarlyStopping")
+    else:
+        with pytest.raises(ValueError, match="EarlyStopping controls an ignite engine that is in no Foreign"):
+            build()
+
+
 def test_metrics_and_handlers_of_an_evaluator(tmp_path: Path) -> None:
     """An engine marked as an evaluator computes ignite's metrics in validations, and its handlers see them."""
     model, seen = tiny_model(), Seen()

@@ -220,7 +220,7 @@ def test_a_tracker_that_is_away_at_the_begin_disables_the_writer(
     (record,) = caplog.records
     assert (
         f"Tracker cannot be used: ConnectionError: 401 for *** and ***; `eventloop replay {tmp_path} --to tracker "
-        f"--out {tmp_path}` writes them later, from the run's event log; the run goes on"
+        f"--out {tmp_path}` writes them later, if the run has an EventLogWriter; the run goes on"
         in record.getMessage()
     )
     assert record.exc_info is None

@@ -130,7 +130,9 @@ class _Engines:
 
     def __init__(self, trainer: Any, engines: Sequence[Engine]) -> None:
         self._trainer = ref(trainer)
+        self._engines = engines
         for engine in engines:
+            _check_targets(engine, engines)
             engine.state.max_epochs, engine.state.epoch_length = (
                 trainer.max_epochs,
                 trainer.limits.length("train", trainer.train_loader),
@@ -162,15 +164,8 @@ class _Engines:
             extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
             first = (engine,) if args and isinstance(args[0], ref) else ()
             fn(*first, *extra, *args[len(first) :], **kwargs)
-            for flag, method in UNHEARD.items():
-                if getattr(engine, flag, False):
-                    raise RuntimeError(
-                        f"{handler_name(parent)} of an ignite engine called {method}, which has no effect "
-                        "here: use engine.terminate(), which stops this trainer"
-                    )
-            if engine.should_terminate:
-                engine.should_terminate = False
-                trainer.stop(f"{handler_name(parent)} of an ignite engine called terminate()")
+            for each in self._engines:  # a handler of an evaluator may stop the engine that trains
+                _obey(each, trainer, handler_name(parent))
 
         return ForeignCall(
             f"{handler_name(parent)} at {getattr(event, 'name', event)}",
@@ -186,6 +181,39 @@ class _Engines:
         """Load the user's keys of an engine's state."""
         for key, value in state.items():
             setattr(callback.state, key, value)
+
+
+def _obey(engine: Engine, trainer: Any, name: str) -> None:
+    """Stop our trainer if a handler has called `terminate()` of an engine.
+
+    Raises:
+        RuntimeError: the handler has called a method that has no effect here.
+    """
+    for flag, method in UNHEARD.items():
+        if getattr(engine, flag, False):
+            raise RuntimeError(
+                f"{name} of an ignite engine called {method}, which has no effect here: use "
+                "engine.terminate(), which stops this trainer"
+            )
+    if engine.should_terminate:
+        engine.should_terminate = False
+        trainer.stop(f"{name} of an ignite engine called terminate()")
+
+
+def _check_targets(engine: Engine, engines: Sequence[Engine]) -> None:
+    """Refuse a handler that controls an engine of which our trainer knows nothing, such as EarlyStopping.
+
+    Raises:
+        ValueError: naming the handler.
+    """
+    for fn, *_ in (entry for handlers in engine._event_handlers.values() for entry in handlers):
+        owner = getattr(_parent(fn), "__self__", _parent(fn))
+        target = getattr(owner, "trainer", None)
+        if isinstance(target, Engine) and not any(target is each for each in engines):
+            raise ValueError(
+                f"{type(owner).__name__} controls an ignite engine that is in no Foreign, and would have no "
+                "effect: add Foreign(engine) of its `trainer` to hooks"
+            )
 
 
 def _parent(fn: Any) -> Any:
