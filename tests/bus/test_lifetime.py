@@ -266,6 +266,41 @@ print(", ".join(sorted(log)), flush=True)
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
+def test_a_fork_takes_no_events_of_its_parent(python: Run) -> None:
+    """The account of a subscriber begins at zero in a child, while the parent delivers what waits in its queue."""
+    program = (
+        SETUP
+        + """
+import threading
+warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
+gate, began = threading.Event(), threading.Event()
+def slow(event):
+    began.set()
+    gate.wait(20)
+bus.begins_in_forks = True
+bus.subscribe(slow, "after_train_iter", offload="thread", queue=2)
+for i in range(50):
+    bus.emit(AfterTrainIter(iter=i))
+assert began.wait(20)
+child = os.fork()
+gate.set()
+if not child:
+    bus.for_runs = True
+    bus.reopen()
+    bus.emit(AfterTrainIter(iter=0))
+    assert bus.close(20).ok
+    (stats,) = bus.stats()
+    os._exit(0 if (stats.delivered, stats.dropped, stats.failed) == (1, 0, 0) else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert bus.close(20).ok
+print(bus.stats()[0].delivered, flush=True)
+"""
+    )
+
+    assert lines(python(program)) == ["50"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 def test_fork_with_full_queues_and_locks_held(python: Run) -> None:
     """A child forked while the loop is held and a subscriber's lock taken neither hangs nor reports for the parent."""
     program = (

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSampler
 
 from eventloop import Trainer
 from eventloop.evaluation.dataset_order import in_dataset_order
@@ -67,6 +67,16 @@ def test_forms_of_batches(make_trainer: MakeTrainer, loader: Any) -> None:
     trainer = make_trainer()
 
     torch.testing.assert_close(trainer.predict(loader), expected_of(trainer))
+
+
+def test_a_subset_may_choose_by_any_key(make_trainer: MakeTrainer) -> None:
+    """The indices of a Subset may be keys of its data set, of several lengths."""
+    rows = dict(zip([(0,), (0, 1), (2,)], samples(3).tensors[0], strict=True))
+    trainer = make_trainer()
+
+    outputs = trainer.predict(DataLoader(Subset(cast(Any, rows), cast(Any, [*rows])), batch_size=2))
+
+    torch.testing.assert_close(outputs, expected_of(trainer, 3))
 
 
 def test_mapping_goes_to_the_model_as_it_is(make_trainer: MakeTrainer) -> None:
