@@ -311,6 +311,27 @@ def test_calls_to_devices_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert counts[0] == counts[1] > 0
 
 
+def test_each_run_begins_once(tmp_path: Path) -> None:
+    """`before_run` comes before a checkpoint that is loaded for a run, and not again for one loaded within it."""
+    seen = Seen()
+
+    class Begins(mm.Hook):  # type: ignore[misc]
+        def before_run(self, runner: Any) -> None:
+            seen.append("run")
+
+        def after_load_checkpoint(self, runner: Any, checkpoint: Any) -> None:
+            seen.append("load")
+
+    built(lambda *_: Begins(), tmp_path, seen, max_epochs=1).train()
+    seen.clear()
+    trainer = built(lambda *_: Begins(), tmp_path, seen, max_epochs=2)
+    trainer.bus.subscribe(lambda t, event: t.load_checkpoint("auto"), "after_train_iter", once=True)
+    trainer.resume("auto")
+    trainer.train()
+
+    assert seen == ["run", "load", "load"]
+
+
 def test_an_average_is_in_checkpoints(tmp_path: Path) -> None:
     """A run resumed with MMEngine's EMAHook ends as the uninterrupted one, and the average is in `state_dict`."""
 
