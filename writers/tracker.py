@@ -1,4 +1,6 @@
-"""Define the base of the writers of experiment trackers: one run over restarts, each step once, retries.
+"""Define the base class of the writers for experiment trackers.
+
+It continues one run over restarts, writes each step once, and tries again after errors.
 
 `wandb_writer`, `mlflow_writer`, `trackio_writer` and `opentelemetry_writer` derive from `TrackerWriter`. A
 tracker cannot remove a step, so a step that is run again after a resume is not written again.
@@ -119,7 +121,11 @@ class TrackerWriter(TimedWriter):
         """Begin or continue a run; return its id and the last steps that the tracker has."""
 
     def had_before(self, known: Known) -> dict[str, int]:
-        """Return the last steps that the tracker had before `connect`, which returned `known`."""
+        """Return the last step of each name that the tracker had before the writer connected.
+
+        Args:
+            known: the result of `connect`.
+        """
         return known.last
 
     @abstractmethod

@@ -149,7 +149,7 @@ class WandbWriter(TrackerWriter):
         return Known(run_id, known.last if last is None else last)
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
-        """Let wandb print nothing in a process of its own, because this writer logs what it is refused."""
+        """Silence wandb in the worker process, because this writer logs errors itself."""
         os.environ.setdefault("WANDB_SILENT", "true")
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # of wandb's own telemetry
         super().begin_in_worker(facts, restarts=restarts, first=first)

@@ -223,7 +223,7 @@ class Background(Closing):
     # --- at the edges of a process --------------------------------------------------------------------------
 
     def become_inert(self, *, reopens: bool) -> None:
-        """Drop all events and subscribers in a forked child process, in which none of the threads exists.
+        """Drop all events and subscribers in a forked child process, which has none of the threads.
 
         Args:
             reopens: whether another background may replace this one in the child.

@@ -21,7 +21,7 @@ def announced_steps(trainer: Trainer) -> Iterator[None]:
     began = 0.0
     wanted = trainer.bus.wanted(
         BeforeOptimizerStep, AfterOptimizerStep
-    )  # looked up here: `announce` is a call
+    )  # saves two calls a step (`benchmarks.bridges`)
 
     def before(*_: Any) -> None:
         nonlocal began

@@ -73,7 +73,7 @@ class ForeignCalls:
         self._calls[name, event] = _Call(timing, in_iteration)
 
     def include(self, others: ForeignCalls) -> None:
-        """Add the rows of other calls."""
+        """Add the rows of other measured calls to the costs; a row of the same name and event is replaced."""
         self._calls |= others._calls
 
     def costs(self, wall: float) -> list[HandlerCost]:

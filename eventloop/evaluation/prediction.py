@@ -25,6 +25,7 @@ from eventloop.evaluation.outputs import OnHost
 from eventloop.events import BatchPredicted, Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import CurrentRun
+from eventloop.resume.ranks import has_other_ranks
 from eventloop.util.functions import check_call, handler_name, is_coroutine_function
 
 BACKLOG_BYTES = 256 * 2**20
@@ -142,7 +143,8 @@ class Collection:
     def end(self, *, complete: bool) -> Any:
         """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
         noted = self._noted
-        return in_dataset_order(self._batches, noted.all(), noted.data_set()) if complete else None
+        data_set = noted.data_set() if has_other_ranks() else ()
+        return in_dataset_order(self._batches, noted.all(), data_set) if complete else None
 
 
 class Stream:

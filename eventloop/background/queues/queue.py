@@ -117,14 +117,14 @@ class SubscriberQueue(SubscriberAccount):
         return Stamped(event, perf_counter()) if self.options.timed else event
 
     def post(self, types: tuple[type[Event], ...]) -> Pending:
-        """Append a placeholder to `incoming` for events that are created later."""
+        """Append a placeholder for events that are created later to `incoming`, and return it."""
         self._has_posts = True
         pending = Pending(types)
         self.incoming.append(pending)
         return pending
 
     def fill(self, pending: Pending, events: list[Event]) -> None:
-        """Put the wanted ones of `events` into a placeholder of `post`, unless it is filled already."""
+        """Put the events that the subscriber wants into a placeholder, unless it is filled already."""
         wanted = [self._entry(event) for event in events if self._wants(event)]
         with self._lock:
             if pending.events is None:
@@ -150,7 +150,7 @@ class SubscriberQueue(SubscriberAccount):
             return False
 
     def would_want(self, event: Event) -> bool:
-        """Return whether an event emitted after a close passes the filters; yes if one raises or hangs."""
+        """Return whether an event emitted after a close passes the filters; a running `when=` is skipped."""
         route = self.routes[type(event)]
         tests = [route.early] if self._asking is not None else [route.early, route.late]
         try:
@@ -222,7 +222,7 @@ class SubscriberQueue(SubscriberAccount):
                 self._turn_away(type_of(item), 1)
 
     def _next_incoming(self) -> Queued | None:
-        """Remove and return the next event of `incoming`; None if it is empty or not created yet."""
+        """Remove and return the next event of `incoming`; None if there is none, or none created yet."""
         while self.incoming:
             item = self.incoming.popleft()
             if not isinstance(item, Pending):

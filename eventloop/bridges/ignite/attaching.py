@@ -177,9 +177,8 @@ class Bridge:
         self.ride = ride
         self._engine, self._model, self._optimizer = engine, model, optimizer
         self._evaluators: list[Engine] = []
-        self._before = ForeignCalls(
-            lambda phase, seconds: None
-        )  # of the begins of all runs, before a trainer
+        # the handlers of STARTED are measured before there is a trainer
+        self._at_start = ForeignCalls(lambda phase, seconds: None)
         engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
         engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
@@ -196,11 +195,11 @@ class Bridge:
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = self._engine
-            self._names, before = RowNames(), self._before
+            self._names = RowNames()
             with ExitStack() as self._during:
                 if self.ride.measure:
-                    self._during.enter_context(self._measuring(engine, before, [Events.STARTED]))
-                started = engine.add_event_handler(Events.STARTED, self._begin_run, before)
+                    self._during.enter_context(self._measuring(engine, self._at_start, [Events.STARTED]))
+                started = engine.add_event_handler(Events.STARTED, self._begin_run)
                 self._during.callback(started.remove)
                 try:
                     state = run(*args, **kwargs)
@@ -214,12 +213,7 @@ class Bridge:
 
         return riding
 
-    def _begin_run(self, engine: Engine, before: ForeignCalls) -> None:
-        """Begin a run.
-
-        Args:
-            before: the calls of other handlers of `STARTED`, which are measured before there is a trainer.
-        """
+    def _begin_run(self, engine: Engine) -> None:
         state = engine.state
         trainer = self.ride.begin_run(
             self._model, native=engine, optimizer=self._optimizer,
@@ -230,7 +224,7 @@ class Bridge:
             self._during.enter_context(announced_steps(trainer))
         if self.ride.measure:
             calls = trainer.foreign_calls
-            calls.include(before)
+            calls.include(self._at_start)
             others = [event for event in engine._event_handlers if event is not Events.STARTED]
             self._during.enter_context(self._measuring(engine, calls, others))
             for evaluator in self._evaluators:

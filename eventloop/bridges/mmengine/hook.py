@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -153,15 +153,13 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         trainer = self.trainer
-        wanted = trainer.bus.wanted(AfterBackward)
 
         @wraps(backward)
         def measured(*args: Any, **kwargs: Any) -> Any:
             began = perf_counter()
             result = backward(*args, **kwargs)
             trainer.clock.charge("backward", perf_counter() - began)
-            if wanted[AfterBackward]:
-                trainer.announce(AfterBackward)
+            trainer.announce(AfterBackward)
             return result
 
         return measured
@@ -234,7 +232,6 @@ _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
 
 
-@cache  # each iteration asks for each name in the hub
 def _logged_name(name: str) -> str | None:
     """Return the name under which the bridge logs a number of the message hub; None if it does not log it."""
     mode, _, short = name.partition("/")
