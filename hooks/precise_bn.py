@@ -12,6 +12,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.checkpoint.weights import unwrap
+from eventloop.data.loader_info import refuse_samples
 from eventloop.data.side_pass import position_of
 from eventloop.evaluation.evaluation import fields_kept
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
@@ -251,6 +252,7 @@ def _training_modes(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
 def _check_loader(loader: object, name: str) -> None:
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"PreciseBN: {name} must be an iterable of batches, got {loader!r}")
+    refuse_samples(f"PreciseBN: {name}", loader)
     if hasattr(loader, "__next__"):
         raise TypeError(
             f"PreciseBN: {name} is an iterator ({type(loader).__name__}), which can be run only once: give "

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import data
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from eventloop.util.checks import length_of
 
@@ -38,10 +39,34 @@ def check_loader(argument: str, loader: object, *, may_be_empty: bool = False) -
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"{argument} must be an iterable of batches, got {loader!r}")
+    refuse_samples(argument, loader)
     if not may_be_empty and length_of(loader) == 0:  # type: ignore[arg-type]
         raise ValueError(
             f"{argument} is empty: it has 0 batches (is drop_last=True with a batch larger than the data?)"
         )
+
+
+def refuse_samples(argument: str, loader: object) -> None:
+    """Refuse a tensor, an array and a map-style data set as a loader: each of their rows would be a batch.
+
+    Args:
+        argument: the argument that the user gave it as.
+        loader: the loader.
+
+    Raises:
+        TypeError: see above; the message begins with the argument.
+    """
+    if isinstance(loader, torch.Tensor | np.ndarray):
+        name = "tensor" if isinstance(loader, torch.Tensor) else "array"
+        got = f"{type(loader).__name__} of shape {tuple(loader.shape)}"
+    elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        name, got = "dataset", f"data set {type(loader).__name__}"
+    else:
+        return
+    raise TypeError(
+        f"{argument} must be a DataLoader or another iterable of batches, got the {got}, whose items are "
+        f"samples: give DataLoader({name}, batch_size=...)"
+    )
 
 
 def check_named_loaders(argument: str, loaders: Loaders) -> None:

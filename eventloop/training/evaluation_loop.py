@@ -67,8 +67,9 @@ class Evaluations(LoopTrainer):
             The outputs; None with `to`, after it has received everything, or if a stop cut the pass short.
 
         Raises:
-            TypeError, ValueError: `loader` is not an iterable of batches or is empty on all ranks, or `to` is
-                neither a function of the outputs nor a writer of `batch_predicted`.
+            TypeError, ValueError: `loader` is not an iterable of batches, such as a data set without a
+                `DataLoader`, or is empty on all ranks, or `to` is neither a function of the outputs nor a
+                writer of `batch_predicted`.
             Exception: `to` has raised it.
             RuntimeError: a writer did not receive all batches.
         """

@@ -29,7 +29,7 @@ from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.limits import LimitBatches, Limits
-from eventloop.data.loader_info import Loaders
+from eventloop.data.loader_info import Loaders, refuse_samples
 from eventloop.data.position import LoaderPosition, Within
 from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
@@ -206,8 +206,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._held = HeldLoops()
         self.stops = Stopping(self)
-        self.passing = None
-        self._open = []
+        self.passing, self._open = None, []
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
@@ -316,8 +315,9 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         not counted: call `stop` to end the loop after an iteration.
 
         Raises:
-            RuntimeError: the call is not inside `for epoch in trainer.epochs()`.
+            RuntimeError, TypeError: the call is not inside `trainer.epochs()`, or `loader` holds samples.
         """
+        refuse_samples("loader", loader)
         loop = self._batches(loader)
         self._held.add(loop)
         return loop
