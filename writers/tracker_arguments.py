@@ -11,6 +11,7 @@ from shlex import quote
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from eventloop.eventlog.set_values import text_of
 from eventloop.writers.plain import NoPlainValue, encodable
 
 _SECRET = ("password", "passwd", "pwd", "token", "secret", "key")
@@ -71,7 +72,9 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 
 
 def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -> str:
-    """Return the texts among a writer's arguments as options of a replay, such as " --set project=digits".
+    """Return a writer's arguments as options of a replay, such as " --set project=digits".
+
+    They are the texts, mappings and lists among the arguments; others have no form in an option.
 
     Args:
         made_with: makes a writer with the same arguments; None gives "".
@@ -81,8 +84,20 @@ def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -
         return ""
     given = inspect.signature(made_with.func).bind(*made_with.args, **made_with.keywords).arguments
     left_out = {"offload", *secret}
-    texts = {name: text for name, text in given.items() if isinstance(text, str) and name not in left_out}
-    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts.items())
+    texts = {name: _option_text(value) for name, value in given.items() if name not in left_out}
+    return "".join(f" --set {quote(f'{name}={text}')}" for name, text in texts.items() if text is not None)
+
+
+def _option_text(value: object) -> str | None:
+    """Return an argument as the text of an option; None if it has no form there."""
+    if isinstance(value, Mapping):
+        value = dict(value)
+    if not isinstance(value, str | dict | list | tuple):
+        return None
+    try:
+        return text_of(encodable(value))
+    except (NoPlainValue, TypeError, ValueError):  # of a writer that checks its arguments less strictly
+        return None
 
 
 def check_texts(**texts: object) -> None:

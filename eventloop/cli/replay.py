@@ -69,7 +69,7 @@ def add_parser(commands: Any) -> None:
         description="Without --to, deliver the events that the run's writers had not received at its end; "
         "only for a run that you trust, because its folder says with which arguments each writer is made. "
         "With --to, write the events of the run's event log with another writer.", epilog=EXIT_CODES,
-        usage="%(prog)s [-h] RUN [--to TARGET] [--set NAME=TEXT] [--only EVENT [EVENT ...]] "
+        usage="%(prog)s [-h] RUN [--to TARGET] [--set NAME=VALUE] [--only EVENT [EVENT ...]] "
         "[--import MODULE] [--out DIR] [--traceback]",
     )  # fmt: skip
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its event log")
@@ -82,9 +82,9 @@ def add_parser(commands: Any) -> None:
         help='names of events, such as scalars_logged; "*" for all; put RUN before --only',
     )  # fmt: skip
     parser.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="NAME=TEXT", type=_argument,
-        help="an argument of the writer, such as project=digits; may be repeated; keys are taken from the "
-        "environment",
+        "--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", type=_argument,
+        help="an argument of the writer: a text, such as project=digits, or JSON, such as "
+        """config='{"lr": 0.1}'; may be repeated; keys are taken from the environment""",
     )  # fmt: skip
     parser.add_argument(
         "--import", dest="modules", action="append", default=[], metavar="MODULE",
@@ -290,14 +290,19 @@ def _is_a(name: str, writer: Sink) -> bool:
     return cls is not None and isinstance(writer, cls)
 
 
-def _argument(text: str) -> tuple[str, str]:
+def _argument(text: str) -> tuple[str, Any]:
+    from eventloop.eventlog.set_values import value_of
+
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"expected NAME=TEXT, such as project=digits, got {text!r}")
-    return name, value
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, such as project=digits, got {text!r}")
+    try:
+        return name, value_of(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{name}: {on_a_line(str(error))}") from None
 
 
-def _make_writer(target: str, only: list[str] | None, arguments: dict[str, str]) -> Sink:
+def _make_writer(target: str, only: list[str] | None, arguments: dict[str, Any]) -> Sink:
     from eventloop.events.base import event_name
     from eventloop.events.catalogue import find_event, several
     from eventloop.registry import WRITERS, build

@@ -16,6 +16,7 @@ from eventloop.eventlog.undelivered import keep_undelivered
 from eventloop.events import AfterRun, BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.writers import EventLogWriter
+from eventloop.writers.jsonl import read_jsonl
 from tests.writers.otlp_collector import Collector, is_missing
 
 KEY = "s3cr3t"
@@ -100,7 +101,10 @@ def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path, capsys: pytest.Ca
     uri = f"sqlite:///{tmp_path}/mlflow.db"
 
     for _ in range(2):  # the second time adds no step
-        replay(run, "--to", "mlflow", "--set", f"tracking_uri={uri}", "--set", "experiment=digits")
+        replay(
+            run, "--to", "mlflow", "--set", f"tracking_uri={uri}", "--set", "experiment=digits",
+            "--set", 'params={"lr": 0.1}',
+        )  # fmt: skip
 
     first, second = capsys.readouterr().err.splitlines()[-2:]
     assert first.endswith("; 6 new values for MLflow")
@@ -109,6 +113,7 @@ def test_a_run_is_written_to_mlflow(run: Path, tmp_path: Path, capsys: pytest.Ca
     found = client.get_run(state(run, "mlflow"))
     history = client.get_metric_history(found.info.run_id, "train/loss")
     assert [("train/loss", metric.step, metric.value) for metric in history] == EXPECTED[:-1]
+    assert found.data.params["lr"] == "0.1"
     assert found.info.status == "FINISHED"
     assert found.info.run_name == "run"  # that of the run's folder, not of the replay's in it
 
@@ -129,14 +134,26 @@ def test_a_run_is_written_to_trackio(run: Path, tmp_path: Path, monkeypatch: pyt
     assert [(n, step, v) for step, row in rows for n, v in msgspec.json.decode(row).items()] == EXPECTED
 
 
+def test_json_is_an_argument_of_the_writer(run: Path) -> None:
+    """A list of events is given as such to the writer."""
+    replay(run, "--to", "jsonl", "--set", 'events=["before_train"]')
+
+    assert [line["iter"] for line in read_jsonl(run / "replay/metrics.jsonl")] == [0, 3]
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("project", "expected NAME=TEXT, such as project=digits, got 'project'"),
-        ("=x", "expected NAME=TEXT, such as project=digits, got '=x'"),
+        ("project", "expected NAME=VALUE, such as project=digits, got 'project'"),
+        ("=x", "expected NAME=VALUE, such as project=digits, got '=x'"),
+        (
+            "config={lr: 0.1}",
+            "argument --set: config: expected JSON, because it begins with {, got {lr: 0.1}: Expecting property",
+        ),
+        ("tags=[a]", "tags: expected JSON, because it begins with [, got [a]: Expecting value"),
     ],
 )
-def test_an_argument_without_a_name_is_refused(
+def test_an_argument_of_another_form_is_refused(
     argument: str, message: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The message shows the form."""

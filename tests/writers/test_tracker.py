@@ -227,6 +227,26 @@ def test_a_tracker_that_is_away_at_the_begin_disables_the_writer(
     assert account(bus).failed + account(bus).dropped == 2
 
 
+def test_the_command_has_the_settings_of_the_run(attach: Attach, account: Account, tmp_path: Path) -> None:
+    """A config that is a mapping is JSON in the command, quoted for a shell."""
+
+    class Configured(Tracker):
+        def __init__(self, project: str, config: dict[str, Any]) -> None:
+            super().__init__()
+
+    tracker = Configured("digits", config={"lr": 0.1, "name": "a b"})
+    tracker.away = "no route"
+    bus = attach(tracker)
+
+    emit(bus, *train(1))
+
+    assert (
+        f"`eventloop replay {tmp_path} --to tracker --set project=digits "
+        f"""--set 'config={{"lr":0.1,"name":"a b"}}' --out {tmp_path}` writes them later"""
+        in account(bus).error
+    )
+
+
 def test_what_a_tracker_missed_is_replayed_into_its_run(attach: Attach, tmp_path: Path) -> None:
     """A replay into the run's own directory writes the steps that the tracker does not have, at their times."""
     with_log = Bus()

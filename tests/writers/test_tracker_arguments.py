@@ -1,9 +1,16 @@
-"""Secrets in the messages of the writers of experiment trackers."""
+"""Secrets and arguments in the messages of the writers of experiment trackers."""
 
 from __future__ import annotations
 
+import shlex
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
 import pytest
 
+from eventloop.eventlog.set_values import value_of
 from eventloop.writers import CSVWriter, OpenTelemetryWriter
 from eventloop.writers.tracker_arguments import masked, set_options
 from tests.writers.otlp_collector import is_missing
@@ -26,7 +33,7 @@ def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected:
 
 
 def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
-    """The options are the arguments that are texts, quoted for a shell."""
+    """The options are the arguments that are texts or JSON, quoted for a shell."""
     if is_missing("opentelemetry.proto"):
         pytest.skip("opentelemetry-proto is not installed: pip install 'torch-eventloop[otlp]'")
     writer = OpenTelemetryWriter("http://localhost:4318", headers={"key": "s3cr3t"}, service="my digits")
@@ -36,3 +43,38 @@ def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
     assert options == " --set endpoint=http://localhost:4318 --set 'service=my digits'"
     assert set_options(CSVWriter()._made_with) == ""
     assert set_options(writer._made_with, secret=["service"]) == " --set endpoint=http://localhost:4318"
+
+
+class Made:
+    """Takes any arguments, as a writer of a user may."""
+
+    def __init__(self, value: object, headers: object = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"lr": 0.1, "model": {"layers": [1, 2]}, "note": "it's \u00e4"}, None),
+        (MappingProxyType({"lr": np.float64(0.1)}), {"lr": 0.1}),
+        (("a b", "c"), ["a b", "c"]),
+        ({"most": float("inf")}, None),
+        ("digits", None),
+        ("[1] of 2", None),
+        ('"quoted"', None),
+        ("", None),
+    ],
+)
+def test_an_argument_is_the_same_after_a_shell(value: object, expected: Any) -> None:
+    """The shell splits the option, and `--set` reads the argument's value again."""
+    options = set_options(partial(Made, value, headers={"key": "s3cr3t"}), secret=["headers"])
+
+    flag, text = shlex.split(options)
+    name, _, written = text.partition("=")
+    assert (flag, name) == ("--set", "value")
+    assert value_of(written) == (value if expected is None else expected)
+
+
+@pytest.mark.parametrize("value", [3, True, None, print, {"weights": np.zeros(3)}, {(1, 2): 3}])
+def test_an_argument_without_a_form_is_left_out(value: object) -> None:
+    """A message about events that were not written never fails by its command."""
+    assert set_options(partial(Made, value)) == ""
