@@ -37,8 +37,8 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("script", metavar="SCRIPT | MODULE", help="the script; its arguments follow")
     parser.add_argument(
         "--writers", default="jsonl", metavar="NAMES",
-        help="with commas between them: console, csv, eventlog, imagefile, jsonl, tensorboard, visdom, names "
-        "of classes (default: jsonl)",
+        help="with commas between them: console, csv, eventlog, imagefile, jsonl, mlflow, opentelemetry, "
+        "tensorboard, trackio, visdom, wandb, names of classes (default: jsonl)",
     )  # fmt: skip
     parser.add_argument(
         "--work-dir", metavar="DIR",

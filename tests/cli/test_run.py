@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -14,6 +15,7 @@ import pytest
 from eventloop import cli
 from eventloop.autoattach.written_loop import LINES
 from eventloop.costs.records import read_costs
+from eventloop.registry import WRITERS
 from eventloop.writers.jsonl import read_jsonl
 from tests import forked
 from tests.cli.conftest import ENVIRONMENT
@@ -84,6 +86,19 @@ def test_an_unmodified_script_is_recorded_and_its_weights_are_its_own(host: str)
     assert "trainer.costs()" not in ran.stderr, "the trainer of the script has no such method"
     alone = forked.run([script, "--epochs", "2"], env=ENVIRONMENT)
     assert ran.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
+
+
+def test_the_help_and_the_page_name_each_writer(capsys: pytest.CaptureFixture[str]) -> None:
+    """A writer that is added is named in both lists."""
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--help"])
+
+    written = [name for name in WRITERS.names() if WRITERS.find(name).__module__.startswith("eventloop.")]
+    names = {name.removesuffix("Writer").lower() for name in written}
+    assert names <= set(re.findall(r"\w+", capsys.readouterr().out))
+    page = Path(__file__).parents[2] / "docs/howto/run.md"
+    if page.exists():  # the wheel has no pages
+        assert names <= set(re.findall(r"`(\w+)`", page.read_text()))
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -171,6 +186,27 @@ def test_several_trainers_have_a_directory_each() -> None:
         assert "JSONLWriter" in {row.name for row in read_costs(directory).subscribers}
         assert (directory / "metrics.jsonl").exists()
         assert [*directory.glob("*.csv")]
+
+
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.parametrize("root", [None, "out"])
+def test_a_lightning_trainer_without_a_logger(root: str | None) -> None:
+    """A run has a new directory under runs/ rather than files in the current one, or `default_root_dir`."""
+    script = write(
+        "from lightning.pytorch import Trainer\n"
+        "from lightning.pytorch.demos.boring_classes import BoringModel\n"
+        f"trainer = Trainer(max_steps=1, logger=False, enable_checkpointing=False, default_root_dir={root!r})\n"
+        "model = BoringModel()\n"
+        "trainer.fit(model), trainer.validate(model)"
+    )
+
+    directories = [run_directory(run(script)) for _ in range(2)]
+
+    if root is None:
+        assert directories == sorted(Path("runs").iterdir())
+        assert not Path("eventloop").exists()
+    else:
+        assert directories == [Path("out/eventloop")] * 2
 
 
 @needs_ignite

@@ -20,6 +20,7 @@ import torch
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.lightning.costs import HostCosts, replaced
+from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
 from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
@@ -57,7 +58,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     Args:
         bus: an existing bus to emit events on.
         hooks, writers: as for `eventloop.Trainer`.
-        work_dir: directory of the files; by default `eventloop` in the trainer's `log_dir`.
+        work_dir: directory of the files; by default `eventloop` in the trainer's `log_dir`, or a new one
+            under runs/ if that is the current directory, as with `logger=False`.
         measure: give each callback, LightningModule hook and logger a row in the costs.
 
     Raises:
@@ -146,11 +148,10 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._trains = training
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
-        work_dir = Path(trainer.log_dir or trainer.default_root_dir) / "eventloop"
         driven = self._ride.begin_run(
             trainer.lightning_module, native=trainer, optimizer=_optimizers(trainer) if training else None,
             max_epochs=max_epochs, max_iters=_total(trainer, max_epochs) if training else None,
-            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=work_dir,
+            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=directory_of(trainer),
             iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
         )  # fmt: skip
         connector = trainer._logger_connector  # gets all numbers, with and without loggers

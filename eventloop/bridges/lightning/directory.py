@@ -1,0 +1,16 @@
+"""Choose the directory of a run of Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def directory_of(trainer: Any) -> Path | None:
+    """Return `eventloop` in the trainer's `log_dir`, or None if that is the current directory.
+
+    With `logger=False` and no `default_root_dir`, all runs of a script share the current directory, and the
+    later ones would append to the files of the first. None means a new directory under runs/.
+    """
+    directory = Path(trainer.log_dir or trainer.default_root_dir)
+    return None if directory.absolute() == Path.cwd() else directory / "eventloop"
