@@ -168,14 +168,22 @@ class Evaluation:
         evaluator: one metric or several, or None.
         left_out: names of values, such as texts, that were already reported as unusable. New ones are logged
             and added to this set, so that a set shared by all evaluations logs each name once.
+        device: where the predictions are; metrics that are modules, such as torchmetrics, are moved there.
     """
 
-    def __init__(self, evaluator: Evaluators | None, left_out: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        evaluator: Evaluators | None,
+        left_out: set[str] | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self._left_out = set() if left_out is None else left_out
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
         self._sources: dict[str, str] = {}
         for metric in self._evaluators.values():
+            if device is not None and isinstance(metric, torch.nn.Module):
+                metric.to(device)
             if isinstance(metric, Metric):
                 metric.reset()
 

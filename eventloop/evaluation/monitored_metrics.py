@@ -232,7 +232,7 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
 
 def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -> Evaluation:
     """Validate on all ranks; if one rank fails, all raise."""
-    evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
+    evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
     failure: Exception | None = None
     try:
         for batch in islice(_own_workers(loader), batches):

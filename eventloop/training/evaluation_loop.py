@@ -149,7 +149,7 @@ def _metrics(
     for number, (name, loader) in enumerate(loaders.items()):
         if number and trainer.stopping:  # asked for in the last batch of a loader
             return None
-        evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs)
+        evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
 
         def add(outputs: Any, evaluation: Evaluation = evaluation) -> None:
             evaluation.add(outputs, batch_size(trainer.batch))

@@ -110,7 +110,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             without.
         work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
             relative to the current directory, also if the program changes that later.
-        device: device to which the model and the batches are moved; by default both stay where they are.
+        device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
+            are modules; by default all stay where they are.
             "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
         bus: an existing bus to emit events on.
 
@@ -171,6 +172,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         )
         self.device = choose_device(device)
         self.model = model if self.device is None else model.to(self.device)
+        if self.device is not None and isinstance(loss_fn, torch.nn.Module):
+            loss_fn.to(self.device)
         steps = (default_hooks or {}).get("optimizer", "by default") is not None
         check_parameters(self.model, optimizer, loss_fn, refuses=steps)
         self.optimizer: Any = optimizer  # one, or a mapping of them

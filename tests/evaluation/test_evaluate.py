@@ -32,6 +32,19 @@ class CountRight:
         self.resets += 1
 
 
+class ModuleMetric(torch.nn.Module, CountRight):
+    """A metric that is a module, as torchmetrics' are, and that notes where it is moved."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        CountRight.__init__(self)
+        self.moved_to: list[object] = []
+
+    def to(self, *args: Any, **kwargs: Any) -> ModuleMetric:
+        self.moved_to += args
+        return self
+
+
 def error_rate(preds: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """A function of one batch."""
     return 1 - accuracy(preds, target)
@@ -161,6 +174,17 @@ def test_metric_objects_are_reset(make_trainer: MakeTrainer) -> None:
     assert first == second
     assert first["a"] == pytest.approx(first["b"])
     assert (metric.resets, metric.seen) == (2, 10)
+
+
+def test_metrics_are_moved_with_the_model(make_trainer: MakeTrainer) -> None:
+    """A metric that is a module, as torchmetrics' are, is moved to the trainer's device, if it has one."""
+    metric = ModuleMetric()
+
+    make_trainer(val_loader=unequal(), evaluator=metric).val()
+    assert metric.moved_to == []
+
+    make_trainer(val_loader=unequal(), evaluator=metric, device="cpu").val()
+    assert metric.moved_to == [torch.device("cpu")]
 
 
 @pytest.mark.parametrize(
