@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.autoattach.child_runs import pass_on, passed_on
 from eventloop.autoattach.options import RunOptions
 
 if TYPE_CHECKING:  # these import torch, and the script is to be the first
@@ -80,10 +82,18 @@ class Attacher:
         self._used.add(path.absolute())
         return path
 
+    def add_child_runs(self) -> None:
+        """Add the summaries of runs that ended in processes of the script, such as ranks that were forked."""
+        if self.options.summaries is not None:
+            self.summaries.update(passed_on(Path(self.options.summaries)))
+
     def _keep(self, trainer: DrivenTrainer) -> None:
         if trainer.rank != 0:
             return
         from eventloop.reporting.summary import summarize
 
         # the script has no trainer.costs(); `eventloop run` names the command that shows every callback
-        self.summaries[trainer.work_dir] = summarize(trainer, everything="")
+        summary = summarize(trainer, everything="")
+        self.summaries[trainer.work_dir] = summary
+        if self.options.summaries is not None and os.getpid() != self.options.pid:
+            pass_on(Path(self.options.summaries), trainer.work_dir, summary)
