@@ -71,10 +71,12 @@ class Attacher:
     def free_directory(self, wanted: Path | None) -> Path | None:
         """Return the wanted directory for another trainer; None lets that trainer create one.
 
-        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on.
+        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on. All
+        ranks that the script starts together get the same one, because none of them has ended a run yet.
         """
         if wanted is None:
             return None  # the trainer creates one, named by the time
+        self._used.update(path.absolute() for path in self._child_runs())
         path, number = wanted, 1
         while path.absolute() in self._used:
             number += 1
@@ -84,8 +86,10 @@ class Attacher:
 
     def add_child_runs(self) -> None:
         """Add the summaries of runs that ended in processes of the script, such as ranks that were forked."""
-        if self.options.summaries is not None:
-            self.summaries.update(passed_on(Path(self.options.summaries)))
+        self.summaries.update(self._child_runs())
+
+    def _child_runs(self) -> dict[Path, str]:
+        return {} if self.options.summaries is None else passed_on(Path(self.options.summaries))
 
     def _keep(self, trainer: DrivenTrainer) -> None:
         if trainer.rank != 0:

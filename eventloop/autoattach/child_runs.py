@@ -36,7 +36,7 @@ def pass_on(folder: Path, directory: Path, summary: str) -> None:
 def passed_on(folder: Path) -> dict[Path, str]:
     """Return the summaries that were passed on, by the directories of their runs, the oldest first."""
     runs: dict[Path, str] = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(folder.glob("*.json")):  # none if the command has ended
         try:
             run = msgspec.json.decode(path.read_bytes(), type=ChildRun)
         except msgspec.DecodeError:
