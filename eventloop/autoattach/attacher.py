@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from eventloop.autoattach.child_runs import pass_on, passed_on
 from eventloop.autoattach.options import RunOptions
 
 if TYPE_CHECKING:  # these import torch, and the script is to be the first
@@ -69,10 +71,12 @@ class Attacher:
     def free_directory(self, wanted: Path | None) -> Path | None:
         """Return the wanted directory for another trainer; None lets that trainer create one.
 
-        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on.
+        If an earlier trainer has the wanted directory, return a new one within it: `trainer-2` and so on. All
+        ranks that the script starts together get the same one, because none of them has ended a run yet.
         """
         if wanted is None:
             return None  # the trainer creates one, named by the time
+        self._used.update(path.absolute() for path in self._child_runs())
         path, number = wanted, 1
         while path.absolute() in self._used:
             number += 1
@@ -80,10 +84,20 @@ class Attacher:
         self._used.add(path.absolute())
         return path
 
+    def add_child_runs(self) -> None:
+        """Add the summaries of runs that ended in processes of the script, such as ranks that were forked."""
+        self.summaries.update(self._child_runs())
+
+    def _child_runs(self) -> dict[Path, str]:
+        return {} if self.options.summaries is None else passed_on(Path(self.options.summaries))
+
     def _keep(self, trainer: DrivenTrainer) -> None:
         if trainer.rank != 0:
             return
         from eventloop.reporting.summary import summarize
 
         # the script has no trainer.costs(); `eventloop run` names the command that shows every callback
-        self.summaries[trainer.work_dir] = summarize(trainer, everything="")
+        summary = summarize(trainer, everything="")
+        self.summaries[trainer.work_dir] = summary
+        if self.options.summaries is not None and os.getpid() != self.options.pid:
+            pass_on(Path(self.options.summaries), trainer.work_dir, summary)

@@ -68,6 +68,7 @@ def lightning_callback(attacher: Attacher) -> Any:
         return None
     if callback is not None:
         attacher.follow(callback._ride)
+        callback._options["followed"] = attacher.follow  # in the copies that ranks get by `spawn`, too
     return callback
 
 

@@ -18,12 +18,14 @@ class RunOptions(msgspec.Struct, frozen=True):
         writers: class names of writers.
         work_dir: directory of the first trainer's files; None means the host's.
         measure: whether each callback of the host has a row in the costs.
+        summaries: folder of the command for the summaries of runs that end in other processes.
         pid: the process id of the command.
     """
 
     writers: tuple[str, ...] = ("JSONLWriter",)
     work_dir: str | None = None
     measure: bool = True
+    summaries: str | None = None
     pid: int = msgspec.field(default_factory=os.getpid)
 
     def put(self, environment: MutableMapping[str, str]) -> None:

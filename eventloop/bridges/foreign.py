@@ -89,7 +89,7 @@ class Foreign(Hook):
 
     Each method of the callback is one subscription in `print(trainer.bus)` and in the costs, with a name such
     as `EarlyStopping.on_validation_end (lightning)`. Checkpoints of this trainer contain the callback's
-    state. The page "Use their callbacks" lists the classes that work.
+    state. The pages "Use it inside Lightning" and so on list the classes that work.
 
     Args:
         callback: an object of a class of the system, or of a subclass.

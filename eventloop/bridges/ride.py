@@ -63,6 +63,7 @@ class Ride:
         host: the engine's name, for errors.
         never: the events that this host cannot emit, with the reasons.
         bus, hooks, writers, work_dir, measure: arguments of the bridge.
+        followed: a function that is called with this ride, and so with that of each copy of the bridge.
 
     Raises:
         TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does.
@@ -78,6 +79,7 @@ class Ride:
         writers: Sequence[Any],
         work_dir: str | Path | None,
         measure: bool,
+        followed: Callable[[Ride], None] | None = None,
     ) -> None:
         check_bus(bus)
         check_lists(hooks=hooks, writers=writers)
@@ -110,6 +112,8 @@ class Ride:
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
         """A function that is called with the trainer after each run."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
+        if followed is not None:
+            followed(self)
 
     def begin_run(
         self,

@@ -7,9 +7,12 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
+import msgspec
+
+from eventloop.autoattach.options import RunOptions
 from eventloop.cli.output_file import failed, tell
 from eventloop.util.printable import printable
 
@@ -56,14 +59,21 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; errors of the script are raised unchanged, as Python would raise them."""
+    try:
+        checked = _checked(options)
+        folder = TemporaryDirectory(prefix="eventloop_run_", ignore_cleanup_errors=True)
+    except (ImportError, OSError, ValueError) as error:
+        return failed(options, error, 2)
+    with folder as summaries:
+        return _run(options, msgspec.structs.replace(checked, summaries=summaries))
+
+
+def _run(options: argparse.Namespace, checked: RunOptions) -> int:
     from eventloop.autoattach.attacher import Attacher
     from eventloop.autoattach.hosts import attached
     from eventloop.autoattach.script import run_main
 
-    try:
-        attacher = Attacher(_checked(options))
-    except (ImportError, OSError, ValueError) as error:
-        return failed(options, error, 2)
+    attacher = Attacher(checked)
     attacher.options.put(os.environ)
     succeeded = False
     try:
@@ -78,7 +88,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _checked(options: argparse.Namespace) -> Any:
+def _checked(options: argparse.Namespace) -> RunOptions:
     """Return the options for the bridges, after checking the command's options.
 
     Raises:
@@ -87,7 +97,6 @@ def _checked(options: argparse.Namespace) -> Any:
         ValueError: a writer is unknown, or the script is not a Python file.
     """
     from eventloop.autoattach.hosts import any_installed
-    from eventloop.autoattach.options import RunOptions
     from eventloop.autoattach.script import check_script
 
     check_script(options.script, module=options.module)
@@ -147,6 +156,7 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
         return
     if sys.stdout is not None:
         sys.stdout.flush()
+    attacher.add_child_runs()
     for directory, summary in attacher.summaries.items():
         sys.stderr.write(printable(f"\n{summary}\n"))
         shown = os.path.relpath(directory) if directory.is_relative_to(Path.cwd()) else str(directory)
@@ -156,7 +166,7 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     if attacher.summaries or attacher.problems or not succeeded:
         return
     if attacher.hosts:
-        tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended in this process, so there is no summary")
+        tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended, so there is no summary")
     else:
         _advise(script, attacher)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,10 @@ from tests.support.class_tables import classes_named
 from tests.support.trainers import batches, build_trainer, samples, tiny_model
 
 Seen = list[Any]
+ORDER = (
+    Events.STARTED, Events.EPOCH_STARTED, Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED,
+    Events.ITERATION_COMPLETED, Events.EPOCH_COMPLETED, Events.TERMINATE, Events.COMPLETED,
+)  # fmt: skip
 Attach = Callable[[Engine, torch.nn.Module, torch.optim.Optimizer, Seen, Path], object]
 
 
@@ -87,10 +92,7 @@ def here(attach: Attach, folder: Path, epochs: int) -> Seen:
 
 
 def counters(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
-    for event in (
-        Events.STARTED, Events.EPOCH_STARTED, Events.ITERATION_STARTED, Events.ITERATION_COMPLETED,
-        Events.EPOCH_COMPLETED, Events.COMPLETED,
-    ):  # fmt: skip
+    for event in reversed(ORDER):
         engine.add_event_handler(
             event,
             lambda e, name=event.name: seen.append(
@@ -103,6 +105,7 @@ def filters(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path
     for number, event in enumerate([
         Events.ITERATION_COMPLETED(every=3), Events.ITERATION_COMPLETED(once=5), Events.EPOCH_COMPLETED(every=2),
         Events.ITERATION_STARTED(event_filter=lambda e, n: n % 4 == 0), Events.ITERATION_COMPLETED(before=3, after=1),
+        Events.GET_BATCH_COMPLETED(every=2),
     ]):  # fmt: skip
         engine.add_event_handler(event, lambda e, number=number: seen.append((number, e.state.iteration)))
 
@@ -332,6 +335,73 @@ def test_effect_is_the_same(tmp_path: Path, attach: Attach) -> None:
 
     assert seen
     assert seen == expected
+
+
+def terminating(at: Any, call: int, *, skip: bool) -> Attach:
+    """Return what notes each event, and terminates the engine at one of them."""
+
+    def attach(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: Path) -> None:
+        calls = iter(range(1, 100))
+
+        def terminate(e: Engine) -> None:
+            if next(calls) == call:
+                e.terminate(skip) if skip else e.terminate()
+
+        for event in ORDER:
+            engine.add_event_handler(event, lambda e, name=event.name: seen.append((name, e.state.epoch)))
+        engine.add_event_handler(at, terminate)
+        engine.add_event_handler(at, lambda: seen.append("a later handler of the event"))
+
+    return attach
+
+
+SKIPS = "skip_completed" in signature(Engine.terminate).parameters
+
+
+@pytest.mark.parametrize("skip", [False, True] if SKIPS else [False], ids=lambda skip: f"skip_{skip}")
+@pytest.mark.parametrize("call", [1, 2, 4], ids=["first", "second", "last iteration"])
+@pytest.mark.parametrize("at", ORDER, ids=lambda event: event.name)
+def test_events_after_terminate(tmp_path: Path, at: Any, call: int, skip: bool) -> None:
+    """The events that follow `terminate()`, and their epochs, are those of ignite, whichever event calls it."""
+    attach = terminating(at, call, skip=skip)
+    expected = natively(attach, tmp_path / "native", epochs=2)
+
+    seen = here(terminating(at, call, skip=skip), tmp_path / "here", epochs=2)
+
+    assert seen == expected
+
+
+def test_a_stop_of_the_trainer_is_a_termination(tmp_path: Path) -> None:
+    """After `trainer.stop` in an epoch, TERMINATE and COMPLETED follow with that epoch, as after `terminate()`."""
+    engine, seen = Engine(never_run), Seen()
+    for event in ORDER[-3:]:
+        engine.add_event_handler(event, lambda e, name=event.name: seen.append((name, e.state.epoch)))
+    trainer = build_trainer(tmp_path, hooks=[Foreign(engine)], writers=[])
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("enough"), "after_train_iter")
+
+    trainer.train()
+    trainer.close()
+
+    assert seen == [("TERMINATE", 1), ("COMPLETED", 1)]
+
+
+def test_a_run_after_a_termination(tmp_path: Path) -> None:
+    """A second training calls the handlers again, and a handler of COMPLETED that terminates does not stop it."""
+    engine, seen = Engine(never_run), Seen()
+    engine.add_event_handler(Events.ITERATION_COMPLETED, lambda e: seen.append(e.state.iteration))
+    engine.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: engine.terminate())
+    engine.add_event_handler(Events.COMPLETED, lambda: engine.terminate())
+    trainer = build_trainer(
+        tmp_path, train_loader=batches(4), max_epochs=1, hooks=[Foreign(engine)], writers=[]
+    )
+
+    trainer.train()
+    first = list(seen)
+    trainer.train()
+    trainer.close()
+
+    assert first == [1, 2]
+    assert seen == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("given", ["both", "the evaluator"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 from importlib import import_module
@@ -138,6 +139,28 @@ def test_the_loss_is_watched_by_default(make_trainer: MakeTrainer) -> None:
     trainer.train()
 
     assert trainer.epoch == 3
+
+
+def test_early_stopping_does_not_warn(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no warning about load_best_model_at_end, and other callbacks get the arguments as they are."""
+    seen = []
+
+    class Looks(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            seen.append(args.load_best_model_at_end)
+
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    trainer = make_trainer(
+        train_loader=batches(2), val_loader=batches(1), max_epochs=1,
+        hooks=[Foreign(EarlyStoppingCallback()), Foreign(Looks())],
+    )  # fmt: skip
+
+    trainer.train()
+
+    assert [record.message for record in caplog.records if record.name.startswith("transformers")] == []
+    assert seen == [False]
 
 
 def test_a_resumed_run_has_the_callbacks_state(make_trainer: MakeTrainer, tmp_path: Path) -> None:

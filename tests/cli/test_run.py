@@ -360,6 +360,22 @@ def test_ranks_that_lightning_starts_have_a_bridge_or_none_has(tmp_path: Path, i
     assert ("Lightning ran without a bus: Lightning starts the script again" in ran.stderr) != installed
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_the_summary_of_ranks_that_the_script_makes(strategy: str) -> None:
+    """The run of rank 0 ends in another process, and the command prints its summary and its directory."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "eventloop", "run", SCRIPTS / "lightning_script.py",
+         "--strategy", strategy, "--devices", "2"],
+        env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.count("2 iterations of ") == 1
+    assert WATCHER["lightning"] in {row.name for row in read_costs(run_directory(ran)).handlers}
+
+
 @needs_a_host
 def test_a_script_without_an_engine_is_told_what_to_write() -> None:
     """The lines that it is told run, and record the loop; the exit code is the script's."""

@@ -11,7 +11,7 @@ This trainer sets the engine's counters and calls its handlers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from weakref import ref
 
 import torch
@@ -20,7 +20,7 @@ from ignite.engine import Engine, Events, State
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.bridges.ignite.attaching import bridge_of
 from eventloop.data.loader_info import named_loaders
-from eventloop.events import COMPLETED, AfterTrainEpoch, BeforeTrainEpoch
+from eventloop.events import COMPLETED, AfterTrain, AfterTrainEpoch, BeforeTrainEpoch
 from eventloop.util.functions import handler_name
 
 SYSTEM = "ignite"
@@ -35,7 +35,7 @@ TRAINING = {
     Events.COMPLETED: "after_train",
     Events.EXCEPTION_RAISED: "after_train",
 }
-"""The event of this trainer at which the handlers of an ignite event run."""
+"""The event of this trainer at which the handlers of an ignite event run, in the order of ignite."""
 EVALUATION = {
     Events.STARTED: "before_{}",
     Events.EPOCH_STARTED: "before_{}_epoch",
@@ -59,6 +59,7 @@ REFUSED = {
 """The handlers of ignite that would have no effect in our trainer or another one, with the substitutes."""
 UNHEARD = {"should_terminate_single_epoch": "terminate_epoch()", "should_interrupt": "interrupt()"}
 """The flags of an engine that have no effect in our trainer, with the methods that set them."""
+_END = (Events.TERMINATE, Events.COMPLETED, Events.EXCEPTION_RAISED)
 _MODE = "_eventloop_mode"
 
 
@@ -125,12 +126,31 @@ def build(trainer: Any, callbacks: Sequence[Any]) -> _Engines:
     return _Engines(trainer, callbacks)
 
 
+class _Terminated(NamedTuple):
+    """The event at which a handler has called `terminate()` of an engine."""
+
+    event: Any
+    ours: Any
+    skip_completed: bool
+
+    def hears(self, event: Any, ours: Any) -> bool:
+        """Return whether ignite calls the handlers of an event after the call of `terminate()`.
+
+        It calls the other handlers of the same event, and those of the end. This trainer goes on to the end
+        of the iteration, and has events there that ignite does not have.
+        """
+        if event == Events.COMPLETED and self.skip_completed:
+            return False
+        return event in _END or (event == self.event and ours is self.ours)
+
+
 class _Engines:
     """Set the counters of ignite engines, and call their handlers."""
 
     def __init__(self, trainer: Any, engines: Sequence[Engine]) -> None:
         self._trainer = ref(trainer)
         self._engines = engines
+        self._terminated: dict[Engine, _Terminated] = {}
         for engine in engines:
             _check_targets(engine, engines)
             engine.state.max_epochs, engine.state.epoch_length = (
@@ -139,13 +159,13 @@ class _Engines:
             )
 
     def own_calls(self) -> Iterable[ForeignCall]:
-        """Return no subscriptions, because the counters are set before each call of a handler."""
-        return ()
+        """Return the subscription that begins a run; the counters are set before each call of a handler."""
+        return (ForeignCall("begin_run", ("before_run",), lambda *_: self._terminated.clear(), "HIGHEST"),)
 
     def calls(self, callback: Engine) -> Iterable[ForeignCall]:
-        """Yield a subscription for each handler of an engine, in the order in which they were attached."""
-        for event, handlers in callback._event_handlers.items():
-            for entry in handlers:
+        """Yield a subscription for each handler of an engine, in the order in which ignite calls them."""
+        for event in TRAINING:
+            for entry in callback._event_handlers.get(event, ()):
                 yield self._call(callback, event, entry)
 
     def _call(self, engine: Engine, event: Any, entry: tuple[Any, ...]) -> ForeignCall:
@@ -154,24 +174,41 @@ class _Engines:
         evaluates = hasattr(engine, _MODE)
 
         def call(trainer: Any, ours: Any) -> None:
-            if entry not in engine._event_handlers[event] or not _happens(event, ours):
-                return  # the handler was removed
-            if evaluates:
-                _move_evaluator(engine.state, trainer, ours)
-            else:
-                _move(engine.state, trainer, ours)
+            if entry not in engine._event_handlers[event] or not self._happens(engine, event, ours):
+                return  # the handler was removed, or ignite has no such event here
+            (_move_evaluator if evaluates else _move)(engine.state, trainer, ours)
+            if event == Events.GET_BATCH_COMPLETED:
+                engine.state.iteration -= 1  # ignite counts the iteration after this event
             engine.last_event_name = event
             extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
             first = (engine,) if args and isinstance(args[0], ref) else ()
             fn(*first, *extra, *args[len(first) :], **kwargs)
-            for each in self._engines:  # a handler of an evaluator may stop the engine that trains
-                _obey(each, trainer, handler_name(parent))
+            self._obey(trainer, handler_name(parent), event, ours)
 
         return ForeignCall(
             f"{handler_name(parent)} at {getattr(event, 'name', event)}",
             (cast(str, _name(engine, event)),),
             call,
         )
+
+    def _happens(self, engine: Engine, event: Any, ours: Any) -> bool:
+        terminated = self._terminated.get(engine)
+        return _happens(event, ours) and (terminated is None or terminated.hears(event, ours))
+
+    def _obey(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
+        """Stop our trainer if a handler has called `terminate()` of an engine, which may be another engine.
+
+        Raises:
+            RuntimeError: the handler has called a method that has no effect here.
+        """
+        for engine in self._engines:
+            _refuse_unheard(engine, name)
+            if not engine.should_terminate:
+                continue
+            skip, engine.should_terminate = engine.should_terminate == "skip_completed", False
+            if not isinstance(ours, AfterTrain):  # the run has ended: the request would stop the next one
+                self._terminated.setdefault(engine, _Terminated(event, ours, skip))
+                trainer.stop(f"{name} of an ignite engine called terminate()")
 
     def state_dict(self, callback: Engine) -> dict[str, Any]:
         """Return the user's keys of an engine's state, without the counters, which follow the trainer's."""
@@ -183,11 +220,11 @@ class _Engines:
             setattr(callback.state, key, value)
 
 
-def _obey(engine: Engine, trainer: Any, name: str) -> None:
-    """Stop our trainer if a handler has called `terminate()` of an engine.
+def _refuse_unheard(engine: Engine, name: str) -> None:
+    """Refuse a call of a method of an engine that has no effect here.
 
     Raises:
-        RuntimeError: the handler has called a method that has no effect here.
+        RuntimeError: naming the handler and the method.
     """
     for flag, method in UNHEARD.items():
         if getattr(engine, flag, False):
@@ -195,9 +232,6 @@ def _obey(engine: Engine, trainer: Any, name: str) -> None:
                 f"{name} of an ignite engine called {method}, which has no effect here: use "
                 "engine.terminate(), which stops this trainer"
             )
-    if engine.should_terminate:
-        engine.should_terminate = False
-        trainer.stop(f"{name} of an ignite engine called terminate()")
 
 
 def _check_targets(engine: Engine, engines: Sequence[Engine]) -> None:
@@ -233,8 +267,10 @@ def _happens(event: Any, ours: Any) -> bool:
     """Return whether an ignite event happens at this event of our trainer.
 
     COMPLETED, TERMINATE and EXCEPTION_RAISED correspond to one event, `after_train`, and differ in its
-    reason.
+    reason. An epoch that is cut short has no EPOCH_COMPLETED.
     """
+    if event == Events.EPOCH_COMPLETED:
+        return bool(ours.reason == COMPLETED)
     if event == Events.EXCEPTION_RAISED:
         return bool(ours.reason == "error")
     if event == Events.TERMINATE:
@@ -246,7 +282,10 @@ def _move(state: State, trainer: Any, ours: Any) -> None:
     """Set the counters of a training engine; ignite counts from 1."""
     in_iteration = hasattr(ours, "batch_idx")
     state.iteration = ours.iter + in_iteration
-    state.epoch = ours.epoch + (in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch))
+    within = in_iteration or isinstance(ours, BeforeTrainEpoch | AfterTrainEpoch)
+    if isinstance(ours, AfterTrain):
+        within = trainer.batch_idx > 0  # an epoch that was cut short counts for ignite
+    state.epoch = ours.epoch + within
     state.batch, state.output = trainer.batch, _output(trainer.outputs)
 
 

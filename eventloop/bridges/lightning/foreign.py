@@ -13,7 +13,7 @@ from eventloop.bridges.lightning.own_trainer import OwnTrainer
 SYSTEM = "lightning"
 REFUSED = {
     "GradientAccumulationScheduler": "hooks=[GradientCumulativeOptimizerHook(cumulative_iters=...)]",
-    "LearningRateFinder": "a loop over rates by hand, or Lightning itself",
+    "LearningRateFinder": "trainer.find_lr()",
     "BatchSizeFinder": "a loop over batch sizes by hand, or Lightning itself",
     "StochasticWeightAveraging": 'hooks=[EMAHook(ema_type="StochasticWeightAverage")]',
     "Checkpoint": "hooks=[CheckpointHook(...)]",

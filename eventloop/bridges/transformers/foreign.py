@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from math import ceil
 from typing import Any, NamedTuple
 
@@ -231,7 +232,8 @@ class OwnTrainer:
         trainer = self._ours
         before = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(
-            self.args, self.state, self.control, model=trainer.model, processing_class=None,
+            self._args_for(callback, method), self.state, self.control,
+            model=trainer.model, processing_class=None,
             optimizer=next(iter(each_optimizer(trainer.optimizer)), None),
             lr_scheduler=next(iter(trainer.schedulers), None),
             train_dataloader=trainer.train_loader, eval_dataloader=trainer.val_loader, **arguments,
@@ -247,6 +249,17 @@ class OwnTrainer:
         if self.control.should_training_stop:
             self.control.should_training_stop = False
             trainer.stop(f"{name} of Transformers set control.should_training_stop")
+
+    def _args_for(self, callback: Any, method: str) -> TrainingArguments:
+        """Return the arguments for a call, without cause for a warning about options that this trainer lacks.
+
+        `EarlyStoppingCallback` warns at the begin of a training without `load_best_model_at_end`.
+        """
+        if method != "on_train_begin" or not isinstance(callback, EarlyStoppingCallback):
+            return self.args
+        args = copy(self.args)
+        args.load_best_model_at_end = True
+        return args
 
     def state_dict(self, callback: Any) -> dict[str, Any]:
         """Return the state of a callback, with the best metric and the number of updates."""
