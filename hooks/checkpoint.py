@@ -39,7 +39,7 @@ from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_opti
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
-from eventloop.resume.ranks import has_other_ranks, of_rank_0
+from eventloop.state.exchange import has_other_ranks, of_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
 from eventloop.stops.ending import ERROR, LEFT, ends_at_once

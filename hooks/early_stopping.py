@@ -15,7 +15,7 @@ from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
-from eventloop.resume.ranks import of_rank_0
+from eventloop.state.exchange import of_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
 from eventloop.util.suggest import suggest

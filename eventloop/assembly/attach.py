@@ -20,6 +20,7 @@ from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.state.exchange import host_group
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
@@ -105,7 +106,7 @@ def _new_directory(parent: Path) -> Path:
     if rank == 0:
         made = [_make_free(made[0])]
     if world_size > 1:
-        dist.broadcast_object_list(made, src=0)
+        dist.broadcast_object_list(made, src=0, group=host_group())
     return made[0]
 
 

@@ -14,7 +14,7 @@ except ImportError as error:
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.resume.ranks import of_rank_0
+from eventloop.state.exchange import of_rank_0
 from eventloop.util.checks import check_metric
 from eventloop.util.suggest import suggest
 from eventloop.util.text import error_text

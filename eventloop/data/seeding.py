@@ -45,7 +45,8 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> int:
 def choose_device(device: str | torch.device | None) -> torch.device | None:
     """Return a device; "auto" gives the fastest kind that the machine has.
 
-    That is `cuda:LOCAL_RANK`, as torchrun numbers the processes of a machine, else mps, else the CPU.
+    That is `cuda:LOCAL_RANK`, as torchrun numbers the processes of a machine, else mps, else the CPU. The GPU
+    becomes PyTorch's current one, so that "cuda" means it in the script, too, as NCCL needs it.
 
     Raises:
         RuntimeError: torch knows no such device.
@@ -60,6 +61,7 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
                 f'device="auto" means cuda:{rank} in this process, by LOCAL_RANK, but there are {count} CUDA '
                 "devices: start as many processes as there are devices, or pass device=..."
             )
+        torch.cuda.set_device(rank)
         return torch.device("cuda", rank)
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 

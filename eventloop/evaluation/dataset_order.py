@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Subset
 
 from eventloop.data.loader_info import why_not_by_index
-from eventloop.evaluation.evaluation import gather
 from eventloop.evaluation.outputs import join, join_ranks, take
+from eventloop.state.exchange import gather
 from eventloop.util.checks import length_of
 
 logger = logging.getLogger("eventloop")

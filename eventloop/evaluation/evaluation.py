@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from eventloop.data.loader_state import (
     own_random_state,
@@ -22,10 +21,8 @@ from eventloop.data.loader_state import (
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.metrics import EventStorage
 from eventloop.metrics.scalar_value import is_number
-from eventloop.resume.ranks import has_other_ranks, of_rank_0
+from eventloop.state.exchange import gather, has_other_ranks, of_rank_0
 from eventloop.state.sharded import refuse_sharded
-
-T = TypeVar("T")
 
 logger = logging.getLogger("eventloop")
 
@@ -137,15 +134,6 @@ def _together(a: Mean, b: Mean) -> Mean:
     if math.isfinite(a.value) and math.isfinite(b.value):
         return Mean(a.value + (b.value - a.value) * (b.samples / samples), samples)
     return Mean(a.value + b.value, samples)
-
-
-def gather(own: T) -> list[T]:
-    """Return the objects of all ranks, by rank; a collective."""
-    if not has_other_ranks():
-        return [own]
-    ranks = [own] * dist.get_world_size()
-    dist.all_gather_object(ranks, own)
-    return ranks
 
 
 def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:

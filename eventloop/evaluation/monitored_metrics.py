@@ -18,8 +18,9 @@ from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
-from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept, gather
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept
 from eventloop.metrics import EventStorage
+from eventloop.state.exchange import gather
 from eventloop.util.checks import at_least
 from eventloop.util.suggest import near
 from eventloop.util.text import error_text

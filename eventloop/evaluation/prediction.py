@@ -25,7 +25,7 @@ from eventloop.evaluation.outputs import OnHost
 from eventloop.events import BatchPredicted, Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import CurrentRun
-from eventloop.resume.ranks import has_other_ranks
+from eventloop.state.exchange import has_other_ranks
 from eventloop.util.functions import check_call, handler_name, is_coroutine_function
 
 BACKLOG_BYTES = 256 * 2**20

@@ -18,6 +18,7 @@ from eventloop.checkpoint.weights import modes_and_buffers_kept, unwrap
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import apart
 from eventloop.model.batchnorm_population import Population, count_of, merge_ranks
+from eventloop.state.exchange import host_group
 from eventloop.state.sharded import gathers_weights, refuse_sharded
 from eventloop.util.checks import check_bools
 
@@ -265,9 +266,9 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
     numbers = [int(flag) for flag in (*flags, True)]
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return numbers
-    host = "cpu" in str(dist.get_backend_config())
+    host = dist.is_gloo_available()
     tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
-    dist.all_reduce(tensor)
+    dist.all_reduce(tensor, group=host_group())
     return [int(number) for number in tensor.tolist()]
 
 

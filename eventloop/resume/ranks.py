@@ -1,77 +1,20 @@
-"""Gather the state of all ranks for a checkpoint, and choose each rank's part of it on a resume.
+"""Hold the state of each rank in a checkpoint, and choose each rank's part of it on a resume.
 
 Every rank draws its own random numbers: for dropout, and in the workers of its loader for augmentation. So
 the checkpoint, which rank 0 writes, holds the random state and the loader position of every rank.
-
-The exchanges are collectives: every rank must make them in the same order, and waits for the others. If a
-rank has ended, the checkpoint is saved with the state of rank 0 alone.
+If a rank has ended, the checkpoint is saved with the state of rank 0 alone.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.loader_state import random_state
-
-T = TypeVar("T")
-
-logger = logging.getLogger("eventloop")
-
-_gloo_group: tuple[Any, Any] | None = None  # the default process group, and the gloo group made for it
-
-
-def has_other_ranks() -> bool:
-    """Return whether torch.distributed is initialised with more than one rank."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def gather_on_rank_0(own: T) -> list[T] | None:
-    """Gather a value of every rank on rank 0.
-
-    Returns:
-        The values in the order of the ranks, on rank 0. None on the other ranks, and on rank 0 if a rank
-        cannot be reached, which is logged.
-    """
-    own_rank = dist.get_rank()
-    found: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
-    try:
-        dist.gather_object(own, found, dst=0, group=_host_group())
-    except RuntimeError as error:
-        logger.warning("the random state of the other ranks cannot be gathered: %s", error)
-        return None
-    return found
-
-
-def of_rank_0(own: T) -> T:
-    """Return rank 0's value on every rank; if rank 0 cannot be reached, log that and return `own`."""
-    box = [own]
-    try:
-        dist.broadcast_object_list(box, src=0, group=_host_group())
-    except RuntimeError as error:
-        logger.warning("rank 0 cannot broadcast its value to the other ranks: %s", error)
-        return own
-    return box[0]
-
-
-def _host_group() -> Any:
-    """Return a gloo group, which exchanges values without the GPU, or None to use the default group.
-
-    The first call is a collective, because it makes the group.
-    """
-    global _gloo_group
-    if dist.get_backend() == "gloo" or not dist.is_gloo_available():
-        return None
-    world = dist.group.WORLD
-    if _gloo_group is None or _gloo_group[0] is not world:
-        _gloo_group = world, dist.new_group(backend="gloo")
-    return _gloo_group[1]
 
 
 def own_buffers(model: torch.nn.Module) -> dict[str, torch.Tensor]:

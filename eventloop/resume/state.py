@@ -33,15 +33,14 @@ from eventloop.optim.optimizers import (
 from eventloop.resume.fast_forward import optimizers_at_zero, too_short
 from eventloop.resume.hook_states import load_hooks, log_mismatches
 from eventloop.resume.protocols import ResumableTrainer
-from eventloop.resume.ranks import RankState, gather_on_rank_0, has_other_ranks, own_buffers, state_of_rank
+from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
 from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
+from eventloop.state.exchange import gather_on_rank_0, has_other_ranks
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
 from eventloop.util.anchored_path import Anchored
-
-__all__ = ["SCHEMA", "TrainerState", "Within"]
 
 logger = logging.getLogger("eventloop")
 

@@ -12,12 +12,12 @@ from eventloop.checkpoint.weights import modes_kept
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
-from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing, gather
+from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
 from eventloop.evaluation.prediction import predicting
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.migration.names import knowing_calls
 from eventloop.model.forward import outputs_of_inputs
-from eventloop.resume.ranks import has_other_ranks
+from eventloop.state.exchange import gather, has_other_ranks
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer

@@ -18,9 +18,9 @@ from eventloop.assembly.argument_checks import check_step
 from eventloop.data.limits import Limits, first
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import position_of
-from eventloop.evaluation.evaluation import gather
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter, Event
 from eventloop.optim.param_groups import write_value
+from eventloop.state.exchange import gather
 from eventloop.tuning.curve import LRCurve
 from eventloop.tuning.kept import TriedTrainer, trial
 from eventloop.util.checks import number, positive

@@ -70,6 +70,7 @@ def devices(monkeypatch: pytest.MonkeyPatch, cuda: int, mps: bool, rank: str | N
     """Stand for a machine with some devices."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     if rank is None:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -88,6 +89,17 @@ def test_auto_is_the_fastest_kind(
     devices(monkeypatch, cuda, mps, rank)
 
     assert choose_device("auto") == torch.device(expected)
+
+
+def test_the_chosen_gpu_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's own GPU is PyTorch's current one, so that "cuda" does not mean the first one on all ranks."""
+    devices(monkeypatch, 2, False, "1")
+    chosen: list[object] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+
+    choose_device("auto")
+
+    assert chosen == [1]
 
 
 @pytest.mark.parametrize("rank", ["x", "", "-1", "1.0"])

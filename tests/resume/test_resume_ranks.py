@@ -189,7 +189,7 @@ class Keep(logging.Handler):
     def emit(self, record):
         lines.append(record.getMessage())
 logging.getLogger("eventloop").addHandler(Keep())
-from eventloop.resume.ranks import of_rank_0
+from eventloop.state.exchange import of_rank_0
 if sys.argv[1] == GONE:
     print("{}", flush=True)
 elif rank == 1:
