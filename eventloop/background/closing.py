@@ -72,6 +72,7 @@ class Closing(ABC):
         self._starting = threading.RLock()
         self._closer = threading.RLock()  # held by the thread that is closing
         self._complete = True  # what a close returned
+        self._reports = True  # whether health events are queued: until their subscribers are ended
         self._stopping = False
 
     @abstractmethod
@@ -87,7 +88,7 @@ class Closing(ABC):
 
     def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
         """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
-        for lane in self._listening.get(type(event), ()):
+        for lane in self._listening.get(type(event), ()) if self._reports else ():
             if lane is not but:
                 self.emissions += 1
                 lane.feed(event)
@@ -247,6 +248,7 @@ class Closing(ABC):
             lane.end_asking()
         self.health.tell_drops(lanes)
         self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
+        self._reports = False  # else the last to end would count those about each other's ends as dropped
         ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
         for lane in lanes:
             lane.abandon()

@@ -195,6 +195,25 @@ class FailsAtItsEnd(Kept):
         raise OSError("disk full")
 
 
+def test_what_fails_at_the_very_end_is_no_loss_of_another(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A writer that fails to close is reported in one line; the event log, which ends at the same time, has dropped
+    nothing."""
+    trainer = make_trainer(writers=[FailsAtItsEnd(), EventLogWriter()], default_hooks={"checkpoint": None})
+
+    trainer.train()
+    trainer.close()
+
+    writers = [stats for stats in trainer.bus.stats() if stats.runs_on != "sync"]
+    assert {stats.name: (stats.dropped, stats.failed, stats.queued) for stats in writers} == {
+        "FailsAtItsEnd": (0, 0, 0),
+        "EventLogWriter": (0, 0, 0),
+    }
+    (record,) = (each for each in caplog.records if each.levelname in ("WARNING", "ERROR"))
+    assert record.getMessage() == "background subscriber FailsAtItsEnd failed in on_close"
+
+
 def test_a_handler_hears_of_what_fails_at_the_very_end(make_trainer: MakeTrainer) -> None:
     """A synchronous one too: no iteration follows in which it could."""
     trainer = make_trainer(writers=[FailsAtItsEnd()], default_hooks={"checkpoint": None})
