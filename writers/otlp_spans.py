@@ -110,7 +110,8 @@ class Spans:
             span_id = self._id("checkpoint", event.path, event.iter)
             self._add("checkpoint", began, time, span_id, _fields(event), getattr(event, "error", ""))
         elif isinstance(event, RunInfo):
-            self._info = {f"eventloop.{key}": text for key, text in event.info.items()}
+            # the plan is a table of several kilobytes for reading, of no use to a query for runs
+            self._info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
 
     def read_traces(self, work_dir: Path, done: float = inf) -> None:
         """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from secrets import token_hex
@@ -138,11 +139,12 @@ class WandbWriter(TrackerWriter):
         last = self._read_back(folder, run_id)
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)  # wandb would write into the folder of the run's former part, of the same second
-        self._run = lib.init(
-            project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
-            resume="allow", mode=self.mode, config=self.config, reinit="create_new", settings=_settings(lib),
-            **self._options,
-        )  # fmt: skip
+        with _without_info(lib):
+            self._run = lib.init(
+                project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
+                resume="allow", mode=self.mode, config=self.config, reinit="create_new",
+                settings=_settings(lib), **self._options,
+            )  # fmt: skip
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None
@@ -263,6 +265,17 @@ def _settings(lib: Any) -> Any:
         console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
         finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
     )  # fmt: skip
+
+
+@contextmanager
+def _without_info(lib: Any) -> Iterator[None]:
+    """Silence the line about the login, to which the settings of the run do not apply; errors are shown."""
+    settings = lib.setup().settings
+    lib.termsetup(settings.model_copy(update={"show_info": False}), None)
+    try:
+        yield
+    finally:
+        lib.termsetup(settings, None)
 
 
 def _check_environment(lib: Any) -> None:

@@ -265,10 +265,10 @@ class Background(Closing):
     def go_on_from(self, former: Background) -> None:
         """Take over the state of a closed background that this one replaces.
 
-        The state is the last event of each type that it created, and its function for undelivered events.
+        The state is the last event of each type that it created, and what becomes of undelivered events.
         """
         self.latest.update(former.latest)
-        self.keep_left = former.keep_left
+        self.keep_left, self.replay_command = former.keep_left, former.replay_command
 
     def start(self) -> None:
         """Start the keeper thread; safe from any thread.

@@ -62,6 +62,9 @@ class Closing(ABC):
         self.tells_losses = True
         """Whether a close logs lost events; False while its caller logs them."""
         self.keep_left: KeepLeft | None = None
+        self.replay_command = ""
+        """The command that delivers the events that `keep_left` keeps; "" without one."""
+        self._logged: dict[Lane, int] = {}  # subscribers with events left, as logged by the last flush
         self._listening: dict[type[Event], list[Lane]] = {}
         self._posted: deque[Posted] = deque()
         self._thread: threading.Thread | None = None  # the keeper's
@@ -69,6 +72,7 @@ class Closing(ABC):
         self._starting = threading.RLock()
         self._closer = threading.RLock()  # held by the thread that is closing
         self._complete = True  # what a close returned
+        self._reports = True  # whether health events are queued: until their subscribers are ended
         self._stopping = False
 
     @abstractmethod
@@ -84,7 +88,7 @@ class Closing(ABC):
 
     def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
         """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
-        for lane in self._listening.get(type(event), ()):
+        for lane in self._listening.get(type(event), ()) if self._reports else ():
             if lane is not but:
                 self.emissions += 1
                 lane.feed(event)
@@ -130,8 +134,13 @@ class Closing(ABC):
         complete = self.flush(timeout, noting())
         while not complete and (more := overtime.extension()):
             complete = self.flush(more, noting())
-        if not complete and (text := advice(self.lanes)):
-            logger.warning("not everything was delivered in time: %s. %s", _names(self.lanes), text)
+        left = [] if complete else _with_left(self.lanes)
+        self._logged = {lane: lane.queued for lane in left}
+        if left:
+            command = self.replay_command
+            kept = f"What is left when the program ends is kept for `{command}`" if command else ""
+            text = _sentences(_names(left), advice(left), kept)
+            logger.warning("not everything was delivered in time: %s", text)
         return complete
 
     def _settle(self, deadline: float, timeout: float, emitted: Callable[[], int]) -> bool:
@@ -239,18 +248,19 @@ class Closing(ABC):
             lane.end_asking()
         self.health.tell_drops(lanes)
         self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
+        self._reports = False  # else the last to end would count those about each other's ends as dropped
         ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
         for lane in lanes:
             lane.abandon()
         self._complete = quiet and ended and not any(lane.queued for lane in lanes)
+        took = monotonic() - began
+        kept = sum(lane.pass_left_events(self.keep_left) for lane in lanes)
         if not self._complete:
-            took = monotonic() - began
-            _tell_end(
-                lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises
-            )
+            self._tell_end(
+                lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises,
+                kept=bool(kept),
+            )  # fmt: skip
         self._tell_losses()
-        for lane in lanes:
-            lane.pass_left_events(self.keep_left)
         self._stop()
         self._join()
         self._let_go()
@@ -296,6 +306,21 @@ class Closing(ABC):
             if thread is not None and thread.is_alive():
                 thread.join(JOIN_SECONDS)
 
+    def _tell_end(self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, kept: bool) -> None:
+        """Log the undelivered events, except those that a flush at the end of a run has logged."""
+        left = [lane for lane in _with_left(lanes) if lane.queued > self._logged.get(lane, -1)]
+        if self._logged and not left:
+            return
+        if not (quiet or left):
+            logger.warning(
+                "closed after %g s; events that had not reached their subscribers by then were dropped: "
+                "subscribers or other threads went on emitting", seconds,
+            )  # fmt: skip
+            return
+        command = f"`{self.replay_command}` delivers them" if kept and self.replay_command else ""
+        text = _sentences(_names(left) or "none", advice(left) if advises else "", command)
+        logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
+
     def _tell_losses(self) -> None:
         losses = [text for lane in self.lanes if (text := lane.new_losses())]
         if losses and self.tells_losses:
@@ -310,25 +335,19 @@ class Closing(ABC):
             lane.new_losses()
 
     def _let_go(self) -> None:
-        self.lanes, self._listening = [], {}  # a subscriber may hold a reference to the bus
+        self.lanes, self._listening, self._logged = [], {}, {}  # a subscriber may hold a reference to the bus
 
 
-def _tell_end(lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool) -> None:
-    names, text = _names(lanes), advice(lanes) if advises else ""
-    if not quiet and not names:
-        logger.warning(
-            "closed after %g s; events that had not reached their subscribers by then were dropped: "
-            "subscribers or other threads went on emitting", seconds,
-        )  # fmt: skip
-        return
-    more = f". {text}" if text else ""
-    logger.warning("closed after %g s; events left undelivered: %s%s", seconds, names or "none", more)
+def _with_left(lanes: Iterable[Lane]) -> list[Lane]:
+    return [lane for lane in lanes if lane.queued or lane.stuck]
 
 
 def _names(lanes: list[Lane]) -> str:
-    """List the subscribers with events left, their numbers, and the calls in which they are stuck."""
+    """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
     return ", ".join(
-        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "")
-        for lane in lanes
-        if lane.queued
+        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "") for lane in lanes
     )
+
+
+def _sentences(*texts: str) -> str:
+    return ". ".join(filter(None, texts))

@@ -455,9 +455,12 @@ class Bus:
             complete = background.flush(timeout, noting())
         return DrainReport(complete, self._subscribers.stats())
 
-    def keep_left(self, keep: KeepLeft) -> None:
-        """Set a function that a close calls with the events it could not deliver; its errors are logged."""
-        self._background.keep_left = keep
+    def keep_left(self, keep: KeepLeft, command: str = "") -> None:
+        """Set a function that a close calls with the events it could not deliver; its errors are logged.
+
+        The log names `command`, which delivers the events later.
+        """
+        self._background.keep_left, self._background.replay_command = keep, command
 
     def never_wait(self) -> None:
         """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit."""

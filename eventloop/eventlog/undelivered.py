@@ -63,7 +63,7 @@ def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
-    bus.keep_left(_Undelivered(facts, writers).keep)
+    bus.keep_left(_Undelivered(facts, writers).keep, f"eventloop replay {facts.run.work_dir}")
 
 
 class _Undelivered:
@@ -83,11 +83,7 @@ class _Undelivered:
         log.parent.mkdir(exist_ok=True)
         with replacing(log.with_suffix(".json")) as file:
             file.write(msgspec.json.format(msgspec.json.encode(self._recipe(name)), indent=1) + b"\n")
-        count = _write(log, run, events)
-        logger.warning(
-            "%s: %d events that it was not given are kept; `eventloop replay %s` delivers them",
-            name, count, run.work_dir,
-        )  # fmt: skip
+        _write(log, run, events)
 
     def _new_stem(self, name: str, rank: int) -> str:
         """Return the name of a log without its suffix, different for each subscriber."""
@@ -183,8 +179,8 @@ def _made_again(log: Path, recipe: Recipe) -> Sink:
     return made
 
 
-def _write(path: Path, run: Run, events: Iterable[Event]) -> int:
-    """Write a log of the events, and return their number; log those that cannot be encoded."""
+def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
+    """Write a log of the events; log those that cannot be encoded."""
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
     count, refused = 0, set()
     with replacing(path) as file:
@@ -204,7 +200,6 @@ def _write(path: Path, run: Run, events: Iterable[Event]) -> int:
                 count += 1
     for text in sorted(refused):
         logger.error("%s: events %s cannot be encoded, and are lost", path, text)
-    return count
 
 
 def _encoded(encode: Callable[[Any], bytes], record: tuple[Any, ...]) -> bytes:

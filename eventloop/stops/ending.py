@@ -72,17 +72,18 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
         try:
             report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
         except KeyboardInterrupt:
-            _tell_shortfalls(bus.close(AT_ONCE_SECONDS), at_once=True)
+            _tell_losses(bus.close(AT_ONCE_SECONDS))
             raise
-        _tell_shortfalls(report, at_once=at_once)
+        _tell_losses(report)
     if not at_once:
         bus.deliver_mail(trainer)  # health events of the drain itself
 
 
-def _tell_shortfalls(report: DrainReport, *, at_once: bool) -> None:
-    if at_once and not report.complete:
-        return  # `close` has logged what it leaves
-    for line in shortfalls([_without_logged_error(stats) for stats in report.stats]):
+def _tell_losses(report: DrainReport) -> None:
+    lost = [
+        stats for stats in report.stats if stats.dropped or stats.failed
+    ]  # events left are logged already
+    for line in shortfalls([_without_logged_error(stats) for stats in lost]):
         logger.warning("not everything was delivered: %s", line)
 
 

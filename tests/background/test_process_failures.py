@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -276,6 +278,27 @@ def test_close_kills_a_worker_that_never_returns(
     assert lane_of(far).closed.wait(DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_close_names_a_worker_that_is_still_importing(
+    bus: Bus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The account and the log say why the events are left: the worker was not ready to take any."""
+    os.mkfifo(tmp_path / "never written")
+    (tmp_path / "imports_forever.py").write_text(
+        f"import os\nif os.getpid() != {os.getpid()}:\n    open({str(tmp_path / 'never written')!r})\n"
+        "def handle(event): ...\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    handle = importlib.import_module("imports_forever").handle
+    far = bus.subscribe(handle, "after_train_iter", offload="process", name="far")
+    emit(bus, 5)
+
+    assert not bus.close(0.2)
+
+    why = "its worker process was still importing its modules"
+    assert f"events left undelivered: far (5), {why}" in caplog.text
+    assert far.account().error == f"[closed] {why}"
 
 
 @pytest.mark.slow

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from eventloop.eventlog.replay import replay
+from eventloop.eventlog.undelivered import find_left
 from eventloop.events import Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.util.text import UnavailableError
 from eventloop.writers import EventLogWriter
@@ -43,6 +46,16 @@ class Away(Writer):
 
     def write(self, event: Event) -> None:
         raise UnavailableError(self._why)
+
+
+ENDS = {
+    False: (
+        "not everything was delivered in time",
+        "What is left when the program ends is kept for `eventloop replay .*`",
+    ),
+    True: (r"closed after 0\.1 s; events left undelivered", "`eventloop replay .*` delivers them"),
+}
+"""The begin and the end of the line about a writer that hangs, by whether the run failed."""
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -122,6 +135,35 @@ def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.L
     assert line.startswith("not everything was delivered: Fails: ")
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_writer_that_hangs_is_named_once(
+    fails: bool,
+    make_trainer: MakeTrainer,
+    stuck: Stuck,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One line says what is waited for, how many events it was not given, and how they are delivered later; a close
+    keeps them without another line."""
+    monkeypatch.setattr("eventloop.background.queues.subscriber.STUCK_SECONDS", 0.0)
+    trainer = make_trainer(writers=[stuck], default_hooks={"checkpoint": None})
+    trainer.bus.drain_timeout = 0.1
+    if fails:
+        trainer.bus.subscribe(lambda event: 1 / 0, "after_train_iter", name="ends the run")
+
+    with pytest.raises(ZeroDivisionError) if fails else nullcontext():
+        trainer.train()
+    trainer.close()
+
+    (line,) = warnings_of(caplog)
+    begin, end = ENDS[fails]
+    assert re.fullmatch(rf"{begin}: Stuck \([1-9]\d*\), stuck for \d\.\d s in one delivery\. {end}", line), (
+        line
+    )
+    assert f"`eventloop replay {trainer.work_dir}`" in line
+    assert list(find_left(Path(trainer.work_dir)))
+
+
 @pytest.mark.slow
 def test_who_waits_beside_one_that_hangs_ends_well(
     make_trainer: MakeTrainer, stuck: Stuck, caplog: pytest.LogCaptureFixture
@@ -151,6 +193,25 @@ class FailsAtItsEnd(Kept):
 
     def close(self) -> None:
         raise OSError("disk full")
+
+
+def test_what_fails_at_the_very_end_is_no_loss_of_another(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A writer that fails to close is reported in one line; the event log, which ends at the same time, has dropped
+    nothing."""
+    trainer = make_trainer(writers=[FailsAtItsEnd(), EventLogWriter()], default_hooks={"checkpoint": None})
+
+    trainer.train()
+    trainer.close()
+
+    writers = [stats for stats in trainer.bus.stats() if stats.runs_on != "sync"]
+    assert {stats.name: (stats.dropped, stats.failed, stats.queued) for stats in writers} == {
+        "FailsAtItsEnd": (0, 0, 0),
+        "EventLogWriter": (0, 0, 0),
+    }
+    (record,) = (each for each in caplog.records if each.levelname in ("WARNING", "ERROR"))
+    assert record.getMessage() == "background subscriber FailsAtItsEnd failed in on_close"
 
 
 def test_a_handler_hears_of_what_fails_at_the_very_end(make_trainer: MakeTrainer) -> None:

@@ -105,6 +105,20 @@ def test_stages_are_spans_and_health_is_in_the_logs(attach: Attach, collector: C
     ]
 
 
+def test_the_facts_of_the_run_are_attributes_without_the_plan(attach: Attach, collector: Collector) -> None:
+    """A query finds runs by a fact of `run_info`; the table of the handlers is not sent."""
+    info = {"model": "Net", "seed": "7", "plan": "a long table"}
+
+    write(attach(make(collector)), BeforeRun(), RunInfo(info=info), AfterRun())
+
+    (run,) = collector.spans()
+    facts = {item.key: item.value.string_value for item in run.attributes}
+    assert {key: text for key, text in facts.items() if key.startswith("eventloop.")} == {
+        "eventloop.model": "Net",
+        "eventloop.seed": "7",
+    }
+
+
 def test_a_span_has_the_times_of_its_emits(attach: Attach, collector: Collector) -> None:
     """A stage is as long as it was by an own clock, though its begin and end are delivered together."""
     writer = make(collector)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,7 @@ from eventloop.events import (
 )
 from eventloop.writers import EventLogWriter, WandbWriter
 from eventloop.writers.wandb_files import read_history, read_records
+from tests.forked import ROOT
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 if importlib.util.find_spec("wandb") is None:
@@ -185,6 +189,50 @@ def test_a_refused_login_is_one_line(
     assert key not in line
     assert account(bus).failed + account(bus).dropped == 1
     assert "wandb:" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_a_login_on_a_thread_prints_nothing(tmp_path: Path) -> None:
+    """wandb's own information is back once the run is begun, and its errors were never silenced."""
+    script = """
+import sys, wandb
+from wandb.errors import term
+from eventloop import Bus
+from eventloop.events.run import Run
+from eventloop.writers import WandbWriter
+from tests.writers.conftest import train
+
+bus = Bus()
+WandbWriter("digits", mode="online", offload="thread").attach(bus, lambda: Run(sys.argv[1]))
+init = wandb.init
+def init_soon(**options):
+    term.termerror("loud")
+    options["settings"].init_timeout = 1
+    return init(**options)
+wandb.init = init_soon
+bus.emit(train(1)[0])
+bus.flush()
+term.termlog("back")
+bus.close()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={
+            **os.environ,
+            "WANDB_API_KEY": "a1b2c3d4" * 5,
+            "WANDB_BASE_URL": "http://127.0.0.1:9",
+            "PYTHONPATH": ROOT,
+        },
+    )
+
+    assert [line for line in ran.stderr.splitlines() if line.startswith("wandb:")] == [
+        "wandb: ERROR loud",
+        "wandb: back",
+    ], ran.stderr
 
 
 @pytest.mark.parametrize(

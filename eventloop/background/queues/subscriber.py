@@ -178,19 +178,21 @@ class Lane(FailingQueue):
         self._left = chain(first, self._spilled(), last)
         self._notify()
 
-    def pass_left_events(self, keep: KeepLeft | None) -> None:
+    def pass_left_events(self, keep: KeepLeft | None) -> bool:
         """Call `keep` with the events that a close left undelivered, including those of the current delivery.
 
-        An error of `keep` is logged, because the close must go on.
+        Return whether they are kept. An error of `keep` is logged, because the close must go on.
         """
-        first = next(self._left, None)
+        first, kept = next(self._left, None), False
         if keep is not None and first is not None:
             try:
                 keep(self.name, chain((first,), self._left))
+                kept = True
             except Exception as error:
                 logger.error("%s: its undelivered events cannot be kept: %s", self.name, error_text(error))
         self._left = iter(())
         self._spill.discard()
+        return kept
 
     def _all_incoming(self) -> Iterator[Incoming]:
         while self.incoming:

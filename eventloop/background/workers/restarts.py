@@ -81,6 +81,13 @@ class SupervisedLane(Lane):
         since = self._since
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
+    @property
+    def stuck(self) -> str:
+        """Describe the call in which the worker is stuck, or that events wait for its start."""
+        if self.ended_by in ("", "closed") and not self._ready and self.queued:
+            return "its worker process was still importing its modules"
+        return super().stuck
+
     def _overdue(self) -> float:
         """Return the seconds until the worker's current delivery, callback or start exceeds its limit."""
         if self._ready and not self._busy:
