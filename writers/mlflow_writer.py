@@ -52,7 +52,7 @@ class MLflowWriter(TrackerWriter):
         tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password.
         experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME,
             else MLflow's "Default".
-        run_name: the name of the run in MLflow, by default that of the work dir.
+        run_name: the name of the run in MLflow, by default `name`, else that of the work dir.
         params: parameters of the run.
         tags: tags of the run.
         checkpoints: whether each saved checkpoint is sent as an artifact.
@@ -92,7 +92,7 @@ class MLflowWriter(TrackerWriter):
         if experiment is not None and len(experiment) > NAME_LENGTH:
             raise ValueError(f"experiment must have at most {NAME_LENGTH} characters, got {len(experiment)}")
         self.experiment = experiment
-        self.run_name = run_name
+        self.run_name = run_name or name
         self.params = _check_names("params", params)
         self.tags = _check_names("tags", tags)
         self.checkpoints = checkpoints

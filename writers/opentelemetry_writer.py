@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,9 @@ from eventloop.util.append_file import replacing
 from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, log_line
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import check_mapping, check_texts, refuse_password, setting
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""The names that HTTP allows, RFC 9110, section 5.6.2."""
 
 
 class _InFlight(msgspec.Struct):
@@ -245,6 +249,10 @@ def _check_headers(headers: Any) -> dict[str, str] | None:
         return None
     checked: dict[str, str] = check_mapping("headers", headers)
     for key, value in checked.items():
+        if not _HEADER_NAME.fullmatch(key):
+            raise ValueError(
+                f"the names in headers must have letters, digits and marks such as - and _, got {key!r}"
+            )
         if not isinstance(value, str):
             raise TypeError(f"the header {key!r} must be a str, got {type(value).__name__}")
         if not value.isprintable() or not value.isascii():

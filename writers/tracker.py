@@ -184,18 +184,19 @@ class TrackerWriter(TimedWriter):
 
     def close(self) -> None:
         self._try_to_send()
+        unended = ""
         try:
             if self._known.id:  # else `open` has raised why there is no run to end
                 self.end(self._status())
         except Exception as error:
-            raise UnavailableError(
-                f"{self.service} did not take the end of the run: {self._text(error)}"
-            ) from None
+            unended = f"{self.service} did not take the end of the run: {self._text(error)}"
         finally:
             if self._lock is not None:
                 self._lock.close()
         if self._pending:
             raise self._lost()
+        if unended:
+            raise UnavailableError(unended)
 
     @property
     def written(self) -> Written:

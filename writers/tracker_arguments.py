@@ -29,7 +29,8 @@ def setting(argument: str, value: object, variable: str, service: str) -> str:
     """
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
-    if not (found := value or os.environ.get(variable)):
+    found = value or os.environ.get(variable, "")
+    if not found.strip():
         raise ValueError(f"{service} needs {argument}, got {value!r}: pass {argument}=, or set {variable}")
     return found
 
@@ -74,7 +75,8 @@ def masked(text: str, secrets: Iterable[str]) -> str:
 def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -> str:
     """Return a writer's arguments as options of a replay, such as " --set project=digits".
 
-    They are the texts, mappings and lists among the arguments; others have no form in an option.
+    They are the texts and lists among the arguments. A mapping, such as a config, is left out, because it may
+    be long or hold a key; other values have no form in an option.
 
     Args:
         made_with: makes a writer with the same arguments; None gives "".
@@ -90,9 +92,7 @@ def set_options(made_with: partial[Any] | None, *, secret: Sequence[str] = ()) -
 
 def _option_text(value: object) -> str | None:
     """Return an argument as the text of an option; None if it has no form there."""
-    if isinstance(value, Mapping):
-        value = dict(value)
-    if not isinstance(value, str | dict | list | tuple):
+    if not isinstance(value, str | list | tuple):
         return None
     try:
         return text_of(encodable(value))

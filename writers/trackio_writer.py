@@ -37,7 +37,7 @@ class TrackioWriter(TrackerWriter):
 
     Args:
         project: by default TRACKIO_PROJECT. TRACKIO_DIR is the folder of the databases.
-        run_name: the name of the run in trackio, by default that of the work dir.
+        run_name: the name of the run in trackio, by default `name`, else that of the work dir.
         config: settings of the run.
         name: the writer's name in reports; needed if there are two of this class.
         offload: "process", "thread", or "auto", the default: a process if possible.
@@ -63,7 +63,7 @@ class TrackioWriter(TrackerWriter):
         super().__init__(name, offload)
         self.project = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
         check_texts(run_name=run_name)
-        self.run_name = run_name
+        self.run_name = run_name or name
         self.config = check_config(config)
         modules = ("trackio", "trackio.sqlite_storage", "eventloop.writers.pixels")
         self._lib, storage, _ = self.import_library(*modules)

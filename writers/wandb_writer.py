@@ -70,7 +70,7 @@ class WandbWriter(TrackerWriter):
     Args:
         project: by default WANDB_PROJECT.
         entity: the user or team, by default your own.
-        run_name: the name of the run in W&B, by default that of the work dir.
+        run_name: the name of the run in W&B, by default `name`, else that of the work dir.
         mode: "online" or "offline"; `wandb sync <work_dir>/wandb/offline-run-*` sends an offline run later.
             By default WANDB_MODE, else "online".
         config: settings of the run.
@@ -123,7 +123,7 @@ class WandbWriter(TrackerWriter):
         self._direction = check_mapping("best", best)
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
-        self._run_name = run_name
+        self._run_name = run_name or name
         self._options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         if mode is None:

@@ -49,11 +49,20 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
     becomes PyTorch's current one, so that "cuda" means it in the script, too, as NCCL needs it.
 
     Raises:
-        RuntimeError: torch knows no such device.
-        ValueError: `LOCAL_RANK` is not a number from 0 on, or is beyond the machine's devices.
+        ValueError: torch knows no such device, or `LOCAL_RANK` is not a number from 0 on, or is beyond the
+            machine's devices.
     """
-    if device != "auto":
+    if device == "auto":
+        return _fastest_device()
+    try:
         return None if device is None else torch.device(device)
+    except RuntimeError:
+        raise ValueError(
+            f'device must be "auto" or a device of PyTorch, such as "cuda:1" or "cpu", got {device!r}'
+        ) from None
+
+
+def _fastest_device() -> torch.device:
     if torch.cuda.is_available():
         rank, count = _local_rank(), torch.cuda.device_count()
         if rank >= count:

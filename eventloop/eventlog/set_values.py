@@ -11,8 +11,8 @@ from typing import Any
 _JSON = ("{", "[", '"')
 
 
-def text_of(value: str | dict[str, Any] | list[Any]) -> str:
-    """Return the text for a text, or a mapping or list of plain values.
+def text_of(value: str | list[Any]) -> str:
+    """Return the text for a text, or a list of plain values.
 
     Raises:
         TypeError, ValueError: JSON has no form for the value.

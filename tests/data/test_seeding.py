@@ -113,6 +113,12 @@ def test_a_local_rank_that_is_no_number(monkeypatch: pytest.MonkeyPatch, rank: s
         choose_device("auto")
 
 
+def test_an_unknown_device() -> None:
+    """The error names the argument, what it may be, and what came."""
+    with pytest.raises(ValueError, match=r"""device must be "auto" or a device of PyTorch.*, got 'autp'"""):
+        choose_device("autp")
+
+
 def test_more_processes_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a device of its own is told so."""
     devices(monkeypatch, 2, False, "2")

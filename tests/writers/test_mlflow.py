@@ -92,6 +92,15 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_the_run_has_the_name_of_the_writer(attach: Attach, tmp_path: Path) -> None:
+    """Without a `run_name` the run in MLflow has the writer's name, if it has one."""
+    write(attach(make(tmp_path, name="baseline")), *train(1), AfterRun())
+
+    (run,) = client(tmp_path).search_runs(["1"])
+    assert run.info.run_name == "baseline"
+
+
+@pytest.mark.slow
 def test_parameters_facts_and_files_are_in_the_run(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

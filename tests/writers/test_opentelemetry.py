@@ -265,6 +265,11 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
         ),
         ({"headers": {1: "a"}}, TypeError, "the names in headers must be a str, got 1"),
         ({"headers": "a=b"}, TypeError, "headers must be a mapping of names to values, got str"),
+        (
+            {"headers": {"a b": "c"}},
+            ValueError,
+            "the names in headers must have letters, digits .*, got 'a b'",
+        ),
         ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
         ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds, got 0"),

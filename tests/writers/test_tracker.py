@@ -172,6 +172,26 @@ def test_a_tracker_that_stays_away_costs_two_lines(
     assert "2 events were not written" in account(bus).error
 
 
+def test_a_tracker_that_does_not_take_the_end_either(attach: Attach, account: Account) -> None:
+    """The events that were not written are told, with the command, although the end of the run fails, too."""
+
+    class Endless(Tracker):
+        def end(self, status: str) -> None:
+            raise ConnectionError("refused")
+
+    tracker = Endless()
+    bus = attach(tracker)
+    emit(bus, *train(1))
+    tracker.away = "no route"
+
+    write(bus, *train(2, 3))
+
+    assert (
+        "2 events were not written to Tracker: ConnectionError: no route; `eventloop replay"
+        in account(bus).error
+    )
+
+
 def test_the_end_names_another_error_than_the_first(attach: Attach, account: Account) -> None:
     """The last error is logged too, if it is not the one that the log has."""
     tracker = Tracker()
@@ -225,26 +245,6 @@ def test_a_tracker_that_is_away_at_the_begin_disables_the_writer(
     )
     assert record.exc_info is None
     assert account(bus).failed + account(bus).dropped == 2
-
-
-def test_the_command_has_the_settings_of_the_run(attach: Attach, account: Account, tmp_path: Path) -> None:
-    """A config that is a mapping is JSON in the command, quoted for a shell."""
-
-    class Configured(Tracker):
-        def __init__(self, project: str, config: dict[str, Any]) -> None:
-            super().__init__()
-
-    tracker = Configured("digits", config={"lr": 0.1, "name": "a b"})
-    tracker.away = "no route"
-    bus = attach(tracker)
-
-    emit(bus, *train(1))
-
-    assert (
-        f"`eventloop replay {tmp_path} --to tracker --set project=digits "
-        f"""--set 'config={{"lr":0.1,"name":"a b"}}' --out {tmp_path}` writes them later"""
-        in account(bus).error
-    )
 
 
 def test_what_a_tracker_missed_is_replayed_into_its_run(attach: Attach, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected:
 
 
 def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
-    """The options are the arguments that are texts or JSON, quoted for a shell."""
+    """The options are the arguments that are texts, quoted for a shell."""
     if is_missing("opentelemetry.proto"):
         pytest.skip("opentelemetry-proto is not installed: pip install 'torch-eventloop[otlp]'")
     writer = OpenTelemetryWriter("http://localhost:4318", headers={"key": "s3cr3t"}, service="my digits")
@@ -54,10 +53,8 @@ class Made:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        ({"lr": 0.1, "model": {"layers": [1, 2]}, "note": "it's \u00e4"}, None),
-        (MappingProxyType({"lr": np.float64(0.1)}), {"lr": 0.1}),
         (("a b", "c"), ["a b", "c"]),
-        ({"most": float("inf")}, None),
+        ([{"lr": 0.1, "note": "it's \u00e4"}, float("inf")], None),
         ("digits", None),
         ("[1] of 2", None),
         ('"quoted"', None),
@@ -74,7 +71,7 @@ def test_an_argument_is_the_same_after_a_shell(value: object, expected: Any) -> 
     assert value_of(written) == (value if expected is None else expected)
 
 
-@pytest.mark.parametrize("value", [3, True, None, print, {"weights": np.zeros(3)}, {(1, 2): 3}])
+@pytest.mark.parametrize("value", [3, True, None, print, [np.zeros(3)], {"hf_token": "s3cr3t"}])
 def test_an_argument_without_a_form_is_left_out(value: object) -> None:
-    """A message about events that were not written never fails by its command."""
+    """A message about events that were not written never fails by its command, and has no config with a key."""
     assert set_options(partial(Made, value)) == ""

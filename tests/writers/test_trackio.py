@@ -124,6 +124,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     ("options", "error", "text"),
     [
         ({}, ValueError, "TrackioWriter needs project, got None: pass project=, or set TRACKIO_PROJECT"),
+        ({"project": " "}, ValueError, "TrackioWriter needs project, got ' ': pass project=, or set"),
         ({"project": 3}, TypeError, "project must be a str, got int"),
         ({"project": "model_system"}, ValueError, "'model_system' is not allowed"),
         ({"project": "p", "config": 3}, TypeError, "config must be a mapping of names to values, got int"),

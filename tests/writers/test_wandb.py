@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import os
 import subprocess
@@ -128,6 +129,25 @@ def test_media_settings_and_the_best_value_are_in_the_run(
     (artifact,) = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     assert [entry.path for entry in artifact.manifest.contents] == ["weights.pth"]
     assert "wandb:" not in "".join(capfd.readouterr())  # it prints nothing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [({"name": "baseline"}, "baseline"), ({"name": "first", "run_name": "run 7"}, "run 7")],
+)
+def test_the_run_has_its_name_and_its_axis(
+    attach: Attach, tmp_path: Path, names: dict[str, str], shown: str
+) -> None:
+    """The run is named by `run_name`, else by `name`; each metric is over a step of its own."""
+    write(attach(make(entity="team", tags=["a", "b"], group="g", **names)), *train(1), AfterRun())
+
+    (file,) = tmp_path.glob("wandb_run*.json")
+    records = [*read_records(tmp_path, json.loads(file.read_bytes())["id"])]
+    (run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"]
+    assert (run.display_name, run.entity, [*run.tags], run.run_group) == (shown, "team", ["a", "b"], "g")
+    axes = {(r.metric.glob_name or r.metric.name): r.metric.step_metric for r in records}
+    assert axes["train/loss"] == "step"
 
 
 @pytest.mark.slow
