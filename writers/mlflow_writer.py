@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -118,7 +119,8 @@ class MLflowWriter(TrackerWriter):
         return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
 
     def begin_process(self) -> None:
-        """Let requests fail soon, because this writer sends them again, or says that it cannot."""
+        """Let requests fail soon, without lines of MLflow's: this writer sends again, or says why not."""
+        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import math
+import sqlite3
+import threading
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +94,59 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
     assert the_run(tmp_path).info.run_id == first
     assert history(tmp_path, "train/loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
     assert the_run(tmp_path).info.status == "FAILED"
+
+
+class _Refusing(BaseHTTPRequestHandler):
+    """A server that refuses each login."""
+
+    def do_GET(self) -> None:
+        self.send_response(401)
+        self.end_headers()
+
+    do_POST = do_GET
+
+    def log_message(self, *args: object) -> None:
+        """Print nothing."""
+
+
+@pytest.mark.slow
+def test_a_refused_login_is_one_line(
+    attach: Attach, account: Account, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The line has the answer of the server and no password; the writer takes no more events."""
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "s3cr3t-word")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        bus = attach(MLflowWriter(address, "digits", offload="thread"))
+
+        with caplog.at_level(logging.WARNING, "eventloop"):
+            emit(bus, *train(1, 2))
+        server.shutdown()
+
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "eventloop"]
+    assert "MLflow cannot be used: " in line
+    assert "401" in line
+    assert "s3cr3t" not in line + account(bus).error
+
+
+@pytest.mark.slow
+def test_a_broken_database_is_told_without_lines_of_mlflow(
+    attach: Attach, tmp_path: Path, account: Account, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The error of the database is in this writer's warning; MLflow's own log would print a traceback of each try."""
+    bus = attach(make(tmp_path, offload="process"))
+    emit(bus, *train(1))
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("drop table metrics")
+        database.commit()
+
+    write(bus, *train(2))
+
+    assert "1 event was not written to MLflow: " in account(bus).error
+    assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 
 from eventloop.writers import read_jsonl
+from tests.forked import ROOT
 from tests.writers.otlp_collector import Collector, is_missing
 from tests.writers.tracked_training import KEY, KEYS
 
@@ -150,7 +151,11 @@ def test_a_killed_and_resumed_run_is_whole_in_each(
     for held in (in_wandb, in_mlflow, in_trackio):
         assert_same(held(tmp_path), log)
     assert_same(_collected(collector.points()), log)
-    printed = killed.stdout + killed.stderr + ended.stdout + ended.stderr
+    report = subprocess.run(
+        [sys.executable, "-m", "eventloop", "report", str(tmp_path / "run"), "--all"],
+        cwd=ROOT, text=True, capture_output=True, timeout=60, check=True,
+    )  # fmt: skip
+    printed = "".join(text for run in (killed, ended, report) for text in (run.stdout, run.stderr))
     for key in (KEY, *KEYS.values()):
         assert _files_with(key.encode(), tmp_path) == []
         assert key not in printed
