@@ -77,6 +77,11 @@ def check_named_loaders(argument: str, loaders: Loaders) -> None:
             invalid.
     """
     if not isinstance(loaders, Mapping):
+        if isinstance(loaders, list | tuple) and any(isinstance(each, DataLoader) for each in loaders):
+            raise TypeError(
+                f"{argument} must be a loader, or several by name, such as dict(clean=..., noisy=...), whose "
+                f"names are in those of the metrics; got a {type(loaders).__name__} of loaders"
+            )
         check_loader(argument, loaders)
         return
     if not loaders:

@@ -54,6 +54,14 @@ def test_a_named_loader_takes_no_samples(make_trainer: MakeTrainer) -> None:
         make_trainer(val_loader={"clean": batches(2), "noisy": samples(8)})
 
 
+def test_several_loaders_have_names(make_trainer: MakeTrainer) -> None:
+    """A list of loaders, as Lightning takes it, would be a loader whose batches are loaders."""
+    with pytest.raises(
+        TypeError, match=r"^val_loader must be .* several by name, .*dict.*; got a list of loaders"
+    ):
+        make_trainer(val_loader=[DataLoader(samples(8)), DataLoader(samples(4))])
+
+
 def test_a_hand_written_loop_takes_no_samples(make_trainer: MakeTrainer) -> None:
     """The call of `batches` raises, before an epoch begins."""
     trainer = make_trainer()
