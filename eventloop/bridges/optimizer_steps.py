@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from eventloop.events import AfterOptimizerStep, BeforeOptimizerStep
-from eventloop.optim.optimizers import each_optimizer
+from eventloop.optim.optimizers import each_optimizer, hookable
 from eventloop.training.trainer import Trainer
 
 
@@ -35,7 +35,8 @@ def announced_steps(trainer: Trainer) -> Iterator[None]:
             trainer.announce(AfterOptimizerStep)
 
     handles = []
-    for optimizer in each_optimizer(trainer.optimizer):
+    for each in each_optimizer(trainer.optimizer):
+        optimizer = hookable(each) or each  # Accelerate's wrapper calls no hooks
         handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
     try:
         yield

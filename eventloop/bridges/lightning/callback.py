@@ -19,7 +19,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.lightning.costs import HostCosts, replaced
+from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
 from eventloop.bridges.ride import HasRide, Ride
@@ -138,11 +138,13 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._obey()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the run."""
+        """End the run after `on_train_end` of all callbacks and of the module, which get their rows so."""
         driven = self._driven
         if trainer.should_stop and driven.stop_reason is None:
             driven.stop_reason = "trainer.should_stop of Lightning"
-        self._end_run()
+        # Lightning calls the strategy last, and its teardown then moves the model to the CPU
+        ending = replaced(trainer.strategy, "on_train_end", followed_by(self._end_run))
+        self._during.enter_context(ending)
 
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
         self._trains = training
@@ -156,7 +158,9 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         )  # fmt: skip
         connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
-        self._during.enter_context(replaced(connector, "update_train_epoch_metrics", self._agreeing))
+        # not before it: rank 0 may be waiting there for the other ranks in a progress bar that reads metrics
+        agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._obey))
+        self._during.enter_context(agreeing)
         self._costs.attach(driven)
 
     def _end_run(self, error: BaseException | None = None) -> None:
@@ -227,18 +231,6 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         if driven.metrics.in_iteration:  # the LightningModule has ended the epoch early
             driven.drop_iter()
         driven.end_epoch()
-
-    def _agreeing(self, update_train_epoch_metrics: Any) -> Any:
-        """Wrap the reduction of an epoch's metrics over the ranks, to agree on a stop only after it.
-
-        Before it rank 0 may be waiting for the other ranks in a callback that reads metrics: a progress bar.
-        """
-
-        def agreeing() -> None:
-            update_train_epoch_metrics()
-            self._obey()
-
-        return agreeing
 
     def _logging(self, log_metrics: Any) -> Any:
         """Wrap Lightning's `log_metrics` to emit the numbers as well, without waiting for the device."""

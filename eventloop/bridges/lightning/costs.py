@@ -276,6 +276,21 @@ def replaced(owner: Any, method: str, by: Callable[[Any], Any]) -> Iterator[None
             own.pop(method, None)
 
 
+def followed_by(then: Callable[[], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a wrapper for `replaced` that calls a function after each call that returns."""
+
+    def wrapper(fn: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = fn(*args, **kwargs)
+            then()
+            return result
+
+        return call
+
+    return wrapper
+
+
 def _passes_through(profiler: Any) -> bool:
     """Return whether the profiler is the default, which records nothing."""
     return type(profiler).__qualname__ == "PassThroughProfiler" and "profile" not in vars(type(profiler))
