@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from eventloop.bus import Bus
@@ -76,12 +76,11 @@ class CallbackHook(Hook):
         self._functions = dict(points)
         self._served = events_of(points, type(self).__name__)
 
-    def attach(self, bus: Bus) -> None:
-        """Subscribe the functions to the bus, each under its own name."""
-        super().attach(bus)
+    def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+        """Yield the functions, too, each with its events."""
+        yield from super()._subscriptions(bus)
         for point, events in self._served.items():
-            fn = _adapted(self._functions[point])
-            bus.subscribe(fn, *events, priority=self.priority, budget_us=self.budget_us)
+            yield _adapted(self._functions[point]), events
 
 
 class ClosureHook(CallbackHook):

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import check_budget
-from eventloop.events.base import ALIASES, event_name
-from eventloop.events.catalogue import declared_events
+from eventloop.events.base import ALIASES, Event, event_name
+from eventloop.events.catalogue import declared_events, find_event
 from eventloop.events.filters import Predicate, check_filter
 from eventloop.events.priority import Priority, get_priority
+from eventloop.events.subscribed import check_possible
 from eventloop.hooks.points import GENERIC, Points
 from eventloop.migration.names import point_meant
+from eventloop.util.functions import handler_name
 from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
@@ -118,18 +120,22 @@ class Hook(Points):
         """
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
-        for method_name, served in self._points.items():
-            method, events = getattr(self, method_name), [*served]
-            # eventloop's hooks skip events that the trainer does not have; in a user's hook they are an error
-            if method_name in GENERIC or _is_from_eventloop(_defining_class(type(self), method_name)):
-                events = [event for event in served if bus.possible([event])]
-            if not events:
-                continue
+        for method, events in self._subscriptions(bus):
             options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us
             # one subscription a method: `once` counts all its events, an async method keeps their order
             bus.subscribe(method, *events, **options)
+
+    def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+        """Yield each function that `attach` subscribes to the bus, with its events."""
+        for name, served in self._points.items():
+            events = [*served]
+            # eventloop's hooks skip events that the trainer does not have; in a user's hook they are an error
+            if name in GENERIC or _is_from_eventloop(_defining_class(type(self), name)):
+                events = [event for event in served if bus.possible([event])]
+            if events:
+                yield getattr(self, name), events
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that the hook cannot serve; called when the trainer is built."""
@@ -192,6 +198,22 @@ class Hook(Points):
     def is_last_train_iter(self, trainer: Trainer) -> bool:
         """Return True in the last iteration of the run; for train iteration events only."""
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
+
+
+def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) -> None:
+    """Refuse a hook that would subscribe to an excluded event, before it is attached.
+
+    A hook whose own `attach` may leave methods out is checked only when it is attached.
+
+    Args:
+        excluded: the events that are never emitted, with the reasons.
+
+    Raises:
+        ValueError: naming the method, the event and the reason.
+    """
+    if isinstance(hook, Hook) and _is_from_eventloop(_defining_class(type(hook), "attach")):
+        for method, events in hook._subscriptions(bus):
+            check_possible(handler_name(method), map(find_event, events), excluded)
 
 
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:

@@ -19,6 +19,8 @@ from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
 from eventloop.data.plain_values import plain
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
+from eventloop.events.catalogue import find_event
+from eventloop.hooks.hook import check_events
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
@@ -66,7 +68,8 @@ class Ride:
         followed: a function that is called with this ride, and so with that of each copy of the bridge.
 
     Raises:
-        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does.
+        TypeError, ValueError: an argument is invalid, or a hook does a part of the loop that the host does,
+            or subscribes to an event that the host cannot emit.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Ride:
             check_attachable(hook, "hook")
             check_owner(hook, host)
             _refuse_hosts_own(hook, host)
+            check_events(hook, self.bus, {find_event(event): reason for event, reason in never.items()})
         self._writers = [build(each, WRITERS) if isinstance(each, Mapping) else each for each in writers]
         for writer in self._writers:
             check_attachable(writer, "writer")

@@ -20,7 +20,7 @@ from eventloop.data.loader_state import (
 )
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.metrics import EventStorage
-from eventloop.metrics.scalar_value import is_number
+from eventloop.metrics.scalar_value import is_number, is_single
 from eventloop.state.exchange import gather, has_other_ranks, of_rank_0
 from eventloop.state.sharded import refuse_sharded
 
@@ -180,7 +180,7 @@ class Evaluation:
         for name, value in outputs.items():
             if name in ("preds", "target"):  # not metrics, even with one element
                 continue
-            if is_number(value) or (isinstance(value, torch.Tensor) and value.numel() == 1):
+            if is_single(value):
                 self._claim(name, "val_step")
                 self._averages.add(name, value, samples)
             elif name not in self._left_out and not isinstance(value, _SEVERAL):

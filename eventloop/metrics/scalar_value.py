@@ -28,7 +28,12 @@ def is_number(value: Any) -> bool:
     """Return whether `value` is a Python or NumPy number, or an array of one number; False for tensors."""
     if isinstance(value, np.ndarray | np.generic):
         return value.size == 1 and value.dtype.kind in "biuf"
-    return isinstance(value, int | float)
+    return isinstance(value, int | float | Real)
+
+
+def is_single(value: Any) -> bool:
+    """Return whether `value` is a number by `is_number`, or a tensor of one element."""
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else is_number(value)
 
 
 def single_number(name: str, value: Any) -> Scalar:
@@ -38,7 +43,7 @@ def single_number(name: str, value: Any) -> Scalar:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
         return _unsharded(name, value)
     number = value
-    if not isinstance(value, int | float):
+    if not isinstance(value, int | float | Real):
         item = getattr(value, "item", None)
         number = item() if item is not None and getattr(value, "size", 1) == 1 else None
         if not isinstance(number, Real):  # an element may be complex, a text or a date

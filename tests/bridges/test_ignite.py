@@ -6,11 +6,13 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -111,6 +113,33 @@ def test_what_is_logged(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert {"loss", "lr"} <= set().union(*lines)
     assert [line["step"] for line in lines if "accuracy" in line] == [4, 8]
+
+
+VALUES = {
+    "np.float32": np.float32(0.5), "np.float64": np.float64(0.5), "array": np.array([0.5]),
+    "tensor": torch.tensor([0.5]), "fraction": Fraction(1, 2), "float": 0.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES)
+def test_numbers_of_every_kind(tmp_path: Path, value: Any) -> None:
+    """NumPy's numbers, and tensors and arrays of one, are logged as outputs and as metrics of both engines."""
+    engine, evaluator = Engine(lambda engine, batch: value), Engine(lambda engine, batch: value)
+    bus = attach(engine, evaluators={"val": evaluator}, writers=[JSONLWriter()], work_dir=tmp_path)
+
+    def put(engine: Engine) -> None:
+        engine.state.metrics |= {"mine": value, "text": "good", "several": np.eye(2)}
+
+    engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run([0]))
+    engine.add_event_handler(Events.ITERATION_COMPLETED, put)
+    evaluator.add_event_handler(Events.EPOCH_COMPLETED, put)
+    engine.run([0, 0], max_epochs=1)
+
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines if "loss" in line] == [0.5]
+    assert [line["mine"] for line in lines if "mine" in line] == [0.5, 0.5]
+    assert (event := bus.latest("after_val_epoch")) is not None
+    assert event.metrics == {"mine": 0.5}
 
 
 class Slow:

@@ -11,6 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ from torch.utils.data import DataLoader, default_collate
 from eventloop import Bus
 from eventloop.bridges.mmengine import EventLoopHook
 from eventloop.costs.records import read_costs
-from eventloop.hooks import EMAHook, OptimizerHook
+from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
 from eventloop.writers import JSONLWriter
 from eventloop.writers.jsonl import read_jsonl
 from tests.support.trainers import samples, tiny_model
@@ -145,6 +146,67 @@ def test_what_is_logged(tmp_path: Path) -> None:
 
     lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
     assert {"loss", "lr", "mine", "accuracy"} <= set().union(*lines)
+
+
+class Tensors(BaseMetric):  # type: ignore[misc]
+    """Metrics of the kinds that evaluators return."""
+
+    def process(self, data_batch: Any, data_samples: Any) -> None:
+        self.results += data_samples
+
+    def compute_metrics(self, results: list[Any]) -> dict[str, Any]:
+        return {
+            "accuracy": torch.tensor(0.5), "single": torch.tensor([0.25]), "numpy": np.float32(0.75),
+            "array": np.array([1.5]), "count": 3, "matrix": torch.eye(2), "text": "good",
+        }  # fmt: skip
+
+
+def test_metrics_of_every_kind(tmp_path: Path) -> None:
+    """Metrics that are tensors or arrays of one number arrive as floats, and hooks can monitor them."""
+    hooks = [CheckpointHook(save_best="accuracy"), EarlyStoppingHook("accuracy", patience=1)]
+    ride = EventLoopHook(hooks=hooks, writers=[JSONLWriter()])
+
+    run = runner(tmp_path, ride, val_evaluator=[Tensors()], epochs=4)
+    run.train()
+
+    numbers = {"accuracy": 0.5, "single": 0.25, "numpy": 0.75, "array": 1.5, "count": 3.0}
+    assert (event := ride.bus.latest("after_val_epoch")) is not None
+    assert event.metrics == numbers
+    lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
+    assert numbers.items() <= next(line for line in lines if "accuracy" in line).items()
+    assert run.epoch == 2  # the monitored metric has not improved
+
+
+def test_numbers_of_the_message_hub(tmp_path: Path) -> None:
+    """Numbers without a prefix belong to the iteration; those of `val/` to the validation in which they are new."""
+
+    class Puts(mmengine.hooks.Hook):  # type: ignore[misc]
+        def after_train_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
+            runner.message_hub.update_scalar("mine", runner.iter)
+            runner.message_hub.update_scalar("group/mine", 2.0)
+
+        def after_val_iter(
+            self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+        ) -> None:
+            if runner.epoch == 1:
+                runner.message_hub.update_scalar("val/once", 7.0)
+            runner.message_hub.update_scalar("val/each", runner.epoch)
+
+    ride = EventLoopHook(writers=[JSONLWriter()])
+    found: list[dict[str, float]] = []
+    ride.bus.on("after_val_epoch")(lambda trainer, event: found.append(dict(event.metrics)))
+
+    runner(tmp_path, Puts(), ride, val_evaluator=[Tensors()]).train()
+
+    common = {"accuracy": 0.5, "single": 0.25, "numpy": 0.75, "array": 1.5, "count": 3.0}
+    assert found == [{"once": 7.0, "each": 1.0, **common}, {"each": 2.0, **common}]
+    lines = [json.loads(line) for line in (tmp_path / "mm" / "metrics.jsonl").read_text().splitlines()]
+    rows = [line for line in lines if "loss" in line]
+    assert rows[-1]["group/mine"] == 2.0
+    assert rows[-1]["mine"] > 0
+    assert not any("val/each" in line or "each" in line for line in rows)
 
 
 class Slow(mmengine.hooks.Hook):  # type: ignore[misc]

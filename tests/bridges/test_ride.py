@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,14 @@ import pytest
 from eventloop import Bus
 from eventloop.bridges import host
 from eventloop.bridges.ride import Ride
-from eventloop.hooks import EMAHook, OptimizerHook, ParamSchedulerHook, PreemptionHook
+from eventloop.hooks import (
+    CallbackHook,
+    EMAHook,
+    OptimizerHook,
+    ParamSchedulerHook,
+    PreemptionHook,
+    ThroughputHook,
+)
 from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter
 from tests.support.trainers import tiny_model
@@ -60,6 +68,100 @@ def test_a_bus_with_a_hook_that_owns_a_part_of_the_loop(hook: Hook) -> None:
         ValueError, match=rf"{type(hook).__name__} does .* itself, which toyloop does here: leave"
     ):
         ride(bus)
+
+
+class Skipped(Hook):
+    """A hook for an event that the engines do not emit."""
+
+    def optimizer_step_skipped(self, trainer: Any, event: Any) -> None: ...
+
+
+class SkippedNotes(ThroughputHook):
+    """Such a hook, derived from a hook of eventloop whose `attach` does more."""
+
+    def optimizer_step_skipped(self, trainer: Any, event: Any) -> None: ...
+
+
+class Chooses(Skipped):
+    """A hook that subscribes by itself to what the bus has."""
+
+    def attach(self, bus: Bus) -> None:
+        if bus.possible(["optimizer_step_skipped"]):
+            super().attach(bus)
+
+
+def note_skipped(event: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("hook", "name"), [
+    (Skipped(), "Skipped.optimizer_step_skipped"),
+    (SkippedNotes(), "SkippedNotes.optimizer_step_skipped"),
+    (CallbackHook(optimizer_step_skipped=note_skipped), "note_skipped"),
+])  # fmt: skip
+def test_a_hook_for_an_event_that_the_host_never_emits(hook: Hook, name: str) -> None:
+    """It is refused where the bridge is made, with the names of the hook's method and the event, and the reason."""
+    words = rf"{name} subscribes to optimizer_step_skipped, which this bus never has: toyloop does not say"
+    with pytest.raises(ValueError, match=words):
+        ride(hooks=[EMAHook(), hook])
+
+
+def test_a_hook_with_its_own_attach(tmp_path: Path) -> None:
+    """A hook whose `attach` leaves out the event that the host lacks is accepted, and runs."""
+    bridge = ride(hooks=[Chooses()], work_dir=tmp_path)
+    bridge.begin_run(tiny_model(), native=None)
+    bridge.end_run()
+
+
+def of_lightning(hook: Hook) -> object:
+    from eventloop.bridges.lightning import EventLoopCallback
+
+    return EventLoopCallback(hooks=[hook])
+
+
+def of_transformers(hook: Hook) -> object:
+    from eventloop.bridges.transformers import EventLoopCallback
+
+    return EventLoopCallback(hooks=[hook])
+
+
+def of_ignite(hook: Hook) -> object:
+    from ignite.engine import Engine
+
+    from eventloop.bridges.ignite import attach
+
+    return attach(Engine(lambda engine, batch: None), hooks=[hook])
+
+
+def of_mmengine(hook: Hook) -> object:
+    from eventloop.bridges.mmengine import EventLoopHook
+
+    return EventLoopHook(hooks=[hook])
+
+
+class BeforeBatch(Hook):
+    """A hook for an event that Transformers does not emit."""
+
+    def before_val_iter(self, trainer: Any, event: Any) -> None: ...
+
+
+@pytest.mark.parametrize(("package", "make", "hook", "words"), [
+    ("lightning", of_lightning, Skipped, "Lightning does not say that a step was skipped"),
+    ("transformers", of_transformers, BeforeBatch, "Transformers has no callback before a batch of an evaluation"),
+    ("ignite", of_ignite, Skipped, "ignite does not say that a step was skipped"),
+    ("ignite", of_ignite, BeforeBatch, "give .* the evaluator"),
+    ("mmengine", of_mmengine, Skipped, "MMEngine's optim wrappers do not say that a step was skipped"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # MMEngine's own, at its import
+def test_each_bridge_refuses_such_a_hook(
+    package: str, make: Callable[[Hook], object], hook: type[Hook], words: str
+) -> None:
+    """The bridges to real engines refuse it where they are made, not in the engine's first run."""
+    pytest.importorskip(package, reason=f"{package} is not installed")
+
+    with pytest.raises(
+        ValueError, match=rf"{hook.__name__}\..* subscribes to .*, which this bus never has: {words}"
+    ):
+        make(hook())
 
 
 @pytest.mark.parametrize(("name", "found", "words"), [

@@ -13,6 +13,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
+from eventloop.bridges.host_numbers import numbers_of, read_numbers
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
@@ -20,6 +21,7 @@ from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
+from eventloop.metrics.scalar_value import is_single
 from eventloop.optim.optimizers import Optimizers, check_optimizer
 from eventloop.util.functions import handler_name
 
@@ -63,8 +65,8 @@ def attach(
         trainer.run(loader, max_epochs=3)
 
     An iteration is an iteration of the engine. `trainer.outputs` is the engine's output if it is a mapping,
-    and `{"loss": output}` if it is a number or a tensor of one element. Numbers in `engine.state.metrics` are
-    logged at the end of each epoch, those of evaluators at the end of their runs.
+    and `{"loss": output}` if it is a number, or a tensor or array of one element. Numbers in
+    `engine.state.metrics` are logged at the end of each epoch, those of evaluators at the end of their runs.
 
     Args:
         model: the module that hooks work on, such as `EMAHook`; handlers find it as `trainer.model`.
@@ -242,7 +244,7 @@ class Bridge:
 
     def _end_epoch(self, engine: Engine) -> None:
         trainer = self._trainer
-        trainer.log(_numbers(engine.state.metrics))
+        trainer.log(numbers_of(engine.state.metrics))
         trainer.end_epoch()
         if trainer.stops.edge():  # all ranks are here
             engine.terminate()
@@ -266,7 +268,7 @@ class Bridge:
 
     def _log(self, mode: str, evaluator: Engine) -> None:
         if self._rides():
-            self._trainer.log(_numbers(evaluator.state.metrics), mode=mode)
+            self._trainer.log(numbers_of(evaluator.state.metrics), mode=mode)
 
     def _begin_val(self, mode: Evaluate, _: Engine) -> None:
         if self._rides():
@@ -282,9 +284,7 @@ class Bridge:
 
     def _end_val(self, evaluator: Engine) -> None:
         if self._rides():
-            self._trainer.end_val(
-                {name: float(value) for name, value in _numbers(evaluator.state.metrics).items()}
-            )
+            self._trainer.end_val(read_numbers(evaluator.state.metrics))
             if self._trainer.stopping:  # several ranks agree later: not all of them need evaluate
                 self._engine.terminate()
 
@@ -350,14 +350,4 @@ def _batch_idx(evaluator: Engine) -> int:
 def _outputs(output: Any) -> Any:
     if isinstance(output, Mapping):
         return output
-    one = isinstance(output, int | float) or (isinstance(output, torch.Tensor) and output.numel() == 1)
-    return {"loss": output} if one else None
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those metrics that are numbers, or tensors of one element."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1)
-    }
+    return {"loss": output} if is_single(output) else None

@@ -19,6 +19,7 @@ import torch
 
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
+from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
@@ -286,7 +287,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         if trainer.sanity_checking:
             return
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
-        self._driven.end_val(_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
+        self._driven.end_val(read_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
         self._metrics_before = {}
         self._obey()
         if not self._trains:
@@ -379,14 +380,3 @@ def _total(trainer: Any, max_epochs: int | None) -> int | None:
     if steps is not None and steps > 0 and trainer.accumulate_grad_batches == 1:
         limits.append(steps)
     return min(limits, default=0) or None
-
-
-def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Return metrics as floats, with one read for each device."""
-    tensors = {name: value for name, value in metrics.items() if isinstance(value, torch.Tensor)}
-    numbers = {name: float(value) for name, value in metrics.items() if name not in tensors}
-    for device in {value.device for value in tensors.values()}:
-        names = [name for name, value in tensors.items() if value.device == device]
-        read = torch.stack([tensors[name].detach().double().reshape(()) for name in names]).tolist()
-        numbers |= dict(zip(names, read, strict=True))
-    return numbers

@@ -12,6 +12,7 @@ import torch
 from eventloop.bridges.foreign import ForeignCall
 from eventloop.data.loader_info import named_loaders
 from eventloop.events.priority import Priority
+from eventloop.metrics.scalar_value import single_numbers
 
 
 class Counters:
@@ -84,10 +85,9 @@ class Counters:
         """Copy the number of optimizer steps and the iteration's numbers, without waiting for the device."""
         self._move(trainer, event)
         outputs = trainer.outputs if isinstance(trainer.outputs, Mapping) else {}
-        for name, value in outputs.items():
-            if isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.numel() == 1):
-                number = torch.as_tensor(value).detach()
-                self._metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
+        for name, value in single_numbers(outputs).items():
+            number = torch.as_tensor(value)
+            self._metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
 
     def _results(self, trainer: Any, event: Any) -> None:
         self._metrics({name: torch.tensor(value) for name, value in event.metrics.items()})

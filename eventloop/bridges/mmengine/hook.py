@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 from eventloop.bridges.host import require
+from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
@@ -43,7 +44,8 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         Runner(..., custom_hooks=[ride]).train()
 
     It runs after the runner's other hooks, except those of lowest priority. Numbers that hooks of the runner
-    put into its message hub are logged, too. The runner's checkpoints have the states of `hooks`.
+    put into its message hub are logged, too: in each iteration, and those of `val/` and `test/` with the
+    metrics of the evaluation. The runner's checkpoints have the states of `hooks`.
 
     Args:
         bus: an existing bus; by default a new one, the attribute `bus`.
@@ -69,6 +71,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
 
     # --- the run -------------------------------------------------------------------------------------------
 
@@ -99,6 +102,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             max_iters=runner.max_iters if training else None,
             work_dir=runner.work_dir, iter=runner.iter, epoch=runner.epoch, training=training,
         )  # fmt: skip
+        self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
         trainer.during_run.enter_context(announced_steps(trainer))
         for wrapper in named_optimizers(wrappers).values():
@@ -133,7 +137,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         trainer = self.trainer
         outputs = outputs or {}
         for name, buffer in runner.message_hub.log_scalars.items():
-            short = _logged_name(name)
+            short = _train_name(name)
             if short is not None and short not in outputs and buffer.data[1].size:
                 trainer.metrics.put_scalar(short, float(buffer.current()))
         if trainer.end_iter(outputs):
@@ -194,9 +198,14 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """End the validation, with its metrics."""
-        self.trainer.end_val(
-            {name: float(value) for name, value in (metrics or {}).items() if _is_number(value)}
-        )
+        before, self._put_before = self._put_before, _evaluated(runner)
+        new = {name: values for name, values in self._put_before.items() if values is not before.get(name)}
+        in_hub = {
+            short: values[-1]
+            for name, values in new.items()
+            if values.size and (short := _without(self.trainer.mode, name))
+        }
+        self.trainer.end_val(read_numbers(in_hub | (metrics or {})))
         self._obey(runner)
 
     after_test_epoch = after_val_epoch
@@ -230,12 +239,33 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
 """The numbers in MMEngine's message hub that the bridge does not log, because it logs its own."""
+_EVALUATIONS = ("val/", "test/")
 
 
-def _logged_name(name: str) -> str | None:
-    """Return the name under which the bridge logs a number of the message hub; None if it does not log it."""
-    mode, _, short = name.partition("/")
-    return short if mode == "train" and short not in _OWN else None
+@cache  # each iteration asks for each name
+def _train_name(name: str) -> str | None:
+    """Return the name of a number of the message hub among those of an iteration; None if it is not one.
+
+    Numbers whose name has no prefix belong to the training.
+    """
+    if name.startswith(_EVALUATIONS):
+        return None
+    return _without("train", name) if name.startswith("train/") else name if name not in _OWN else None
+
+
+def _without(mode: str, name: str) -> str | None:
+    """Return a name of the message hub without the prefix of a mode; None if the bridge does not log it."""
+    prefix, _, short = name.partition("/")
+    return short if prefix == mode and short not in _OWN else None
+
+
+def _evaluated(runner: Runner) -> dict[str, Any]:
+    """Return the values of the numbers in the message hub that have the prefix of a validation or a test.
+
+    The hub makes a new array of the values for each new value.
+    """
+    scalars = runner.message_hub.log_scalars.items()
+    return {name: buffer.data[0] for name, buffer in scalars if name.startswith(_EVALUATIONS)}
 
 
 def _optimizers(wrappers: Any) -> Any:
@@ -244,7 +274,3 @@ def _optimizers(wrappers: Any) -> Any:
     if isinstance(wrappers, OptimWrapperDict):
         return {name: wrapper.optimizer for name, wrapper in wrappers.items()}
     return wrappers.optimizer
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) or getattr(value, "size", None) == 1

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from numbers import Real
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 from weakref import ref
 
-import torch
-
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
+from eventloop.bridges.host_numbers import numbers_of, read_numbers
 from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.state_file import read_state, write_state
 from eventloop.bus import Bus
@@ -285,7 +283,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         self._evaluated, self._loader, self._logged = 0, "", {}
         trainer.begin_val(mode)
         result = call()
-        metrics = _numbers(result if mode == "val" else result.metrics or {})
+        metrics = read_numbers(_without_epoch(result if mode == "val" else result.metrics or {}))
         trainer.end_val(metrics)
         if extra := {name: value for name, value in self._logged.items() if name not in metrics}:
             trainer.log(extra, mode=mode, step=trainer.iter)
@@ -304,7 +302,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
         """Emit the numbers that the host logs as `scalars_logged`."""
         if (trainer := self._ride.trainer) is None or not trainer.running:
             return
-        numbers = _numbers(kwargs["logs"])
+        numbers = numbers_of(_without_epoch(kwargs["logs"]))
         if trainer.mode != "train":  # our logger logs the metrics of an evaluation, at its end
             self._logged |= numbers
         else:
@@ -353,14 +351,6 @@ def _check_single(callbacks: Sequence[Any]) -> None:
         )
 
 
-def _numbers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers, and tensors of one element, among the values of a mapping.
-
-    The epoch, which the host adds to everything that it logs, is left out: each event has its own.
-    """
-    return {
-        name: value
-        for name, value in logs.items()
-        if name != "epoch"
-        and (isinstance(value, Real) or (isinstance(value, torch.Tensor) and value.numel() == 1))
-    }
+def _without_epoch(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the epoch, which the host adds to everything that it logs: each event has its own."""
+    return {name: value for name, value in logs.items() if name != "epoch"}

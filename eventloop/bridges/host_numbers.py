@@ -1,0 +1,31 @@
+"""Choose the numbers among the values that a host logs, by the rule for the outputs of a train step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from eventloop.metrics.rows import Scalar
+from eventloop.metrics.scalar_value import is_readable, single_numbers
+
+
+def numbers_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
+    """Return the single numbers among `values`: floats, and tensors of one element, which are not read."""
+    return {name: value for name, value in single_numbers(values).items() if is_readable(value)}
+
+
+def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the single numbers among `values` as floats, with one read for each device."""
+    numbers, tensors = {}, {}
+    for name, value in numbers_of(values).items():
+        if isinstance(value, torch.Tensor):
+            tensors[name] = value
+        else:
+            numbers[name] = value
+    for device in {value.device for value in tensors.values()}:
+        names = [name for name, value in tensors.items() if value.device == device]
+        read = torch.stack([tensors[name].double().reshape(()) for name in names]).tolist()
+        numbers |= dict(zip(names, read, strict=True))
+    return {name: numbers[name] for name in values if name in numbers}
