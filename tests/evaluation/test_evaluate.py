@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ def test_means_are_over_samples(make_trainer: MakeTrainer) -> None:
     "value",
     [
         2.5, np.float32(2.5), np.array(2.5), np.array([2.5]), torch.tensor([2.5]), torch.tensor(2.5).double(),
+        Fraction(5, 2),
     ],
     ids=repr,
 )  # fmt: skip
