@@ -121,7 +121,7 @@ class Hook(Points):
         if self.budget_us is not None:
             check_budget(type(self).__name__, self.budget_us)
         for method, events in self._subscriptions(bus):
-            options = {**getattr(method, _MARK, {}), "priority": priority_of(self, method)}
+            options = {**_marked(method), "priority": priority_of(self, method)}
             if options.get("budget_us") is None:
                 options["budget_us"] = self.budget_us
             # one subscription a method: `once` counts all its events, an async method keeps their order
@@ -216,9 +216,14 @@ def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) ->
             check_possible(handler_name(method), map(find_event, events), excluded)
 
 
+def _marked(method: Callable[..., Any]) -> dict[str, Any]:
+    options = getattr(method, _MARK, None)
+    return options if isinstance(options, dict) else {}  # a mock has every attribute
+
+
 def priority_of(hook: Hook, method: Callable[..., Any]) -> Priority | int | str:
     """Return the priority of one of a hook's methods: the method's own, set with `on`, or the hook's."""
-    own: Priority | int | str | None = getattr(method, _MARK, {}).get("priority")
+    own: Priority | int | str | None = _marked(method).get("priority")
     return hook.priority if own is None else own
 
 

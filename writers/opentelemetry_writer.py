@@ -250,9 +250,7 @@ def _check_headers(headers: Any) -> dict[str, str] | None:
     checked: dict[str, str] = check_mapping("headers", headers)
     for key, value in checked.items():
         if not _HEADER_NAME.fullmatch(key):
-            raise ValueError(
-                f"the names in headers must have letters, digits and marks such as - and _, got {key!r}"
-            )
+            raise ValueError(f"the names in headers may have only letters, digits, - and _, got {key!r}")
         if not isinstance(value, str):
             raise TypeError(f"the header {key!r} must be a str, got {type(value).__name__}")
         if not value.isprintable() or not value.isascii():

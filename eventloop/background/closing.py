@@ -64,7 +64,8 @@ class Closing(ABC):
         self.keep_left: KeepLeft | None = None
         self.replay_command = ""
         """The command that delivers the events that `keep_left` keeps; "" without one."""
-        self._logged: dict[Lane, int] = {}  # subscribers with events left, as logged by the last flush
+        self._logged: dict[Lane, int] = {}
+        """The subscribers that the last flush has logged, each with the number of its events by then."""
         self._listening: dict[type[Event], list[Lane]] = {}
         self._posted: deque[Posted] = deque()
         self._thread: threading.Thread | None = None  # the keeper's
@@ -135,7 +136,7 @@ class Closing(ABC):
         while not complete and (more := overtime.extension()):
             complete = self.flush(more, noting())
         left = [] if complete else _with_left(self.lanes)
-        self._logged = {lane: lane.queued for lane in left}
+        self._logged = {lane: lane.emitted for lane in left}
         if left:
             command = self.replay_command
             kept = f"What is left when the program ends is kept for `{command}`" if command else ""
@@ -308,8 +309,9 @@ class Closing(ABC):
 
     def _tell_end(self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, kept: bool) -> None:
         """Log the undelivered events, except those that a flush at the end of a run has logged."""
-        left = [lane for lane in _with_left(lanes) if lane.queued > self._logged.get(lane, -1)]
-        if self._logged and not left:
+        every = _with_left(lanes)
+        left = [lane for lane in every if lane.emitted != self._logged.get(lane, -1)]
+        if every and not left:
             return
         if not (quiet or left):
             logger.warning(

@@ -9,11 +9,16 @@ import torch
 
 from eventloop.metrics.rows import Scalar
 from eventloop.metrics.scalar_value import is_readable, single_numbers
+from eventloop.state.sharded import is_sharded
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the single numbers among `values`: floats, and tensors of one element, which are not read."""
-    return {name: value for name, value in single_numbers(values).items() if is_readable(value)}
+    """Return the single numbers among `values`: floats, and tensors of one element, which are not read.
+
+    Values that are sharded over ranks are left out, because reading one is a collective.
+    """
+    given = {name: value for name, value in values.items() if not is_sharded(value)}
+    return {name: value for name, value in single_numbers(given).items() if is_readable(value)}
 
 
 def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -26,6 +31,7 @@ def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
             numbers[name] = value
     for device in {value.device for value in tensors.values()}:
         names = [name for name, value in tensors.items() if value.device == device]
-        read = torch.stack([tensors[name].double().reshape(()) for name in names]).tolist()
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # mps has no float64
+        read = torch.stack([tensors[name].to(dtype).reshape(()) for name in names]).tolist()
         numbers |= dict(zip(names, read, strict=True))
     return {name: numbers[name] for name in values if name in numbers}

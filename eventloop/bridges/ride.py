@@ -97,11 +97,12 @@ class Ride:
             self.bus.exclude([event], reason)
         self.hooks = [build(hook, HOOKS) if isinstance(hook, Mapping) else hook for hook in hooks]
         """The hooks that were given."""
+        excluded = {find_event(event): reason for event, reason in never.items()}
         for hook in self.hooks:
             check_attachable(hook, "hook")
             check_owner(hook, host)
             _refuse_hosts_own(hook, host)
-            check_events(hook, self.bus, {find_event(event): reason for event, reason in never.items()})
+            check_events(hook, self.bus, excluded)
         self._writers = [build(each, WRITERS) if isinstance(each, Mapping) else each for each in writers]
         for writer in self._writers:
             check_attachable(writer, "writer")

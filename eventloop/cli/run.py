@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import shutil
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile, mkdtemp
 from typing import Any
 
 import msgspec
@@ -61,11 +62,14 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; errors of the script are raised unchanged, as Python would raise them."""
     try:
         checked = _checked(options)
-        folder = TemporaryDirectory(prefix="eventloop_run_", ignore_cleanup_errors=True)
+        folder = mkdtemp(prefix="eventloop_run_")
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
-    with folder as summaries:
-        return _run(options, msgspec.structs.replace(checked, summaries=summaries))
+    try:
+        return _run(options, msgspec.structs.replace(checked, summaries=folder))
+    finally:
+        if os.getpid() == checked.pid:  # not in a process that the script forked, which may end before others
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(options: argparse.Namespace, checked: RunOptions) -> int:
@@ -84,7 +88,8 @@ def _run(options: argparse.Namespace, checked: RunOptions) -> int:
         succeeded = not ended.code
         raise
     finally:
-        _report(options.script, attacher, succeeded=succeeded)
+        if os.getpid() == checked.pid:
+            _report(options.script, attacher, succeeded=succeeded)
     return 0
 
 

@@ -59,13 +59,13 @@ def refuse_samples(argument: str, loader: object) -> None:
     if isinstance(loader, torch.Tensor | np.ndarray):
         name = "tensor" if isinstance(loader, torch.Tensor) else "array"
         got = f"{type(loader).__name__} of shape {tuple(loader.shape)}"
-    elif isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+    elif isinstance(loader, Dataset) and not hasattr(loader, "__iter__"):
         name, got = "dataset", f"data set {type(loader).__name__}"
     else:
         return
     raise TypeError(
-        f"{argument} must be a DataLoader or another iterable of batches, got the {got}, whose items are "
-        f"samples: give DataLoader({name}, batch_size=...)"
+        f"{argument} must be a DataLoader or another iterable of batches, got the {got}, each of whose "
+        f"items would be taken as a batch: give DataLoader({name}, batch_size=...)"
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, NamedTuple
 
 import msgspec
@@ -63,7 +64,7 @@ def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
-    bus.keep_left(_Undelivered(facts, writers).keep, f"eventloop replay {facts.run.work_dir}")
+    bus.keep_left(_Undelivered(facts, writers).keep, f"eventloop replay {quote(facts.run.work_dir)}")
 
 
 class _Undelivered:

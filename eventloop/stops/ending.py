@@ -80,9 +80,8 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
 
 
 def _tell_losses(report: DrainReport) -> None:
-    lost = [
-        stats for stats in report.stats if stats.dropped or stats.failed
-    ]  # events left are logged already
+    # not the events left, which the flush or the close has logged
+    lost = [stats for stats in report.stats if stats.dropped or stats.failed]
     for line in shortfalls([_without_logged_error(stats) for stats in lost]):
         logger.warning("not everything was delivered: %s", line)
 

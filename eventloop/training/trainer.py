@@ -318,7 +318,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         not counted: call `stop` to end the loop after an iteration.
 
         Raises:
-            RuntimeError, TypeError: the call is not inside `trainer.epochs()`, or `loader` holds samples.
+            RuntimeError: the call is not inside `trainer.epochs()`.
+            TypeError: `loader` holds samples, not batches.
         """
         refuse_samples("loader", loader)
         loop = self._batches(loader)

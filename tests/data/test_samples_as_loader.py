@@ -28,10 +28,10 @@ class Batches(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize(
     ("loader", "got"),
     [
-        (torch.zeros(8, 4), r"Tensor of shape \(8, 4\), whose items are samples: give DataLoader\(tensor, "),
-        (np.zeros((8, 4)), r"ndarray of shape \(8, 4\), whose items are samples: give DataLoader\(array, "),
-        (samples(8), r"data set TensorDataset, whose items are samples: give DataLoader\(dataset, "),
-        (Subset(samples(8), [0, 1]), r"data set Subset, whose items are samples: give DataLoader\(dataset, "),
+        (torch.zeros(8, 4), r"Tensor of shape \(8, 4\), each of whose items .* give DataLoader\(tensor, "),
+        (np.zeros((8, 4)), r"ndarray of shape \(8, 4\), each of whose items .* give DataLoader\(array, "),
+        (samples(8), r"data set TensorDataset, each of whose items .* give DataLoader\(dataset, "),
+        (Subset(samples(8), [0, 1]), r"data set Subset, each of whose items .* give DataLoader\(dataset, "),
         (torch.zeros(0, 4), r"Tensor of shape \(0, 4\), "),
     ],
 )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from eventloop.bus import Bus
 from eventloop.eventlog.replay import replay
 from eventloop.eventlog.undelivered import find_left
-from eventloop.events import Event, EventsDropped, HandlerFailed, StopRequested
+from eventloop.events import BeforeRun, Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.util.text import UnavailableError
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
@@ -162,6 +164,30 @@ def test_a_writer_that_hangs_is_named_once(
     )
     assert f"`eventloop replay {trainer.work_dir}`" in line
     assert list(find_left(Path(trainer.work_dir)))
+
+
+def test_later_events_are_told_though_earlier_ones_were(caplog: pytest.LogCaptureFixture) -> None:
+    """A flush told of events that have arrived since; a close tells of those that were emitted after it."""
+    bus, gate = Bus(drain_timeout=0.1), threading.Event()
+
+    def slow(event: Event) -> None:
+        gate.wait(60)
+
+    bus.subscribe(slow, BeforeRun, offload="thread", name="slow")
+    bus.emit(BeforeRun())
+    bus.emit(BeforeRun())
+    assert not bus.flush().complete
+    gate.set()
+    assert bus.flush(60).complete
+    gate.clear()
+    bus.emit(BeforeRun())
+
+    bus.close()
+    gate.set()
+
+    first, second = warnings_of(caplog)[:2]
+    assert "not everything was delivered in time: slow (2)" in first
+    assert "events left undelivered: slow (1)" in second
 
 
 @pytest.mark.slow

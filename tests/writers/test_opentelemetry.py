@@ -268,7 +268,7 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
         (
             {"headers": {"a b": "c"}},
             ValueError,
-            "the names in headers must have letters, digits .*, got 'a b'",
+            "the names in headers may have only letters, digits.*, got 'a b'",
         ),
         ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
         ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),

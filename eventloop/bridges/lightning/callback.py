@@ -139,7 +139,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._obey()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """End the run after `on_train_end` of all callbacks and of the module, which get their rows so."""
+        """End the run after `on_train_end` of all callbacks and the module, so that these have rows."""
         driven = self._driven
         if trainer.should_stop and driven.stop_reason is None:
             driven.stop_reason = "trainer.should_stop of Lightning"
