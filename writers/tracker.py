@@ -204,9 +204,10 @@ class TrackerWriter(TimedWriter):
         return Written(self.service, self._tally.new, self._tally.known)
 
     def _own_run(self, run: Run) -> Known:
-        """Return the run to continue, or an empty one if another trainer begins at step 0.
+        """Return the tracker's run that is continued, or `Known()` for a new run.
 
-        A worker process that is started again, or a second run, has the id of the same trainer.
+        A trainer that begins at step 0 gets a new run, unless the run in the state file is its own. A
+        worker process that is started again, or a second run, has the id of the same trainer.
         """
         known = _load(self._state_path)
         begins = not run.start_iter and bool(run.trainer_id) and run.trainer_id != known.trainer_id

@@ -34,7 +34,7 @@ def pass_on(folder: Path, directory: Path, summary: str) -> None:
 
 
 def passed_on(folder: Path) -> dict[Path, str]:
-    """Return the summaries that were passed on, by the directories of their runs, the oldest first."""
+    """Return the summaries that `pass_on` has written, by the directory of each run, the oldest first."""
     runs: dict[Path, str] = {}
     for path in sorted(folder.glob("*.json")):  # none if the command has ended
         try:

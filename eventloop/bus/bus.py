@@ -456,9 +456,9 @@ class Bus:
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft, command: str = "") -> None:
-        """Set a function that a close calls with the events it could not deliver; its errors are logged.
+        """Set a function that `close` calls with the events that it could not deliver.
 
-        The log names `command`, which delivers the events later.
+        An error of `keep` is logged. The log names `command`, which delivers the events later.
         """
         self._background.keep_left, self._background.replay_command = keep, command
 

@@ -12,7 +12,7 @@ _JSON = ("{", "[", '"')
 
 
 def text_of(value: str | list[Any]) -> str:
-    """Return the text for a text, or a list of plain values.
+    """Return an argument, a text or a list of plain values, as it is written after `--set NAME=`.
 
     Raises:
         TypeError, ValueError: JSON has no form for the value.
@@ -23,7 +23,7 @@ def text_of(value: str | list[Any]) -> str:
 
 
 def value_of(text: str) -> Any:
-    """Return the value of a text: the text itself, or what the JSON says.
+    """Return the argument that was written after `--set NAME=`: JSON is read, another text stays as it is.
 
     Raises:
         ValueError: the text begins like JSON and cannot be read as JSON.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,6 +24,15 @@ def test_functions_are_called_at_their_points(make_trainer: Make) -> None:
     make_trainer(batches=2, hooks=[hook]).train()
 
     assert seen == ["before 0", "iter 0", "iter 1", "after 2"]
+
+
+def test_a_mock_is_called(make_trainer: Make) -> None:
+    """A mock, which has every attribute, is called like a function, at the hook's own priority."""
+    called = Mock()
+
+    make_trainer(batches=2, hooks=[CallbackHook(after_train_iter=called)]).train()
+
+    assert called.call_count == 2
 
 
 def test_parameters_name_decides_what_is_given(make_trainer: Make) -> None:

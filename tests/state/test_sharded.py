@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed._shard import sharded_tensor
 from torch.distributed._shard.sharding_spec import ChunkShardingSpec
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from eventloop.bridges.host_numbers import numbers_of
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -172,6 +173,7 @@ def replicated_score(trainer, batch):
 def with_bn():
     return distribute_module(nn.Sequential(nn.BatchNorm1d(2)), mesh)
 
+said["numbers of a host"] = [*numbers_of({"loss": 1.0, "grad_norm": weight.norm(), "lr": torch.tensor(0.1)})]
 whole_file = folder / "whole.pth"
 if rank == 0:
     torch.save(Net().state_dict(), whole_file)
@@ -251,6 +253,11 @@ def test_sharded_tensors_are_refused(ranks: list[dict[str, Any]], what: str) -> 
         for part in REFUSED[what]:
             assert part in error
     assert ranks[0]["files"] == []
+
+
+def test_numbers_of_a_host(ranks: list[dict[str, Any]]) -> None:
+    """A bridge leaves out a sharded number, whose reading would wait for the other ranks, and keeps the others."""
+    assert [said["numbers of a host"] for said in ranks] == [["loss", "lr"]] * 2
 
 
 @pytest.mark.parametrize("run", ["plain", "by 4", "unsized"])

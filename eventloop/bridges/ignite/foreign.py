@@ -133,7 +133,7 @@ class _Terminated(NamedTuple):
     ours: Any
     skip_completed: bool
 
-    def hears(self, event: Any, ours: Any) -> bool:
+    def still_calls(self, event: Any, ours: Any) -> bool:
         """Return whether ignite calls the handlers of an event after the call of `terminate()`.
 
         It calls the other handlers of the same event, and those of the end. This trainer goes on to the end
@@ -193,10 +193,10 @@ class _Engines:
 
     def _happens(self, engine: Engine, event: Any, ours: Any) -> bool:
         terminated = self._terminated.get(engine)
-        return _happens(event, ours) and (terminated is None or terminated.hears(event, ours))
+        return _happens(event, ours) and (terminated is None or terminated.still_calls(event, ours))
 
     def _obey(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
-        """Stop our trainer if a handler has called `terminate()` of an engine, which may be another engine.
+        """Stop this trainer if a handler has called `terminate()`, of its own engine or of another one.
 
         Raises:
             RuntimeError: the handler has called a method that has no effect here.
