@@ -10,12 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 from eventloop.events import CheckpointSaved, Event, ImageLogged, RunInfo, ScalarsLogged, TextLogged
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
+from eventloop.util.surrogates import escaped
+from eventloop.util.text import error_text
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import (
     check_mapping,
@@ -28,12 +31,12 @@ from eventloop.writers.tracker_arguments import (
 
 TAG_LENGTH = 5000
 NAME_LENGTH = 500
-_STORES = "mlflow.tracking._tracking_service.utils"
+_DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
 
 
 class MLflowWriter(TrackerWriter):
-    """Send a run to an MLflow server, database or folder, as metrics `{mode}/{name}`.
+    """Send a run to an MLflow server or database, as metrics `{mode}/{name}`.
 
         MLflowWriter("sqlite:///mlflow.db", experiment="digits", params={"lr": 0.1})
 
@@ -50,7 +53,8 @@ class MLflowWriter(TrackerWriter):
     The writer logs in as MLflow does, with MLFLOW_TRACKING_USERNAME and the like.
 
     Args:
-        tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password.
+        tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password. A
+            folder needs MLFLOW_ALLOW_FILE_STORE=true.
         experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME,
             else MLflow's "Default".
         run_name: the name of the run in MLflow, by default `name`, else that of the work dir.
@@ -61,8 +65,9 @@ class MLflowWriter(TrackerWriter):
         offload: "process", "thread", or "auto", the default: a process if possible.
 
     Raises:
-        ImportError: mlflow is not installed.
-        TypeError, ValueError: there is no `tracking_uri`, it has a password, or another argument is wrong.
+        ImportError: mlflow, or the driver of the database, is not installed.
+        TypeError, ValueError: there is no `tracking_uri`, it has a password, MLflow could not use it, or
+            another argument is wrong.
     """
 
     events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved)
@@ -99,7 +104,7 @@ class MLflowWriter(TrackerWriter):
         self.checkpoints = checkpoints
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
-        _check_uri(self._uri)
+        _check_uri(self._lib, self._uri)
         self._client: Any = None
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -113,7 +118,7 @@ class MLflowWriter(TrackerWriter):
             run_name = run_name_of(run, self.run_name)
             found, last, given = client.create_run(self._experiment_id(), run_name=run_name), {}, {}
         run_id = found.info.run_id
-        new = {key: str(value) for key, value in self.params.items() if key not in given}
+        new = {key: escaped(str(value)) for key, value in self.params.items() if key not in given}
         client.log_batch(run_id, params=[self._entities.Param(*item) for item in new.items()])
         self._send_tags(run_id, self.tags)
         return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
@@ -176,7 +181,8 @@ class MLflowWriter(TrackerWriter):
                 yield self._entities.Metric(key, value, int(when * 1000), event.step)
 
     def _send_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
-        accepted = [(key, str(value)[:TAG_LENGTH]) for key, value in tags.items() if not _is_refused(key)]
+        texts = {key: escaped(str(value)) for key, value in tags.items() if not _is_refused(key)}
+        accepted = [(key, text[:TAG_LENGTH]) for key, text in texts.items()]
         self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in accepted])
 
     def _send_image(self, event: ImageLogged) -> None:
@@ -199,22 +205,41 @@ class MLflowWriter(TrackerWriter):
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
 
 
-def _check_uri(uri: str) -> None:
-    """Refuse a URI for which MLflow has no store, such as localhost:5000 without http.
+def _check_uri(lib: Any, uri: str) -> None:
+    """Refuse a URI with which no run could begin; nothing is asked of a server, and no file is made.
 
     Raises:
-        ValueError: the message has the URI without a password.
+        ImportError: a database needs a package that is not installed.
+        ValueError: the message has the URI without a password, and the reason of the library that refuses it.
     """
-    refusal: type[Exception] = importlib.import_module("mlflow.exceptions").MlflowException
+    secrets = secrets_of(uri)
     try:
-        importlib.import_module(_STORES)._tracking_store_registry.get_store_builder(uri)
-    except refusal:
+        _make_client(lib, uri)
+    except ImportError as error:
+        raise ImportError(f"tracking_uri {masked(uri, secrets)!r} needs a package: {error}") from None
+    except Exception as error:
         raise ValueError(
-            "tracking_uri must be a server, a database or a folder, such as http://localhost:5000 or "
-            f"sqlite:///mlflow.db, got {masked(uri, secrets_of(uri))!r}"
+            "tracking_uri must be a server or a database, such as http://localhost:5000 or "
+            f"sqlite:///mlflow.db, got {masked(uri, secrets)!r}: "
+            f"{masked(' '.join(error_text(error).split()), secrets)}"
         ) from None
-    except (ImportError, AttributeError):  # another version of MLflow, which refuses it when the run begins
-        return
+
+
+def _make_client(lib: Any, uri: str) -> None:
+    """Let the libraries check a URI; a database is not opened, and an empty folder stands for any other."""
+    parts = urlsplit(uri)
+    scheme = parts.scheme.partition("+")[0]
+    if scheme in ("http", "https"):
+        if parts.query or parts.fragment:
+            raise ValueError("a server's URL has no ? and no #")
+        importlib.import_module("requests").Request("GET", uri).prepare()
+    if scheme in _DATABASES:
+        importlib.import_module("sqlalchemy").create_engine(uri)
+    elif scheme == "file" or len(scheme) < 2:  # a drive of Windows has one letter
+        with TemporaryDirectory() as folder:
+            lib.MlflowClient(folder)
+    else:
+        lib.MlflowClient(uri)
 
 
 def _is_refused(key: str) -> bool:

@@ -9,9 +9,10 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -225,7 +226,7 @@ def _check_endpoint(endpoint: str) -> str:
         parts.port  # noqa: B018 - it is read to be checked
     except ValueError as error:
         raise ValueError(f"{expected}, got {endpoint!r}: {error}") from None
-    if parts.scheme not in ("http", "https") or not parts.netloc:
+    if parts.scheme not in ("http", "https") or not _can_be_sent_to(parts):
         raise ValueError(f"{expected}, got {endpoint!r}")
     if parts.path.rstrip("/").endswith(("/v1/metrics", "/v1/traces", "/v1/logs")):
         raise ValueError(
@@ -237,6 +238,13 @@ def _check_endpoint(endpoint: str) -> str:
             f"endpoint must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
         )
     return endpoint
+
+
+def _can_be_sent_to(parts: SplitResult) -> bool:
+    """Return whether urllib accepts a URL: it has a host, no user, and no spaces or the like."""
+    text = parts.netloc + parts.path
+    is_plain = text.isprintable() and " " not in text and parts.path.isascii()
+    return is_plain and bool(parts.hostname) and "@" not in parts.netloc
 
 
 def _check_headers(headers: Any) -> dict[str, str] | None:
@@ -261,6 +269,6 @@ def _check_headers(headers: Any) -> dict[str, str] | None:
 def _check_timeout(timeout: Any) -> float:
     if isinstance(timeout, bool) or not isinstance(timeout, int | float):
         raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
-    if not timeout > 0:
-        raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
+    if not 0 < timeout < inf:
+        raise ValueError(f"timeout must be above 0 seconds and finite, got {timeout}")
     return float(timeout)

@@ -42,6 +42,7 @@ from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.util.checks import check_choice
 from eventloop.util.file_names import safe_name
+from eventloop.util.surrogates import escaped
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
@@ -380,10 +381,11 @@ def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
 def run_name_of(run: Run, given: str | None) -> str:
     """Return the name that a run has in a tracker: `given`, or the name of its work dir.
 
-    A replay, which writes to the folder `replay` in the work dir, has the same name.
+    A replay, which writes to the folder `replay` in the work dir, has the same name. A name that is not UTF-8
+    has escapes.
     """
     folder = Path(run.work_dir).resolve()
-    return given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name
+    return escaped(given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name)
 
 
 def _load(path: Path) -> Known:

@@ -53,8 +53,8 @@ def secrets_of(uri: str) -> list[str]:
         parts = urlsplit(uri)
         pairs = (pair.partition("=") for pair in parts.query.split("&"))
         found = [parts.password, *(value for name, _, value in pairs if name.lower().endswith(_SECRET))]
-    except ValueError:  # no URI at all
-        return []
+    except ValueError:  # such as a password with a bracket
+        found = re.findall(r"://[^:@]*:(.+)@", uri)
     return [text for text in found if text]
 
 

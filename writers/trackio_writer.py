@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from secrets import token_hex
 from typing import Any, ClassVar
 
@@ -21,6 +22,9 @@ from eventloop.writers.tracker import (
 )
 from eventloop.writers.tracker_arguments import check_config, check_texts, setting
 
+FILE_NAME_BYTES = 255
+"""The largest number of bytes in the name of a file, on most file systems."""
+
 
 class TrackioWriter(TrackerWriter):
     """Write a run to trackio's local database, as `{mode}/{name}` at each step.
@@ -36,7 +40,8 @@ class TrackioWriter(TrackerWriter):
     the run's event log, if the run has an `EventLogWriter`.
 
     Args:
-        project: by default TRACKIO_PROJECT. TRACKIO_DIR is the folder of the databases.
+        project: by default TRACKIO_PROJECT. TRACKIO_DIR is the folder of the databases. trackio leaves out of
+            the name all but letters, digits, - and _: "my.model" is the project "mymodel".
         run_name: the name of the run in trackio, by default `name`, else that of the work dir.
         config: settings of the run.
         name: the writer's name in reports; needed if there are two of this class.
@@ -69,6 +74,7 @@ class TrackioWriter(TrackerWriter):
         self._lib, storage, _ = self.import_library(*modules)
         self._storage = storage.SQLiteStorage
         self._storage.validate_project_name(self.project)
+        _check_length(self.project, self._storage.get_project_db_filename(self.project))
         self._config: dict[str, Any] | None = None  # until it is written
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -113,3 +119,15 @@ class TrackioWriter(TrackerWriter):
         except (TypeError, ValueError) as error:
             self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
             return {}
+
+
+def _check_length(project: str, file_name: str) -> None:
+    """Refuse a project whose file would have a name that is too long for a file system.
+
+    Raises:
+        ValueError: naming the project, and its length in bytes.
+    """
+    suffix = Path(file_name).suffix
+    most = FILE_NAME_BYTES - len(suffix) - len("-journal")  # which SQLite adds to the names of its own files
+    if (length := len(file_name.encode()) - len(suffix)) > most:
+        raise ValueError(f"project must have at most {most} bytes, got {length}: {project!r}")

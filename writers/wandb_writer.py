@@ -25,6 +25,7 @@ from eventloop.events import (
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
+from eventloop.util.surrogates import without_surrogates
 from eventloop.writers.tracker import (
     RUN_EVENTS,
     Known,
@@ -113,7 +114,7 @@ class WandbWriter(TrackerWriter):
     ) -> None:
         super().__init__(name, offload)
         self.project = _check_project(setting("project", project, "WANDB_PROJECT", "WandbWriter"))
-        check_texts(entity=entity, run_name=run_name, group=group)
+        check_texts(run_name=run_name, group=group)
         if mode is not None:
             check_choice("mode", mode, MODES)
         check_bools(checkpoints=checkpoints)
@@ -124,7 +125,8 @@ class WandbWriter(TrackerWriter):
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
         self._run_name = run_name or name
-        self._options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
+        options = {"entity": _check_entity(entity), "group": group, "tags": _check_tags(tags)}
+        self._options = without_surrogates(options)
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         if mode is None:
             _check_environment(self._lib)
@@ -304,6 +306,18 @@ def _check_project(project: str) -> str:
             f"project must have at most 128 characters, none of them / \\ # ? % or :, got {project!r}"
         )
     return project
+
+
+def _check_entity(entity: str | None) -> str | None:
+    """Refuse a text that names no user and no team, such as "team/project".
+
+    Raises:
+        TypeError, ValueError: naming the entity.
+    """
+    check_texts(entity=entity)
+    if entity and ("/" in entity or not entity.strip()):
+        raise ValueError(f"entity must be the name of a user or a team, without /, got {entity!r}")
+    return entity
 
 
 def _check_tags(tags: Any) -> list[str]:

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import logging
 import math
+import os
 import sqlite3
 import threading
 from contextlib import closing
@@ -49,9 +50,10 @@ def make(folder: Path, **options: Any) -> MLflowWriter:
     return MLflowWriter(uri(folder), "digits", **{"offload": "thread", **options})
 
 
-def the_run(folder: Path) -> Any:
-    """The run of the work dir, as MLflow's client returns it."""
-    return client(folder).get_run(msgspec.json.decode((folder / "mlflow_run.json").read_bytes())["id"])
+def the_run(folder: Path, work_dir: Path | None = None) -> Any:
+    """The run of the work dir, by default the folder, as MLflow's client returns it."""
+    state = (work_dir or folder) / "mlflow_run.json"
+    return client(folder).get_run(msgspec.json.decode(state.read_bytes())["id"])
 
 
 def client(folder: Path) -> Any:
@@ -287,7 +289,43 @@ def test_a_server_that_is_away_is_one_line(
         (
             {"tracking_uri": "localhost:5000"},
             ValueError,
-            "tracking_uri must be a server, a database or a folder, such as http://localhost:5000 .*, got 'localhost:5000'",
+            "tracking_uri must be a server or a database, such as http://localhost:5000 .*, got 'localhost:5000'",
+        ),
+        (
+            {"tracking_uri": "http://"},
+            ValueError,
+            "tracking_uri must be a server .*, got 'http://': .* No host",
+        ),
+        (
+            {"tracking_uri": "http://h:port"},
+            ValueError,
+            "tracking_uri must be a server .*, got 'http://h:port'",
+        ),
+        (
+            {"tracking_uri": "http://[::1"},
+            ValueError,
+            r"tracking_uri must be a server .*, got 'http://\[::1'",
+        ),
+        (
+            {"tracking_uri": "http://localhost:5000/#/experiments/0"},
+            ValueError,
+            r"tracking_uri must .*, got 'http://localhost:5000/#/experiments/0': .* no \? and no #",
+        ),
+        ({"tracking_uri": "ftp://h"}, ValueError, "tracking_uri must be a server .*, got 'ftp://h'"),
+        (
+            {"tracking_uri": "databricks-uc"},
+            ValueError,
+            "tracking_uri must be .*, got 'databricks-uc': Mlflow",
+        ),
+        (
+            {"tracking_uri": "sqlite://mlflow.db"},
+            ValueError,
+            "tracking_uri must be .*, got 'sqlite://mlflow.db': ArgumentError: Invalid SQLite URL",
+        ),
+        (
+            {"tracking_uri": "postgresql+nope://h/db"},
+            ValueError,
+            r"tracking_uri must be .*, got 'postgresql\+nope://h/db': NoSuchModuleError",
         ),
         (
             {"tracking_uri": "postgresql://host/db?user=me&password=pw1"},
@@ -312,6 +350,21 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         MLflowWriter(**options)
+
+
+@pytest.mark.slow
+def test_texts_that_are_not_utf8_have_escapes(attach: Attach, tmp_path: Path) -> None:
+    """The name of the work dir, parameters and tags may be paths, and MLflow takes no other texts."""
+    bad, good = os.fsdecode(b"caf\xe9"), "caf\\udce9"
+    work_dir = tmp_path / bad
+    work_dir.mkdir()
+    options = {"params": {"data": bad}, "tags": {"data": bad}}
+    write(attach(make(tmp_path, **options), work_dir=str(work_dir)), *train(1), AfterRun())
+
+    run = the_run(tmp_path, work_dir)
+    assert run.info.run_name == good
+    assert (run.data.params["data"], run.data.tags["data"]) == (good, good)
+    assert run.data.metrics == {"train/loss": 0.25}
 
 
 def test_a_hang_is_of_a_server_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from time import perf_counter
@@ -258,6 +259,10 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
             r"endpoint must be a URL without \? and #, got 'http://h/x' and more: pass a key in headers",
         ),
         ({"endpoint": "http://h:x"}, ValueError, "endpoint must be an http .*, got 'http://h:x': Port could"),
+        ({"endpoint": "http://:4318"}, ValueError, "endpoint must be an http .*, got 'http://:4318'"),
+        ({"endpoint": "http://me@h"}, ValueError, "endpoint must be an http .*, got 'http://me@h'"),
+        ({"endpoint": "http://my h"}, ValueError, "endpoint must be an http .*, got 'http://my h'"),
+        ({"endpoint": "http://h/\u00e4"}, ValueError, "endpoint must be an http .*, got 'http://h/\u00e4'"),
         (
             {"endpoint": "http://h/v1/traces/"},
             ValueError,
@@ -272,7 +277,8 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
         ),
         ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
         ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),
-        ({"timeout": 0}, ValueError, "timeout must be above 0 seconds, got 0"),
+        ({"timeout": 0}, ValueError, "timeout must be above 0 seconds and finite, got 0"),
+        ({"timeout": math.inf}, ValueError, "timeout must be above 0 seconds and finite, got inf"),
         ({"timeout": "1"}, TypeError, "timeout must be a number of seconds, got '1'"),
         ({"service": 1}, TypeError, "service must be a str or None, got int"),
     ],
@@ -287,6 +293,17 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         OpenTelemetryWriter(**options)
+
+
+def test_a_service_that_is_not_utf8_has_escapes(attach: Attach, collector: Collector) -> None:
+    """Its default is the name of the work dir, which may be any bytes."""
+    writer = OpenTelemetryWriter(collector.url, service=os.fsdecode(b"caf\xe9"), offload="thread")
+
+    write(attach(writer), *train(1))
+
+    assert collector.points() == [("train/loss", 1, 0.25)]
+    (resource,) = (m.resource_metrics[0].resource for m in collector.messages["/v1/metrics"][1:])
+    assert resource.attributes[0].value.string_value == "caf\\udce9"
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

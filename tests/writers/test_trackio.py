@@ -120,6 +120,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(
 
 
 @pytest.mark.slow
+def test_the_longest_project_is_written(attach: Attach, account: Account, folder: Path) -> None:
+    """Its database and the files that SQLite puts next to it have names that a file system takes."""
+    bus = attach(TrackioWriter("p" * 244, offload="thread"))
+    write(bus, *train(1), AfterRun())
+
+    assert account(bus).failed == 0
+    assert (folder / f"{'p' * 244}.db").is_file()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -127,6 +137,12 @@ def test_a_folder_that_cannot_be_written_is_one_line(
         ({"project": " "}, ValueError, "TrackioWriter needs project, got ' ': pass project=, or set"),
         ({"project": 3}, TypeError, "project must be a str, got int"),
         ({"project": "model_system"}, ValueError, "'model_system' is not allowed"),
+        ({"project": "p" * 245}, ValueError, "project must have at most 244 bytes, got 245: 'ppp"),
+        (
+            {"project": "\u00e4" * 123},
+            ValueError,
+            "project must have at most 244 bytes, got 246: '\u00e4\u00e4",
+        ),
         ({"project": "p", "config": 3}, TypeError, "config must be a mapping of names to values, got int"),
         ({"project": "p", "run_name": 3}, TypeError, "run_name must be a str or None, got int"),
     ],

@@ -274,6 +274,10 @@ bus.close()
         ({"config": 3}, TypeError, "config must be a mapping of names to values, got int"),
         ({"config": {"w": np.ones(2)}}, TypeError, "config must hold numbers, texts, .*, got an array"),
         ({"entity": 3}, TypeError, "entity must be a str or None, got int"),
+        ({"entity": "a/b"}, ValueError, "entity must be the name of a user or a team, without /, got 'a/b'"),
+        ({"entity": "  "}, ValueError, "entity must be the name of a user or a team, without /, got '  '"),
+        ({"group": 3}, TypeError, "group must be a str or None, got int"),
+        ({"run_name": 3}, TypeError, "run_name must be a str or None, got int"),
         ({"checkpoints": "no"}, TypeError, "checkpoints must be True or False, got 'no'"),
         ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),
     ],
@@ -330,3 +334,15 @@ def test_a_hang_is_of_a_server_whose_log_is_named(
     assert writer.waits_for == f"W&B, whose log is {tmp_path}/wandb/debug-internal.log"
     monkeypatch.setenv("WANDB_BASE_URL", "http://me:pw1@host")
     assert writer.waits_for.startswith("W&B at http://me:***@host, whose log is ")
+
+
+@pytest.mark.slow
+def test_texts_that_are_not_utf8_have_escapes(attach: Attach, tmp_path: Path) -> None:
+    """The name of a run, its group and its tags may be names of files, and wandb takes no other texts."""
+    bad = os.fsdecode(b"caf\xe9")
+    write(attach(make(run_name=bad, group=bad, tags=[bad])), *train(1), AfterRun())
+
+    runs = [record.run for record in read_records(tmp_path, run_id(tmp_path)) if record.HasField("run")]
+    run = runs[0]
+    assert (run.display_name, run.run_group, [*run.tags]) == ("caf\\udce9", "caf\\udce9", ["caf\\udce9"])
+    assert points(tmp_path) == [("train/loss", 1, 0.25)]
