@@ -104,8 +104,7 @@ class DrivenTrainer(Trainer):
         """Emit numbers that the host has logged as `scalars_logged`, without waiting for a device.
 
         Args:
-            scalars: numbers, and tensors of one element, by name. A tensor on a device is read in the
-                background.
+            scalars: numbers, and tensors of one element, by name. Tensors are read in the background.
             mode: "train", "val", "test", or a name of the host's.
             step: the number of completed iterations; None means that of this trainer.
 

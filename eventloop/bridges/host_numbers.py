@@ -13,7 +13,7 @@ from eventloop.state.sharded import is_sharded
 
 
 def numbers_of(values: Mapping[str, Any]) -> dict[str, Scalar]:
-    """Return the single numbers among `values`: floats, and for values on a device unread tensors.
+    """Return the single numbers among `values`: floats, and tensors of one element, which are not read.
 
     Values that are sharded over ranks are left out, because reading one is a collective.
     """

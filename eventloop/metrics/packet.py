@@ -185,6 +185,11 @@ def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
     return []
 
 
+def read_on_host(rows: Iterable[Row]) -> None:
+    """Replace tensors on the CPU by their numbers; unreadable ones are left to `read_rows`."""
+    _replace_tensors(rows, _number_if_on_host)
+
+
 def _replace_tensors(rows: Iterable[Row], by: Callable[[torch.Tensor], Scalar]) -> None:
     for row in rows:
         values: Any = row.values
@@ -216,6 +221,13 @@ def _read_one_by_one(rows: list[Row]) -> list[Unread]:
             kept.append(row)
     rows[:] = kept
     return unread
+
+
+def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
+    try:
+        return _number_of(tensor) if tensor.device.type == "cpu" else tensor
+    except Exception:
+        return tensor
 
 
 def _number_of(tensor: torch.Tensor) -> float:

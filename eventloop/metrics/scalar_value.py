@@ -1,7 +1,6 @@
 """Check a value that is logged as one number, and convert it to a float or a detached tensor.
 
-`EventStorage` calls these functions on the training thread; none of them waits for a device. A tensor on the
-CPU is read at once, which takes less time than a copy of it.
+`EventStorage` calls these functions on the training thread; none of them reads a tensor.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ def is_single(value: Any) -> bool:
 
 
 def single_number(name: str, value: Any) -> Scalar:
-    """Convert a value to a float, or to a detached tensor of one element if it is on a device."""
+    """Convert a value to a float, or to a detached tensor of one element, without reading a tensor."""
     if isinstance(value, torch.Tensor):
         if value.numel() != 1:
             raise TypeError(f"scalar {name!r} must be one number, got a tensor of shape {tuple(value.shape)}")
-        return _current(name, value)
+        return _unsharded(name, value)
     number = value
     if not isinstance(value, int | float | Real):
         item = getattr(value, "item", None)
@@ -69,29 +68,18 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
             numbers[name] = value
         elif isinstance(value, torch.Tensor):
             if value.numel() == 1:
-                numbers[name] = _current(name, value)
+                numbers[name] = _unsharded(name, value)
         elif is_number(value):
             with suppress(TypeError):  # an array of one text, or an int beyond the range of a float
                 numbers[name] = single_number(name, value)
     return numbers
 
 
-def _current(name: str, tensor: torch.Tensor) -> Scalar:
-    """Return the current value of a tensor of one element: a float, or a detached tensor on its device.
-
-    Raises:
-        TypeError: the tensor is sharded over ranks.
-    """
-    if type(tensor) is not torch.Tensor:
-        refuse_sharded(f"scalar {name!r}", tensor)  # reading a Partial one is a collective
-    elif tensor.is_cpu:
-        # a copy, read later, takes up to 8 us more, where caches are cold (`benchmarks.bridges`);
-        # `item` would release the interpreter's lock, and wait to get it back
-        with suppress(RuntimeError):  # its kind cannot be read
-            number: Any = (tensor if tensor.dim() == 0 else tensor.reshape(())).tolist()
-            if not isinstance(number, complex):
-                return float(number)
-    return own(tensor)
+def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Return the current value of a tensor of one element, as `own` does, unless it is sharded."""
+    if type(value) is not torch.Tensor:
+        refuse_sharded(f"scalar {name!r}", value)  # reading a Partial one is a collective
+    return own(value)
 
 
 def is_readable(value: Scalar) -> bool:

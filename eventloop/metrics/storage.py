@@ -23,7 +23,7 @@ from eventloop.costs.device_reads import DeviceReads
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
-from eventloop.metrics.packet import Packet, Readings
+from eventloop.metrics.packet import Packet, Readings, read_on_host
 from eventloop.metrics.rows import Phase, Place, Row, Scalar
 from eventloop.metrics.scalar_value import is_readable, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
@@ -38,7 +38,7 @@ PENDING_LIMIT = 16_384
 COLLECT_AT = PENDING_LIMIT // 2
 """The number of waiting rows from which the storage requests a `collect`."""
 CHECK_EVERY = 512
-"""The number of new rows after which the storage checks how many rows wait."""
+"""The number of new rows after which the storage reads those on the CPU and checks how many rows wait."""
 ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages", default=())
 """The storages whose `with` block is active in this context, the innermost last."""
 
@@ -374,7 +374,11 @@ class EventStorage:
         self._media.make_room()
 
     def _check_pending(self) -> None:
-        """Limit the number of waiting rows."""
+        """Read the waiting tensors that are on the CPU, and limit the number of waiting rows.
+
+        Small long-lived tensors would fragment the memory between large ones, so that the process would grow.
+        """
+        read_on_host(self._rows[self._checked :])
         self.crowded = self.crowded or len(self._rows) > COLLECT_AT
         if len(self._rows) > PENDING_LIMIT and self.relieve is not None:
             self.relieve()

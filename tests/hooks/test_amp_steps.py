@@ -19,7 +19,6 @@ from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as Cumulativ
 from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
 from eventloop.training.trainer import Trainer
 from tests.hooks.amp_recipe import Overflow, assert_same, by_hand, scale_of
-from tests.support.reading import on_a_device
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]
@@ -182,7 +181,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which tensors' values the training thread asks for."""
     asked: list[str] = []
     training_thread = threading.get_ident()
-    on_a_device(monkeypatch)
     for name in ("item", "tolist", "__float__", "__bool__", "__int__", "numpy", "cpu"):
         original = getattr(torch.Tensor, name)
 

@@ -14,7 +14,6 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from eventloop.hooks import AmpOptimizerHook, GradientCumulativeOptimizerHook, Hook, OptimizerHook
 from eventloop.training.trainer import Trainer
-from tests.support.reading import on_a_device
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -136,7 +135,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which tensors' values the training thread asks for."""
     asked: list[str] = []
     training_thread = threading.get_ident()
-    on_a_device(monkeypatch)
     for name in ("item", "tolist", "__float__", "__bool__", "__int__", "numpy", "cpu"):
         original = getattr(torch.Tensor, name)
 

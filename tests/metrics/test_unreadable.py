@@ -14,6 +14,7 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.hooks import LoggerHook
 from eventloop.metrics import EventStorage
 from eventloop.metrics.rows import Place
+from eventloop.metrics.storage import CHECK_EVERY
 from tests.support.trainers import MakeTrainer, batches
 
 COMPLEX = torch.tensor(1j)
@@ -138,6 +139,18 @@ def test_reading_early_raises_nothing() -> None:
     assert scalars(storage.collect().events()) == [(1, {"z": 1.0}), (4, {"a": 2.5})]
     assert storage.unreadable == {"z": 3}
     assert storage.history("a").values() == [(1.0, 0), (3.0, 1), (3.0, 2), (3.0, 3)]
+
+
+def test_looking_at_what_waits_raises_nothing() -> None:
+    """The training thread, which makes numbers of waiting tensors on the CPU, leaves the bad one to the background."""
+    storage = EventStorage()
+    for storage.iter in range(CHECK_EVERY + 1):
+        storage.put_scalar("z", COMPLEX if storage.iter == 3 else torch.tensor(1.0))
+
+    packet = storage.collect()
+    assert [row.iteration for row in packet.rows if isinstance(row.values, torch.Tensor)] == [3]
+    assert scalars(packet.events()) == [(CHECK_EVERY + 1, {"z": 1.0})]
+    assert storage.unreadable == {"z": 1}
 
 
 # --- of a run ----------------------------------------------------------------------------------------------

@@ -33,11 +33,6 @@ def on_the_host() -> bool:
     return bool(getattr(arrived, "reading", False))
 
 
-def on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let tensors of the host stand for those of a device, whose values nothing reads without waiting."""
-    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
-
-
 def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     """Count from now on how often which thread asks a tensor for its value."""
     counted: Reads = Counter()
@@ -66,7 +61,6 @@ def watch_reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     def waiting(*arguments: Any, **options: Any) -> None:
         counted[threading.current_thread().name, "synchronize"] += 1
 
-    on_a_device(monkeypatch)
     for name in READS:
         monkeypatch.setattr(torch.Tensor, name, counting(name))
     monkeypatch.setattr(HostCopy, "values", values)

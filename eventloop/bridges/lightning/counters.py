@@ -85,9 +85,8 @@ class Counters:
         """Copy the number of optimizer steps and the iteration's numbers, without waiting for the device."""
         self._move(trainer, event)
         outputs = trainer.outputs if isinstance(trainer.outputs, Mapping) else {}
-        for name in single_numbers(outputs):
-            value = outputs[name]
-            number = value.detach().clone() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
+        for name, value in single_numbers(outputs).items():
+            number = torch.as_tensor(value)
             self._metrics({f"train/{name}": number} | ({} if trainer.val_loader else {name: number}))
 
     def _results(self, trainer: Any, event: Any) -> None:
