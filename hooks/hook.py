@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -20,6 +21,8 @@ from eventloop.util.suggest import suggest
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
+
+logger = logging.getLogger("eventloop")
 
 F = TypeVar("F", bound=Callable[..., Any])
 _MARK = "_eventloop_on"
@@ -155,8 +158,15 @@ class Hook(Points):
         `Trainer.resume` calls this before the optimizer, the counters and the model are loaded. If this or a
         later part raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
         still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
-        but the hook: other objects are not restored.
+        but the hook: other objects are not restored. A hook that saves a state without defining this method
+        logs a warning.
         """
+        if state:
+            logger.warning(
+                "the hook %s has a state_dict and no load_state_dict: its state of the checkpoint is not "
+                "restored",
+                self.name,
+            )
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the course of a training, by the names of the arguments.

@@ -169,9 +169,15 @@ def deliver(left: Left, work_dir: Path) -> ReplayReport:
 def _made_again(log: Path, recipe: Recipe) -> Sink:
     cls = WRITERS.find(recipe.writer)
     if cls is None:
+        remedy = f"add --import {recipe.module}"
+        if recipe.module == "__main__":
+            remedy = (
+                "its class is in the training script: move it to a module and add --import MODULE, or call "
+                "eventloop.replay(log, writer) in Python"
+            )
         raise ValueError(
             f"{log} is for the writer {recipe.writer}, which is not registered"
-            f"{suggest(recipe.writer, WRITERS.names())}: add --import {recipe.module}"
+            f"{suggest(recipe.writer, WRITERS.names())}: {remedy}"
         )
     try:
         made: Sink = cls(*recipe.args, **recipe.kwargs)

@@ -17,6 +17,10 @@ MOST = 3
 """The largest number of lines of advice for one run."""
 LOADER_SHARE = 0.3
 """The share of a median iteration from which the wait for data gets a line of advice."""
+HAND_OVER_SECONDS = 2e-3
+"""The wait for a batch in seconds below which more worker processes are no advice: to hand a small batch over
+from a worker of a `DataLoader` takes 1 to 2 ms on two CPUs.
+"""
 HANDLER_SHARE = 0.1
 """The share of the time of all iterations from which one handler gets a line of advice."""
 READ_SHARE = 0.1
@@ -72,9 +76,12 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     if (waits := data_share(costs)) < LOADER_SHARE:
         return None
     whole = duration(usual(costs, "wall"))
-    what = f"the loader is the bottleneck: {share(waits, 1.0)} of an iteration of {whole} waits for data"
+    part = f"{share(waits, 1.0)} of an iteration of {whole}, the median,"
+    what = f"the loader is the bottleneck: {part} waits for data"
     workers = costs.num_workers
-    if workers is None:
+    if usual(costs, "data") < HAND_OVER_SECONDS:
+        todo = "use larger batches; a batch from a worker process would take as long"
+    elif workers is None:
         todo = "load ahead, as a DataLoader with num_workers does"
     elif workers == 0:
         todo = "num_workers=0 loads on the training thread: give the DataLoader worker processes"

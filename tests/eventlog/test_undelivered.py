@@ -173,7 +173,7 @@ def test_a_slow_writer_of_a_program_gets_the_rest_later(
 def test_a_writer_that_is_not_imported_is_named(
     python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
-    """With the module to import, and the events stay."""
+    """With the module to import, unless it is the training script, and the events stay."""
     python("program.py", "run", SLOW="1")
     without = python("-m", "eventloop", "replay", "run")
 
@@ -181,6 +181,14 @@ def test_a_writer_that_is_not_imported_is_named(
     assert "SlowLines" in without.stderr
     assert "--import slow_lines" in without.stderr
     assert (tmp_path / "run" / "undelivered" / "SlowLines.evl").is_file()
+
+    facts = tmp_path / "run" / "undelivered" / "SlowLines.json"
+    facts.write_text(facts.read_text().replace('"slow_lines"', '"__main__"'))
+    of_the_script = python("-m", "eventloop", "replay", "run")
+
+    assert of_the_script.returncode == 2
+    assert "its class is in the training script: move it to a module" in of_the_script.stderr
+    assert "--import __main__" not in of_the_script.stderr
 
 
 @pytest.mark.representative(3)

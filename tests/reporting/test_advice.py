@@ -60,6 +60,20 @@ def slow_loader(workers: int | None) -> RunCosts:
     return replace(HEALTHY, phases=phases(1000, data=20e-3), trend=trend, num_workers=workers)
 
 
+def short_batches(workers: int) -> RunCosts:
+    """Return the costs of a run that waits 1.5 of 2 ms for its loader."""
+    spent = {"data": 1.5e-3, "forward": 0.5e-3, "backward": 0.0, "optimizer": 0.0, "hooks": 0.0}
+    trend = [TrendPoint(first_iter=100 * i, phases=phases(100, **spent)) for i in range(10)]
+    return replace(
+        HEALTHY,
+        phases=phases(1000, **spent),
+        trend=trend,
+        num_workers=workers,
+        handlers=[],
+        iteration=Times(),
+    )
+
+
 def with_tail(*handlers: HandlerCost) -> RunCosts:
     """Return the costs of a run in which 1 of 100 iterations takes 60 ms."""
     return replace(
@@ -80,6 +94,8 @@ SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.
     [
         (slow_loader(0), ["the loader", "69.0 % of an iteration of 29.0 ms", "num_workers=0", "worker processes"]),
         (slow_loader(2), ["the loader", "69.0 %", "num_workers=2", "more of them"]),
+        (short_batches(0), ["the loader", "75.0 % of an iteration of 2.00 ms", "use larger batches"]),
+        (short_batches(2), ["the loader", "use larger batches"]),
         (slow_loader(None), ["the loader", "69.0 %", "load ahead"]),
         (replace(HEALTHY, handlers=[OWN, DRAW]), ["draw takes 20.0 %", "100 ms in 1 of 50 calls", "every="]),
         (replace(HEALTHY, handlers=[OWN, EACH]), ["draw takes 20.0 %", "2.00 ms in each call", 'offload="process"']),

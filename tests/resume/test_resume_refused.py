@@ -135,6 +135,28 @@ def test_states_of_hooks_that_do_not_match(
     assert "has no state of the hook New, which starts afresh" in caplog.text
 
 
+def test_a_hook_that_saves_a_state_and_loads_none(
+    make_trainer: MakeTrainer, saved: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log of a resume says that its state is not restored, and no hook with an empty state is named."""
+
+    class Saves(Hook):
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    class Empty(Saves): ...
+
+    rewrite(saved / "epoch_2", lambda checkpoint: checkpoint["hooks"].update(Saves={"n": 1}, Empty={}))
+
+    with caplog.at_level(logging.WARNING, "eventloop"):
+        make_trainer(work_dir=saved, hooks=[Saves(), Empty()]).resume()
+
+    told = [record.getMessage() for record in caplog.records if "no load_state_dict" in record.getMessage()]
+    assert told == [
+        "the hook Saves has a state_dict and no load_state_dict: its state of the checkpoint is not restored"
+    ]
+
+
 def test_handlers_may_change_what_was_read(make_trainer: MakeTrainer, saved: Path) -> None:
     """A handler of after_load_checkpoint may change `trainer.checkpoint` before anything is loaded."""
     trainer = make_trainer(work_dir=saved)
