@@ -32,7 +32,7 @@ from eventloop.writers.tracker_arguments import (
 TAG_LENGTH = 5000
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
-_REFUSED = re.compile(r"[^\w\-. :/]", re.ASCII)
+_REFUSED = re.compile(r"[^\w\-. :/]")
 
 
 class MLflowWriter(TrackerWriter):

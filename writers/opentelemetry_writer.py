@@ -33,7 +33,13 @@ from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, log_line
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
-from eventloop.writers.tracker_arguments import check_mapping, check_texts, refuse_password, setting
+from eventloop.writers.tracker_arguments import (
+    check_mapping,
+    check_texts,
+    refuse_password,
+    secrets_of_headers,
+    setting,
+)
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The names that HTTP allows, RFC 9110, section 5.6.2."""
@@ -112,7 +118,7 @@ class OpenTelemetryWriter(TrackerWriter):
 
     def connect(self, run: Run, known: Known) -> Known:
         headers = self._headers if self._headers is not None else self._lib.headers_of_environment()
-        self._secrets = [*headers.values()]
+        self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
         self._clock = 0
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
@@ -131,9 +137,9 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._before  # `connect` has sent further ones again
 
     def send(self, events: list[Timed]) -> None:
-        new, self._made = events[self._made :], len(events)
-        if new:
+        if new := events[self._made :]:
             self._requests += self._requests_of(new)
+            self._made = len(events)
             self._note_in_flight()
         while self._requests:
             self._client.post(*self._requests[0])
@@ -151,7 +157,7 @@ class OpenTelemetryWriter(TrackerWriter):
         return f" at {self._endpoint}"
 
     def secrets(self) -> list[str]:
-        return [*getattr(self, "_secrets", ()), *(self._headers or {}).values()]
+        return [*getattr(self, "_secrets", ()), *secrets_of_headers(self._headers or {})]
 
     # --- requests ------------------------------------------------------------------------------------------
 
@@ -161,7 +167,10 @@ class OpenTelemetryWriter(TrackerWriter):
         for when, event in events:
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
-                for key, value in {**values_of(event), f"{event.mode}/step": float(event.step)}.items():
+                values = values_of(event)
+                if (own := values.pop(step := f"{event.mode}/step", None)) is not None:
+                    values[f"{event.mode}/scalars/step"] = own  # as in JSON lines
+                for key, value in {**values, step: float(event.step)}.items():
                     points.setdefault(key, []).append((at, value))
                 continue
             at = int(when * SECOND)

@@ -33,7 +33,6 @@ from eventloop.events import (
     StopRequested,
 )
 from eventloop.events.base import event_name
-from eventloop.tracing.files import FOLDER as TRACES
 from eventloop.tracing.files import find_traces
 
 SECOND = 1_000_000_000
@@ -115,9 +114,11 @@ class Spans:
 
     def read_traces(self, work_dir: Path, done: float = inf) -> None:
         """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
-        if not any((work_dir / TRACES).glob("*.json")):
+        try:
+            traces = find_traces(work_dir)
+        except ValueError:  # there is none yet of rank 0
             return
-        for trace in find_traces(work_dir):
+        for trace in traces:
             new = trace.path not in self._read and trace.path.stat().st_mtime >= self._since
             if new and trace.last < done:  # in a replay, others are of epochs to come
                 self._read.add(trace.path)

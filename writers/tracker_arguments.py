@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
+from base64 import b64decode
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from shlex import quote
 from typing import Any
@@ -55,6 +57,17 @@ def secrets_of(uri: str) -> list[str]:
         found = [parts.password, *(value for name, _, value in pairs if name.lower().endswith(_SECRET))]
     except ValueError:  # such as a password with a bracket
         found = re.findall(r"://[^:@]*:(.+)@", uri)
+    return [text for text in found if text]
+
+
+def secrets_of_headers(headers: Mapping[str, str]) -> list[str]:
+    """Return the values of HTTP headers, and of `Bearer key` and `Basic dXNlcjprZXk=` also the key alone."""
+    found = [*headers.values()]
+    for scheme, _, key in [value.partition(" ") for value in headers.values()]:
+        found.append(key.strip())
+        if scheme.lower() == "basic":
+            with suppress(ValueError):  # not base64
+                found.append(b64decode(key).decode().partition(":")[2])
     return [text for text in found if text]
 
 

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from time import monotonic, sleep, strftime
 from typing import Any, ClassVar
 
+from eventloop.bus.process_exit import drain_first
 from eventloop.events import (
     CheckpointSaved,
     Event,
@@ -147,6 +148,7 @@ class WandbWriter(TrackerWriter):
                 resume="allow", mode=self.mode, config=self.config, reinit="create_new",
                 settings=_settings(lib), **self._options,
             )  # fmt: skip
+        drain_first()  # on a thread: wandb ends its service at exit
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None

@@ -70,6 +70,15 @@ def _drain_all() -> None:
         end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
 
 
+def drain_first() -> None:
+    """Drain the buses at exit before the cleanup of libraries that have begun to work by now.
+
+    Python calls the function first that was registered last.
+    """
+    atexit.unregister(_drain_all)
+    atexit.register(_drain_all)
+
+
 def _silence_all() -> None:
     _open.clear()
     for bus in list(_buses):

@@ -176,7 +176,7 @@ def _find_left(options: argparse.Namespace) -> list[Left]:
         _import(module)
     if not (found := find_left(options.run)):
         raise FileNotFoundError(
-            f"{options.run / FOLDER} holds nothing: the run delivered all events. "
+            f"{options.run / FOLDER} holds nothing: no events wait there for their writers. "
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"
         )
     return found

@@ -65,6 +65,13 @@ def history(folder: Path, key: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in found]
 
 
+def test_letters_of_all_languages_are_a_name(attach: Attach, tmp_path: Path) -> None:
+    """MLflow takes them, and so does the writer."""
+    write(attach(make(tmp_path)), ScalarsLogged(step=1, scalars={"é": 0.5, "准确率": 0.25}), AfterRun())
+
+    assert [history(tmp_path, f"train/{name}") for name in ("é", "准确率")] == [[(1, 0.5)], [(1, 0.25)]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offload", ["thread", "process"])
 def test_every_value_is_in_the_database(attach: Attach, tmp_path: Path, offload: str) -> None:

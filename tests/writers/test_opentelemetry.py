@@ -72,6 +72,37 @@ def test_every_value_is_a_point_with_a_step(attach: Attach, collector: Collector
     assert {headers["authorization"] for headers in collector.headers} == {KEY}
 
 
+def test_a_metric_of_the_name_step_has_a_name_of_its_own(attach: Attach, collector: Collector) -> None:
+    """It is sent under the name that it has in JSON lines, beside the gauge of the step."""
+    write(attach(make(collector)), *train(1, step=777.0, loss=0.5), AfterRun())
+
+    assert sorted(collector.points()) == [("train/loss", 1, 0.5), ("train/scalars/step", 1, 777.0)]
+
+
+def test_traces_of_another_rank_cost_no_value(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """Where only another rank has written its traces at the end of an epoch, every value is sent, once."""
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "iterations_0-9.rank1.json").write_text("{}")
+
+    write(attach(make(collector)), *train(1, 2), AfterTrainEpoch(iter=2), *train(3), AfterRun())
+
+    assert collector.points() == [("train/loss", s, s / 4) for s in (1, 2, 3)]
+
+
+def test_values_beside_a_damaged_trace_arrive(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """An error while requests are made leaves the values for the next time."""
+    bus = attach(make(collector))
+    emit(bus, *train(1))
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    (traces / "iterations_0-9.json").write_text("damaged")
+
+    write(bus, *train(2), AfterTrainEpoch(iter=20), *train(3), AfterRun())
+
+    assert collector.points() == [("train/loss", s, s / 4) for s in (1, 2, 3)]
+
+
 def test_values_that_are_not_finite_come_back(attach: Attach, collector: Collector) -> None:
     """A gauge may have any float."""
     values = (math.nan, math.inf, -math.inf)

@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.eventlog.set_values import value_of
 from eventloop.writers import CSVWriter, OpenTelemetryWriter
-from eventloop.writers.tracker_arguments import masked, set_options
+from eventloop.writers.tracker_arguments import masked, secrets_of_headers, set_options
 from tests.writers.otlp_collector import is_missing
 
 
@@ -29,6 +29,22 @@ from tests.writers.otlp_collector import is_missing
 def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected: str) -> None:
     """A short one is replaced as the value of a name and as the password of a URL, a long one everywhere."""
     assert masked(text, [secret]) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "echoed"),
+    [
+        ("Bearer s3cr3tkey99", "bad key s3cr3tkey99"),
+        ("Basic bWU6czNjcjN0cHc=", "no user bWU6czNjcjN0cHc="),
+        ("Basic bWU6czNjcjN0cHc=", "no user me with s3cr3tpw"),
+        ("s3cr3tkey99", "bad key s3cr3tkey99"),
+    ],
+)
+def test_a_key_in_a_header_is_replaced_alone(header: str, echoed: str) -> None:
+    """A server may repeat it without its scheme, or decoded."""
+    text = masked(f"401 {echoed}", secrets_of_headers({"authorization": header}))
+
+    assert text in ("401 bad key ***", "401 no user ***", "401 no user me with ***")
 
 
 def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:
