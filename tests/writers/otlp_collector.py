@@ -69,7 +69,7 @@ class Collector:
         return [
             (name, int(series[f"{name.partition('/')[0]}/step", time]), value)
             for (name, time), value in series.items()
-            if not name.endswith("/step")
+            if name != f"{name.partition('/')[0]}/step"
         ]
 
     def spans(self) -> list[Any]:
