@@ -92,9 +92,9 @@ SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.
 @pytest.mark.parametrize(
     ("costs", "words"),
     [
-        (slow_loader(0), ["the loader", "69.0 % of an iteration of 29.0 ms", "num_workers=0", "worker processes"]),
+        (slow_loader(0), ["the loader", "69.0 % of the median iteration, 29.0 ms, waits", "num_workers=0", "worker processes"]),
         (slow_loader(2), ["the loader", "69.0 %", "num_workers=2", "more of them"]),
-        (short_batches(0), ["the loader", "75.0 % of an iteration of 2.00 ms", "use larger batches"]),
+        (short_batches(0), ["the loader", "75.0 % of the median iteration, 2.00 ms, waits", "use larger batches, or a loader that indexes tensors"]),
         (short_batches(2), ["the loader", "use larger batches"]),
         (slow_loader(None), ["the loader", "69.0 %", "load ahead"]),
         (replace(HEALTHY, handlers=[OWN, DRAW]), ["draw takes 20.0 %", "100 ms in 1 of 50 calls", "every="]),
