@@ -255,11 +255,11 @@ class Closing(ABC):
             lane.abandon()
         self._complete = quiet and ended and not any(lane.queued for lane in lanes)
         took = monotonic() - began
-        kept = sum(lane.pass_left_events(self.keep_left) for lane in lanes)
+        answers = {lane.pass_left_events(self.keep_left) for lane in lanes}
         if not self._complete:
             self._tell_end(
                 lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises,
-                kept=bool(kept),
+                remedy=self._remedy(answers),
             )  # fmt: skip
         self._tell_losses()
         self._stop()
@@ -307,7 +307,15 @@ class Closing(ABC):
             if thread is not None and thread.is_alive():
                 thread.join(JOIN_SECONDS)
 
-    def _tell_end(self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, kept: bool) -> None:
+    def _remedy(self, answers: set[bool | None]) -> str:
+        """Return what the command does with the kept events; "" without any, or without a command."""
+        texts = {True: "delivers", False: "says how to deliver"}
+        done = " or ".join(text for answer, text in texts.items() if answer in answers)
+        return f"`{self.replay_command}` {done} them" if done and self.replay_command else ""
+
+    def _tell_end(
+        self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, remedy: str
+    ) -> None:
         """Log the undelivered events, except those that a flush at the end of a run has logged."""
         every = _with_left(lanes)
         left = [lane for lane in every if lane.emitted != self._logged.get(lane, -1)]
@@ -319,8 +327,7 @@ class Closing(ABC):
                 "subscribers or other threads went on emitting", seconds,
             )  # fmt: skip
             return
-        command = f"`{self.replay_command}` delivers them" if kept and self.replay_command else ""
-        text = _sentences(_names(left) or "none", advice(left) if advises else "", command)
+        text = _sentences(_names(left) or "none", advice(left) if advises else "", remedy)
         logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
 
     def _tell_losses(self) -> None:

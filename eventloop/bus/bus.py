@@ -458,7 +458,8 @@ class Bus:
     def keep_left(self, keep: KeepLeft, command: str = "") -> None:
         """Set a function that `close` calls with the events that it could not deliver.
 
-        An error of `keep` is logged. The log names `command`, which delivers the events later.
+        An error of `keep` is logged. The log names `command`, which delivers the events later where `keep`
+        returns True, and else says how to deliver them.
         """
         self._background.keep_left, self._background.replay_command = keep, command
 

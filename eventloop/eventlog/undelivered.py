@@ -73,18 +73,21 @@ class _Undelivered:
         self._writers = writers
         self._logs: set[str] = set()
 
-    def keep(self, name: str, events: Iterable[Event]) -> None:
+    def keep(self, name: str, events: Iterable[Event]) -> bool:
         """Write the events of the subscriber `name`, after the class and arguments of its writer.
+
+        Return whether the command can make that writer again, and deliver them.
 
         Raises:
             OSError: a file cannot be written.
         """
-        run = self._facts.run
+        run, recipe = self._facts.run, self._recipe(name)
         log = Path(run.work_dir, FOLDER, f"{self._new_stem(name, run.rank)}.evl")
         log.parent.mkdir(exist_ok=True)
         with replacing(log.with_suffix(".json")) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(self._recipe(name)), indent=1) + b"\n")
+            file.write(msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n")
         _write(log, run, events)
+        return bool(recipe.writer) and recipe.module != "__main__"
 
     def _new_stem(self, name: str, rank: int) -> str:
         """Return the name of a log without its suffix, different for each subscriber."""

@@ -228,6 +228,30 @@ def test_the_events_that_are_left_are_those_of_the_account(overflow: Any, queue:
         assert [*seen[:5], *left["hold"]] == list(range(5 + account.queued))
 
 
+@pytest.mark.parametrize(("module", "promise"), [("lines", "delivers"), ("__main__", "says how to deliver")])
+def test_the_end_of_a_run_promises_what_the_command_can_do(
+    module: str,
+    promise: str,
+    make_trainer: MakeTrainer,
+    held_lines: type[HeldLines],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The command cannot import a writer of the training script."""
+    monkeypatch.setattr(held_lines, "__module__", module)
+    trainer = make_trainer(writers=[held_lines("lines.txt")], bus=Bus(drain_timeout=0.1))
+
+    @trainer.bus.on("after_train")
+    def fail(event: Event) -> None:
+        raise ValueError("stop here")
+
+    with pytest.raises(ValueError, match="stop here"):
+        trainer.train()
+    trainer.close()
+
+    assert f"`eventloop replay {trainer.work_dir}` {promise} them" in caplog.text
+
+
 def test_what_is_not_a_writer_is_kept_too(
     make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]
 ) -> None:

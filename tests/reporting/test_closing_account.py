@@ -55,7 +55,7 @@ ENDS = {
         "not everything was delivered in time",
         "What is left when the program ends is kept for `eventloop replay .*`",
     ),
-    True: (r"closed after 0\.1 s; events left undelivered", "`eventloop replay .*` delivers them"),
+    True: (r"closed after 0\.1 s; events left undelivered", "`eventloop replay .*` says how to deliver them"),
 }
 """The begin and the end of the line about a writer that hangs, by whether the run failed."""
 

@@ -143,10 +143,10 @@ def ended_by_ctrl_c(trainer: Trainer) -> None:
 
 
 def assert_stuck_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    """One line names the writer that hangs, with the events it did not take and the command that delivers them."""
+    """One line names the writer that hangs, with the events it did not take and the command for them."""
     (line,) = warnings_of(caplog)
     assert re.fullmatch(
-        r"closed after 0\.2 s; events left undelivered: Stuck \(\d+\)(, stuck for .*)?\. `eventloop replay .*` delivers them",
+        r"closed after 0\.2 s; events left undelivered: Stuck \(\d+\)(, stuck for .*)?\. `eventloop replay .*` says how to deliver them",
         line,
     )
 

@@ -35,8 +35,8 @@ BURST = 262_144
 STUCK_SECONDS = 1.0
 """The seconds after which a delivery that a flush or close waited for in vain is logged as stuck."""
 
-KeepLeft = Callable[[str, Iterable[Event]], None]
-"""The type of a function that receives a subscriber's name and its undelivered events (at least one)."""
+KeepLeft = Callable[[str, Iterable[Event]], bool | None]
+"""The type of a function that keeps a subscriber's undelivered events; True if a command can deliver them."""
 
 
 class Lane(FailingQueue):
@@ -178,21 +178,20 @@ class Lane(FailingQueue):
         self._left = chain(first, self._spilled(), last)
         self._notify()
 
-    def pass_left_events(self, keep: KeepLeft | None) -> bool:
+    def pass_left_events(self, keep: KeepLeft | None) -> bool | None:
         """Call `keep` with the events that a close left undelivered, including those of the current delivery.
 
-        Return whether they are kept. An error of `keep` is logged, because the close must go on.
+        Return its answer, or None if nothing is kept. Its error is logged, because the close must go on.
         """
-        first, kept = next(self._left, None), False
+        first, answer = next(self._left, None), None
         if keep is not None and first is not None:
             try:
-                keep(self.name, chain((first,), self._left))
-                kept = True
+                answer = bool(keep(self.name, chain((first,), self._left)))
             except Exception as error:
                 logger.error("%s: its undelivered events cannot be kept: %s", self.name, error_text(error))
         self._left = iter(())
         self._spill.discard()
-        return kept
+        return answer
 
     def _all_incoming(self) -> Iterator[Incoming]:
         while self.incoming:
