@@ -84,6 +84,8 @@ class ReplayReport(msgspec.Struct, frozen=True):
     """The values that experiment trackers were given, and that they had already."""
     flushed: bool = True
     """False if a subscriber was still busy after the bus was flushed for its `drain_timeout`."""
+    not_taken: int = 0
+    """The number of events that no writer takes, a part of `left_out`."""
 
     @property
     def empty(self) -> bool:
@@ -101,7 +103,11 @@ class ReplayReport(msgspec.Struct, frozen=True):
             unknown: the advice for events of an unknown type; "" means to import their module.
         """
         where = f" into {into}" if into else ""
-        lines = [f"{_count(self.emitted, 'event')} replayed{where}, {self.left_out:,} left out"]
+        lines = [f"{_count(self.emitted, 'event')} replayed{where}"]
+        if self.not_taken:
+            lines.append(f"{_of_kinds(self.not_taken)} that the target does not take")
+        if unnamed := self.left_out - self.not_taken:
+            lines.append(f"{_of_kinds(unnamed)} that `only` does not name")
         if self.unknown:
             lines.append(_named("of an unknown type", self.unknown))
             lines.append(unknown or "import the module that declares them first")
@@ -161,18 +167,19 @@ def replay(
     writers = _check_target(onto, work_dir)
     reader = EventReader(run, only=only, on_torn=on_torn)
     lost: dict[str, Loss] = {}
-    left_out, flushed = 0, True
+    not_taken, flushed = 0, True
     if isinstance(onto, Bus):
         before = onto.stats()
         emitted, flushed = _onto_bus(reader, onto)
         lost = _lost_since(before, onto.stats())
     else:
         target = folder_of(reader.path) if work_dir is None else Path(work_dir)
-        emitted, left_out = _into_writers(reader, writers, target)
-    left_out += reader.left_out
+        emitted, not_taken = _into_writers(reader, writers, target)
+    left_out = reader.left_out + not_taken
     return ReplayReport(
         emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost,
         [found for w in writers if isinstance(found := getattr(w, "written", None), Written)], flushed,
+        not_taken,
     )  # fmt: skip
 
 
@@ -294,7 +301,7 @@ def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> t
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
     taken = {kind for kinds in wanted for kind in kinds or ()}
-    emitted = left_out = 0
+    emitted = not_taken = 0
     opened = False
     with ExitStack() as closing:
         for records in reader.blocks():
@@ -311,11 +318,11 @@ def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> t
                 _feed(writer, wanted_here)
             count = len(events) if everything else sum(type(event) in taken for event in events)
             emitted += count
-            left_out += len(events) - count
+            not_taken += len(events) - count
         if opened:
             for writer in writers:
                 writer.flush()
-    return emitted, left_out
+    return emitted, not_taken
 
 
 def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
@@ -355,6 +362,10 @@ def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
 def _named(what: str, counts: dict[str, int]) -> str:
     names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
     return f"{sum(counts.values()):,} {what}: {names}"
+
+
+def _of_kinds(number: int) -> str:
+    return f"{number:,} of {'a kind' if number == 1 else 'kinds'}"
 
 
 def _count(number: int, what: str) -> str:

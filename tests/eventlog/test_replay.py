@@ -90,7 +90,7 @@ def test_only_names_events(record: Record, bus: Bus) -> None:
 
     assert heard == [EVENTS[2], *EVENTS[4:]]
     assert (report.emitted, report.left_out) == (3, 3)
-    assert str(report) == "3 events replayed, 3 left out"
+    assert str(report) == "3 events replayed; 3 of kinds that `only` does not name"
 
 
 def test_a_long_replay_overflows_no_queue(record: Record, bus: Bus) -> None:
