@@ -9,6 +9,8 @@ from typing import Any
 from eventloop.cli.output_file import failed, tell
 
 TEMPLATE = Path(__file__).with_name("training_template.py")
+NEEDS = "torchmetrics tensorboard rich"
+"""The packages that the script imports and eventloop does not depend on."""
 
 
 def add_parser(commands: Any) -> None:
@@ -37,5 +39,5 @@ def run(options: argparse.Namespace) -> int:
         )
     except OSError as error:
         return failed(options, error, 2)
-    tell(f"{file} is written: python {file}")
+    tell(f"{file} is written: pip install {NEEDS}, then python {file}")
     return 0

@@ -48,6 +48,17 @@ def test_the_script_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert code == 0, out
 
 
+def test_the_packages_of_the_script_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The line that names the script has the command that installs what it needs, as the script itself does."""
+    file = tmp_path / "train.py"
+
+    assert main(["init", str(file)]) == 0
+
+    install = "pip install torchmetrics tensorboard rich"
+    assert f"train.py is written: {install}, then python {file}" in capsys.readouterr().err
+    assert install in file.read_text()
+
+
 def test_a_file_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An existing file is not replaced: one line, exit code 2."""
     (tmp_path / "train.py").write_text("mine")
