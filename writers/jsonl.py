@@ -60,10 +60,14 @@ class JSONLWriter(Writer):
     is named in the Python log. In text that is not valid UTF-8, such as some paths, lone surrogates become
     escapes: `\\udcff`.
 
-    A resumed run appends. Iterations that are run again have a second line, after a `before_run` line with
-    the iteration from which the run continued. Written lines survive a kill of the process, but not a crash
-    of the machine. An incomplete line that a kill or a full disk left is removed when the file is opened
-    again.
+    A file that is already there gets more lines: from a resumed run, and from a new one in the same
+    directory, for which `CSVWriter` renames the file. A `before_run` line begins each run. Its `iter` is 0 in
+    a new training, whose steps begin again; in a resumed one it is the iteration from which that continued,
+    and iterations that are run again have a second line after it. Give each training a `work_dir` of its own
+    to keep them apart.
+
+    Written lines survive a kill of the process, but not a crash of the machine. An incomplete line that a
+    kill or a full disk left is removed when the file is opened again.
 
     Args:
         filename: relative to the run's work_dir, or absolute.

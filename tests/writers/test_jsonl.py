@@ -21,6 +21,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import JSONLWriter, read_jsonl
+from tests.support.trainers import MakeTrainer
 from tests.writers.conftest import FLOATS, Attach, write
 
 
@@ -128,6 +129,22 @@ def test_a_resumed_run_appends(tmp_path: Path, path: Path, before: str) -> None:
     append(tmp_path, ScalarsLogged(step=2))
 
     assert [row["step"] for row in rows(path)] == [1, 2]
+
+
+def test_a_new_training_in_the_same_directory_appends(make_trainer: MakeTrainer) -> None:
+    """Nothing of the earlier one is lost, and a `before_run` line at iteration 0 begins each."""
+    for _ in range(2):
+        trainer = make_trainer(writers=[JSONLWriter()], default_hooks={"checkpoint": None})
+        trainer.train()
+        trainer.close()
+
+    found = rows(trainer.work_dir / "metrics.jsonl")
+    begins = [at for at, row in enumerate(found) if row.get("event") == "before_run"]
+    assert [found[at]["iter"] for at in begins] == [0, 0]
+    first, second = (
+        [row["step"] for row in part if "loss" in row] for part in (found[: begins[1]], found[begins[1] :])
+    )
+    assert first == second != []
 
 
 def test_a_torn_last_line_is_reported_to_readers(path: Path) -> None:
