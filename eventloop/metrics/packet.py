@@ -17,7 +17,7 @@ import torch
 from eventloop.events import Event
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.history import HistoryBuffer
-from eventloop.metrics.rows import Place, Row, Scalar, Shape, Unread, blocks_of, events_of
+from eventloop.metrics.rows import Place, Row, Scalar, Shape, Unread, blocks_of, events_of, put_by_two
 
 logger = logging.getLogger("eventloop")
 
@@ -72,7 +72,9 @@ class Packet:
 
     def events_of(self, rows: list[Row]) -> list[Event]:
         """Return the `scalars_logged` events for rows whose values were already read."""
-        return events_of([row for row in rows if row.iteration >= self._since], self._place)
+        logged = [row for row in rows if row.iteration >= self._since]
+        self._readings.warn_of_two_sources(logged)
+        return events_of(logged, self._place)
 
 
 class Readings:
@@ -87,6 +89,7 @@ class Readings:
         self._unread: deque[Packet] = deque()
         self._unentered: list[Row] = []  # read, and not in the histories yet
         self._pool = PinnedPool()
+        self._warned: set[str] = set()  # names that two sources put
         self._lock = threading.Lock()
 
     def pack(self, rows: list[Row], entered: int, place: Place, since: int = 0) -> Packet:
@@ -143,6 +146,17 @@ class Readings:
                 logger.error(
                     "metric %r of iteration %d cannot be read and is left out (%d so far): %s: %s",
                     name, iteration, count, type(error).__name__, error,
+                )  # fmt: skip
+
+    def warn_of_two_sources(self, rows: list[Row]) -> None:
+        """Log a warning, once per name, if two sources put different values of a name in one iteration."""
+        for name, iteration in put_by_two(rows).items():
+            if name not in self._warned:
+                self._warned.add(name)
+                logger.warning(
+                    "metric %r was put by two sources in iteration %d, such as the train step and a hook: "
+                    "the log has the mean of both; give one of them another name",
+                    name, iteration,
                 )  # fmt: skip
 
     def _enter(self, rows: list[Row]) -> None:

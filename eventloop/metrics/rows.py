@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -152,6 +153,29 @@ def _singles(rows: list[Row]) -> list[Row]:
         for row in rows
         for name, value in row.scalars().items()
     ]
+
+
+def put_by_two(rows: list[Row]) -> dict[str, int]:
+    """Return the names whose mean includes values of two sources in a training iteration, with the iteration.
+
+    Only names with a smoothing hint have a mean. Sources differ in the names that they put together. Equal
+    values do not count, because a train step may put the loss and return it too.
+    """
+    count = Counter(name for shape in {row.shape for row in rows} if shape.smooth for name in shape.names)
+    shared = {name for name, shapes in count.items() if shapes > 1}
+    found: dict[str, int] = {}
+    first: dict[tuple[str, int], tuple[Shape, float]] = {}
+    for row in rows:
+        # the batches of a validation have one iteration, and each may put other names
+        if row.phase.mode != "train" or shared.isdisjoint(row.shape.names):
+            continue
+        for name, value in row.scalars().items():
+            if name not in shared:
+                continue
+            shape, before = first.setdefault((name, row.step), (row.shape, value))
+            if shape.names != row.shape.names and value != before:
+                found.setdefault(name, row.iteration)
+    return found
 
 
 def events_of(rows: list[Row], place: Place) -> list[Event]:
