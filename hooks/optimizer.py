@@ -176,10 +176,13 @@ def loss_of(outputs: Any) -> torch.Tensor:
     """
     loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
     if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        number = isinstance(loss, int | float)
+        if isinstance(loss, torch.Tensor):
+            got = f"a loss of shape {tuple(loss.shape)}: take its mean()"
+        else:
+            got = f"{outputs!r}{f'. {_STEPS_ITSELF}' if isinstance(loss, int | float) else ''}"
         raise TypeError(
             "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this "
-            f"iteration; got {outputs!r}{f'. {_STEPS_ITSELF}' if number else ''}"
+            f"iteration; got {got}"
         )
     if not loss.requires_grad:
         raise RuntimeError(

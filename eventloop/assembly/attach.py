@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from inspect import isroutine
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -231,7 +232,10 @@ def check_attachable(candidate: Any, what: str) -> None:
             f"expected a {what}, got {type(candidate).__name__} of {theirs}: wrap it, "
             f"eventloop.bridges.foreign.Foreign({type(candidate).__name__}(...))"
         )
-    raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}")
+    hint = ""
+    if what == "hook" and isroutine(candidate):
+        hint = ': give CallbackHook(after_train_iter=...), or subscribe it with @bus.on("after_train_iter")'
+    raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}{hint}")
 
 
 def _with_defaults(

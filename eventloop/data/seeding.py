@@ -49,17 +49,23 @@ def choose_device(device: str | torch.device | None) -> torch.device | None:
     becomes PyTorch's current one, so that "cuda" means it in the script, too, as NCCL needs it.
 
     Raises:
-        ValueError: torch knows no such device, or `LOCAL_RANK` is not a number from 0 on, or is beyond the
-            machine's devices.
+        ValueError: torch knows no such device, CUDA is asked for and missing, or "auto" finds a `LOCAL_RANK`
+            that is not a number from 0 on, or is beyond the machine's devices.
     """
     if device == "auto":
         return _fastest_device()
     try:
-        return None if device is None else torch.device(device)
+        chosen = None if device is None else torch.device(device)
     except RuntimeError:
         raise ValueError(
             f'device must be "auto" or a device of PyTorch, such as "cuda:1" or "cpu", got {device!r}'
         ) from None
+    if chosen is not None and chosen.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f'device="{chosen}" needs CUDA, which PyTorch does not find on this machine: '
+            'device="auto" uses the fastest device that there is'
+        )
+    return chosen
 
 
 def _fastest_device() -> torch.device:

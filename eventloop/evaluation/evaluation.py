@@ -290,10 +290,9 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
         if isinstance(one, type):
             raise TypeError(f"evaluator {name!r} is a class: give an object of it, {one.__name__}()")
         if not isinstance(one, Metric) and not callable(one):
+            which = f"evaluator {name!r}" if isinstance(evaluator, Mapping) else "evaluator"
             hint = ": a config does not make one" if name == "type" else ""
-            raise TypeError(
-                f"evaluator {name!r} must be a function (preds, target) or a metric, got {one!r}{hint}"
-            )
+            raise TypeError(f"{which} must be a function (preds, target) or a metric, got {one!r}{hint}")
     return named
 
 

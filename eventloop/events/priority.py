@@ -37,6 +37,8 @@ def _by_name(name: str) -> int:
     member = Priority.__members__.get(name.strip().upper().replace(" ", "_"))
     if member is not None:
         return int(member)
+    if name.strip().isdecimal():
+        raise ValueError(f"priority must be an int or a name, got {name!r}: write priority={name.strip()}")
     near = get_close_matches(name.upper(), Priority.__members__, n=1)
     hint = f"did you mean {near[0]}?" if near else f"names are {', '.join(Priority.__members__)}"
     raise ValueError(f"unknown priority name {name!r}: {hint}")

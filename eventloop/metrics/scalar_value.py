@@ -75,6 +75,13 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return numbers
 
 
+def not_a_mapping(name: str) -> TypeError:
+    """Return the error for a call of `put_scalars` that is one of `put_scalar`."""
+    return TypeError(
+        f"put_scalars takes a mapping of numbers by name, got {name!r}: use put_scalar({name!r}, value)"
+    )
+
+
 def _unsharded(name: str, value: torch.Tensor) -> torch.Tensor:
     """Return the current value of a tensor of one element, as `own` does, unless it is sharded."""
     if type(value) is not torch.Tensor:

@@ -25,7 +25,7 @@ from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.metrics.packet import Packet, Readings, read_on_host
 from eventloop.metrics.rows import Phase, Place, Row, Scalar
-from eventloop.metrics.scalar_value import is_readable, single_number, single_numbers
+from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
 from eventloop.util.checks import at_least
 
@@ -172,14 +172,15 @@ class EventStorage:
         """Put several numbers, given as a mapping, as keywords, or both.
 
         Args:
-            scalars: numbers by name; needed for names that are not identifiers, or are arguments of this
-                method.
+            scalars: numbers by name; needed for names that are not identifiers, or that this method takes.
             smoothing_hint, cur_iter: the arguments of `put_scalar`, for all of the numbers.
             named: numbers by name, as in detectron2: `put_scalars(time=seconds)`.
 
         Raises:
             TypeError, ValueError: `put_scalar` would refuse one of the numbers; then none of them is put.
         """
+        if isinstance(scalars, str):
+            raise not_a_mapping(scalars)
         if named:
             scalars = {**scalars, **named}
         if self._prefix:

@@ -44,7 +44,10 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("EMAHook averages the trainer's model: leave model out")
     config["type"] = cls
     if is_own(config):
-        build(config, model=nn.Identity())
+        try:
+            build(config, model=nn.Identity())
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"EMAHook: {error}") from None
     return config
 
 

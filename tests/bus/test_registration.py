@@ -108,6 +108,7 @@ def test_wrong_handler_is_refused(bus: Bus, fn: Any, message: str) -> None:
     [
         ({"priority": 101}, "priority must be between 0"),
         ({"priority": "hgih"}, "unknown priority name 'hgih': did you mean HIGH?"),
+        ({"priority": "70"}, "priority must be an int or a name, got '70': write priority=70"),
         ({"priority": None}, "priority must be a Priority, its name or an int"),
         ({"every": 0}, "every must be at least 1, got 0"),
         ({"every": 2.0}, "every must be an int, got 2.0"),

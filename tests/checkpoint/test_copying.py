@@ -3,7 +3,7 @@ save."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,8 @@ class Counts(Hook):
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 def with_mask() -> dict[str, Any]:

@@ -119,6 +119,14 @@ def test_an_unknown_device() -> None:
         choose_device("autp")
 
 
+def test_a_missing_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the device that was asked for, and the one that works everywhere."""
+    devices(monkeypatch, 0, False, None)
+
+    with pytest.raises(ValueError, match=r'device="cuda:1" needs CUDA, .*: device="auto" uses'):
+        choose_device("cuda:1")
+
+
 def test_more_processes_than_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process without a device of its own is told so."""
     devices(monkeypatch, 2, False, "2")

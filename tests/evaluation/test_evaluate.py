@@ -194,6 +194,7 @@ def test_metrics_are_moved_with_the_model(make_trainer: MakeTrainer) -> None:
     [
         (CountRight, TypeError, r"evaluator 'CountRight' is a class: give an object of it, CountRight\(\)"),
         ([CountRight(), CountRight()], ValueError, "two evaluators are named 'CountRight'"),
+        ("accuracy", TypeError, "evaluator must be a function .preds, target. or a metric, got 'accuracy'"),
         ({"a": 3}, TypeError, "evaluator 'a' must be a function .preds, target. or a metric, got 3"),
     ],
 )

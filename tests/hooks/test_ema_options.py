@@ -91,7 +91,11 @@ def test_average_that_has_not_begun_is_an_error() -> None:
         ({"momentum": 0.0}, ValueError, "momentum must be above 0 and below 1, got 0.0"),
         ({"momentum": 1.0}, ValueError, "momentum must be above 0 and below 1, got 1.0"),
         ({"interval": 0}, ValueError, "interval must be at least 1, got 0"),
-        ({"momentun": 0.1}, ValueError, "ExponentialMovingAverage has no argument 'momentun': did you mean"),
+        (
+            {"momentun": 0.1},
+            ValueError,
+            "EMAHook: ExponentialMovingAverage has no argument 'momentun': did you mean",
+        ),
         (
             {"ema_type": "StochasticWeightAverage", "momentum": 0.1},
             ValueError,

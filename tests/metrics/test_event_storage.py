@@ -84,6 +84,8 @@ def test_several_by_keyword() -> None:
     assert storage.latest() == {"time": (0.25, 3), "loss": (2.0, 0), "box/AP": (1.0, 3)}
     with pytest.raises(TypeError, match=r"time.*'fast'"):
         storage.put_scalars(loss=1.0, time="fast")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"takes a mapping .*, got 'loss': use put_scalar\('loss', value\)"):
+        storage.put_scalars("loss", 1.0)  # type: ignore[arg-type]
 
 
 def test_writers_of_a_loop_without_a_trainer(tmp_path: Path) -> None:
