@@ -158,10 +158,10 @@ class Hook(Points):
         `Trainer.resume` calls this before the optimizer, the counters and the model are loaded. If this or a
         later part raises, the resume is refused: the hook's attributes are restored, and if `state_dict`
         still differs from before, `load_state_dict` is called with a copy of the former state. Change nothing
-        but the hook: other objects are not restored. A hook that saves a state without defining this method
-        logs a warning.
+        but the hook: other objects are not restored. A warning is logged for a hook that saves a state and
+        does not define this method.
         """
-        if state:
+        if state and type(self).load_state_dict is Hook.load_state_dict:  # not by `super()` in a subclass
             logger.warning(
                 "the hook %s has a state_dict and no load_state_dict: its state of the checkpoint is not "
                 "restored",

@@ -167,9 +167,9 @@ class OpenTelemetryWriter(TrackerWriter):
         for when, event in events:
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
-                values = values_of(event)
-                if (own := values.pop(step := f"{event.mode}/step", None)) is not None:
-                    values[f"{event.mode}/scalars/step"] = own  # as in JSON lines
+                values, step = values_of(event), f"{event.mode}/step"
+                if step in values:  # a metric of this name, which has another one in JSON lines, too
+                    values[f"{event.mode}/scalars/step"] = values.pop(step)
                 for key, value in {**values, step: float(event.step)}.items():
                     points.setdefault(key, []).append((at, value))
                 continue

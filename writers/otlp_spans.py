@@ -116,7 +116,7 @@ class Spans:
         """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
         try:
             traces = find_traces(work_dir)
-        except ValueError:  # there is none yet of rank 0
+        except (FileNotFoundError, ValueError):  # there is none yet of rank 0
             return
         for trace in traces:
             new = trace.path not in self._read and trace.path.stat().st_mtime >= self._since

@@ -61,7 +61,11 @@ def secrets_of(uri: str) -> list[str]:
 
 
 def secrets_of_headers(headers: Mapping[str, str]) -> list[str]:
-    """Return the values of HTTP headers, and of `Bearer key` and `Basic dXNlcjprZXk=` also the key alone."""
+    """Return the secrets in HTTP headers, each in every form in which a server may repeat it.
+
+    They are the whole values, the keys after a scheme such as `Bearer`, and the passwords that `Basic`
+    encodes.
+    """
     found = [*headers.values()]
     for scheme, _, key in [value.partition(" ") for value in headers.values()]:
         found.append(key.strip())

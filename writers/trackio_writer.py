@@ -23,7 +23,7 @@ from eventloop.writers.tracker import (
 from eventloop.writers.tracker_arguments import check_config, check_texts, setting
 
 FILE_NAME_BYTES = 255
-"""The largest number of bytes in the name of a file, on most file systems."""
+"""The most bytes that a file's name may have on most file systems, such as ext4."""
 
 
 class TrackioWriter(TrackerWriter):
@@ -122,7 +122,7 @@ class TrackioWriter(TrackerWriter):
 
 
 def _check_length(project: str, file_name: str) -> None:
-    """Refuse a project whose file would have a name that is too long for a file system.
+    """Refuse a project for which the name of a database file would be longer than file systems allow.
 
     Raises:
         ValueError: naming the project, and its length in bytes.

@@ -148,7 +148,7 @@ class WandbWriter(TrackerWriter):
                 resume="allow", mode=self.mode, config=self.config, reinit="create_new",
                 settings=_settings(lib), **self._options,
             )  # fmt: skip
-        drain_first()  # on a thread: wandb ends its service at exit
+        drain_first()  # else wandb's service would end at exit before a writer on a thread has closed
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None

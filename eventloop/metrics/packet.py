@@ -149,7 +149,7 @@ class Readings:
                 )  # fmt: skip
 
     def warn_of_two_sources(self, rows: list[Row]) -> None:
-        """Log a warning, once per name, if two sources put different values of a name in one iteration."""
+        """Warn of each name under which two sources put different numbers in one iteration, once a name."""
         for name, iteration in put_by_two(rows).items():
             if name not in self._warned:
                 self._warned.add(name)

@@ -156,13 +156,19 @@ def _singles(rows: list[Row]) -> list[Row]:
 
 
 def put_by_two(rows: list[Row]) -> dict[str, int]:
-    """Return the names whose mean includes values of two sources in a training iteration, with the iteration.
+    """Find names under which two sources put different numbers in one training iteration.
 
-    Only names with a smoothing hint have a mean. Sources differ in the names that they put together. Equal
-    values do not count, because a train step may put the loss and return it too.
+    The log would have the mean of both. Two puts are of different sources if the sets of names that they put
+    together differ. Names without a smoothing hint have no mean, and a train step may put its loss and return
+    it too, so these do not count.
+
+    Returns:
+        The first such iteration of each name.
     """
     count = Counter(name for shape in {row.shape for row in rows} if shape.smooth for name in shape.names)
     shared = {name for name, shapes in count.items() if shapes > 1}
+    if not shared:
+        return {}
     found: dict[str, int] = {}
     first: dict[tuple[str, int], tuple[Shape, float]] = {}
     for row in rows:

@@ -76,7 +76,7 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def not_a_mapping(name: str) -> TypeError:
-    """Return the error for a call of `put_scalars` that is one of `put_scalar`."""
+    """Return the error for `put_scalars("loss", 0.5)`, whose arguments are those of `put_scalar`."""
     return TypeError(
         f"put_scalars takes a mapping of numbers by name, got {name!r}: use put_scalar({name!r}, value)"
     )

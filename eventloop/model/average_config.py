@@ -47,7 +47,8 @@ def average_config(ema_type: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         try:
             build(config, model=nn.Identity())
         except (TypeError, ValueError) as error:
-            raise type(error)(f"EMAHook: {error}") from None
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"EMAHook: {error}") from None
     return config
 
 

@@ -17,12 +17,11 @@ MOST = 3
 """The largest number of lines of advice for one run."""
 LOADER_SHARE = 0.3
 """The share of a median iteration from which the wait for data gets a line of advice."""
-HAND_OVER_SECONDS = 2e-3
-"""The wait for a batch in seconds below which worker processes are no advice.
+TRANSFER_SECONDS = 2e-3
+"""The wait for a batch, in seconds, from which the advice suggests worker processes.
 
-To hand over a batch of 32 rows of 64 floats from a worker of a `DataLoader` takes 1.4 ms, where the training
-thread makes it in 0.1 ms: measured with a `TensorDataset`, 1 and 2 workers, on two CPUs. Only a wait clearly
-above that is made shorter by workers.
+They shorten only a wait that is clearly longer than the transfer of a batch from a worker. The transfer took
+1.4 ms for 32 rows of 64 floats, with a `DataLoader` over a `TensorDataset` and 1 or 2 workers on two CPUs.
 """
 HANDLER_SHARE = 0.1
 """The share of the time of all iterations from which one handler gets a line of advice."""
@@ -82,9 +81,11 @@ def slow_loader(costs: RunCosts) -> Advice | None:
     part = f"{share(waits, 1.0)} of the median iteration, {whole},"
     what = f"the loader is the bottleneck: {part} waits for data"
     workers = costs.num_workers
-    if usual(costs, "data") < HAND_OVER_SECONDS:
-        todo = "use larger batches, or a loader that indexes tensors"
-        todo += ": to hand over a batch from a worker process takes about 1 ms"
+    if usual(costs, "data") < TRANSFER_SECONDS:
+        todo = (
+            "use larger batches, or a loader that indexes tensors; the transfer of a batch from a worker "
+            "process takes 1 to 2 ms"
+        )
     elif workers is None:
         todo = "load ahead, as a DataLoader with num_workers does"
     elif workers == 0:

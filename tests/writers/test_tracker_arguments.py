@@ -32,19 +32,19 @@ def test_a_secret_is_replaced_and_nothing_else(secret: str, text: str, expected:
 
 
 @pytest.mark.parametrize(
-    ("header", "echoed"),
+    ("header", "answer", "expected"),
     [
-        ("Bearer s3cr3tkey99", "bad key s3cr3tkey99"),
-        ("Basic bWU6czNjcjN0cHc=", "no user bWU6czNjcjN0cHc="),
-        ("Basic bWU6czNjcjN0cHc=", "no user me with s3cr3tpw"),
-        ("s3cr3tkey99", "bad key s3cr3tkey99"),
+        ("Bearer s3cr3tkey99", "401 bad key s3cr3tkey99", "401 bad key ***"),
+        ("Bearer s3cr3tkey99", "401 Bearer s3cr3tkey99", "401 ***"),
+        ("Basic bWU6czNjcjN0cHc=", "401 bWU6czNjcjN0cHc= is no user", "401 *** is no user"),
+        ("Basic bWU6czNjcjN0cHc=", "401 for me with s3cr3tpw", "401 for me with ***"),
+        ("Basic no base64", "401 for no base64", "401 for ***"),
+        ("s3cr3tkey99", "401 bad key s3cr3tkey99", "401 bad key ***"),
     ],
 )
-def test_a_key_in_a_header_is_replaced_alone(header: str, echoed: str) -> None:
+def test_a_key_in_a_header_is_replaced_alone(header: str, answer: str, expected: str) -> None:
     """A server may repeat it without its scheme, or decoded."""
-    text = masked(f"401 {echoed}", secrets_of_headers({"authorization": header}))
-
-    assert text in ("401 bad key ***", "401 no user ***", "401 no user me with ***")
+    assert masked(answer, secrets_of_headers({"authorization": header})) == expected
 
 
 def test_a_writer_is_made_again_by_options_without_its_secrets() -> None:

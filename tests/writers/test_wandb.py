@@ -337,6 +337,28 @@ def test_a_hang_is_of_a_server_whose_log_is_named(
 
 
 @pytest.mark.slow
+def test_a_script_that_closes_nothing_ends_without_a_failure(tmp_path: Path) -> None:
+    """At exit the writer on a thread ends its run before wandb ends its service."""
+    script = """
+import sys
+import torch
+from eventloop import Trainer
+from eventloop.writers import WandbWriter
+
+model = torch.nn.Linear(2, 1)
+Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=torch.nn.functional.mse_loss,
+        train_loader=[(torch.ones(4, 2), torch.ones(4, 1))] * 20, max_epochs=1, work_dir=sys.argv[1],
+        writers=[WandbWriter("digits", mode="offline", offload="thread")]).train()
+"""
+    environment = {**os.environ, "PYTHONPATH": ROOT, "WANDB_SILENT": "true"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+
+    assert "WandbWriter" not in ran.stderr
+    assert [step for name, step, _ in points(tmp_path) if name == "train/loss"] == [10, 20]
+
+
+@pytest.mark.slow
 def test_texts_that_are_not_utf8_have_escapes(attach: Attach, tmp_path: Path) -> None:
     """The name of a run, its group and its tags may be names of files, and wandb takes no other texts."""
     bad = os.fsdecode(b"caf\xe9")
