@@ -7,8 +7,10 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import get_ident
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
@@ -29,10 +31,29 @@ from eventloop.writers.tracker_arguments import (
     setting,
 )
 
+_EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _REFUSED = re.compile(r"[^\w\-. :/]")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Drop what MLflow and urllib3 log on this thread: the writer's own warning has the error."""
+    thread = get_ident()
+
+    def passes(record: logging.LogRecord) -> bool:
+        return record.thread != thread or not record.name.startswith(("mlflow", "urllib3"))
+
+    sources = [*logging.getLogger("mlflow").handlers, logging.getLogger("urllib3.connectionpool")]
+    for source in sources:
+        source.addFilter(passes)
+    try:
+        yield
+    finally:
+        for source in sources:
+            source.removeFilter(passes)
 
 
 class MLflowWriter(TrackerWriter):
@@ -95,8 +116,7 @@ class MLflowWriter(TrackerWriter):
         self._uri = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
-        if experiment is not None and len(experiment) > NAME_LENGTH:
-            raise ValueError(f"experiment must have at most {NAME_LENGTH} characters, got {len(experiment)}")
+        _check_experiment(experiment)
         self.experiment = experiment
         self.run_name = run_name or name
         self.params = _check_names("params", params)
@@ -107,6 +127,7 @@ class MLflowWriter(TrackerWriter):
         _check_uri(self._lib, self._uri)
         self._client: Any = None
 
+    @_quiet()
     def connect(self, run: Run, known: Known) -> Known:
         self._client = client = self._lib.MlflowClient(self._uri)
         if known.id:
@@ -124,11 +145,11 @@ class MLflowWriter(TrackerWriter):
         return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
 
     def begin_process(self) -> None:
-        """Let requests fail soon, without lines of MLflow's: this writer sends again, or says why not."""
-        logging.getLogger("mlflow").setLevel(logging.CRITICAL)
+        """Let requests fail soon: this writer sends again, or says why not."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
+    @_quiet()
     def send(self, events: list[Timed]) -> None:
         metrics = [
             metric
@@ -156,6 +177,7 @@ class MLflowWriter(TrackerWriter):
             case CheckpointSaved() if self.checkpoints:
                 self._send_checkpoint(event)
 
+    @_quiet()
     def end(self, status: str) -> None:
         client, self._client = self._client, None
         if client is not None:
@@ -168,7 +190,7 @@ class MLflowWriter(TrackerWriter):
         return [*super().secrets(), *secrets_of(self._uri)]
 
     def _experiment_id(self) -> str:
-        name = self.experiment or self._lib.environment_variables.MLFLOW_EXPERIMENT_NAME.get() or "Default"
+        name = self.experiment or os.environ.get(_EXPERIMENT) or "Default"
         found = self._client.get_experiment_by_name(name)
         made: str = self._client.create_experiment(name) if found is None else found.experiment_id
         return made
@@ -246,6 +268,17 @@ def _is_refused(key: str) -> bool:
     """Return whether MLflow refuses a name: for its characters, its length, or because it is no path."""
     parts = key.split("/")
     return bool(_REFUSED.search(key)) or len(key) > 250 or any(part in ("", ".", "..") for part in parts)
+
+
+def _check_experiment(given: str | None) -> None:
+    """Refuse a name that is too long for MLflow.
+
+    Raises:
+        ValueError: naming the argument or the variable.
+    """
+    name, source = (given, "experiment") if given else (os.environ.get(_EXPERIMENT, ""), _EXPERIMENT)
+    if len(name) > NAME_LENGTH:
+        raise ValueError(f"{source} must have at most {NAME_LENGTH} characters, got {len(name)}")
 
 
 def _check_names(argument: str, given: object) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -31,7 +31,7 @@ from eventloop.events import (
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
-from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, log_line
+from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, Stages, log_line
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import (
     check_mapping,
@@ -41,15 +41,21 @@ from eventloop.writers.tracker_arguments import (
     setting,
 )
 
+_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The names that HTTP allows, RFC 9110, section 5.6.2."""
 
 
 class _InFlight(msgspec.Struct):
-    """Requests that may have been received: a resumed run sends them again, unchanged."""
+    """What a kill would interrupt, and a resumed run goes on from."""
 
+    id: str = ""
+    """The id of the run."""
     requests: list[tuple[str, bytes]] = []
+    """Requests that may have been received; they are sent again, unchanged."""
     last: dict[str, int] = {}
+    """The last step of each name, those in the requests included."""
+    stages: Stages = msgspec.field(default_factory=Stages)
 
 
 class OpenTelemetryWriter(TrackerWriter):
@@ -69,8 +75,9 @@ class OpenTelemetryWriter(TrackerWriter):
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
-    points of the same series and time. Events that a kill took are read from the run's event log, if the run
-    has an `EventLogWriter`.
+    points of the same series and time. The spans that were open end at the last event before the kill, with
+    the error "killed": a worker process, which outlives the program, sends them at once, else the resumed
+    run does. Events that a kill took are read from the run's event log, if the run has an `EventLogWriter`.
 
     Headers are in no file of the run: `eventloop replay` takes them from OTEL_EXPORTER_OTLP_HEADERS.
 
@@ -85,7 +92,8 @@ class OpenTelemetryWriter(TrackerWriter):
 
     Raises:
         ImportError: opentelemetry-proto is not installed.
-        TypeError, ValueError: there is no endpoint, it is not an HTTP URL, or another argument is wrong.
+        TypeError, ValueError: there is no endpoint, it is not an HTTP URL, or another argument or
+            OTEL_EXPORTER_OTLP_HEADERS is wrong.
     """
 
     events = (
@@ -110,14 +118,16 @@ class OpenTelemetryWriter(TrackerWriter):
         self._endpoint = _check_endpoint(
             setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )
-        self._headers = _check_headers(headers)
+        if headers is None:
+            headers_of_environment()  # to refuse wrong ones now; they are read when the run begins
+        self._headers = None if headers is None else _check_headers("headers", headers)
         check_texts(service=service)
         self._service = service or os.environ.get("OTEL_SERVICE_NAME")
         self._timeout = _check_timeout(timeout)
         _, self._lib = self.import_library("opentelemetry.proto", "eventloop.writers.otlp_client")
 
     def connect(self, run: Run, known: Known) -> Known:
-        headers = self._headers if self._headers is not None else self._lib.headers_of_environment()
+        headers = self._headers if self._headers is not None else headers_of_environment()
         self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
         self._clock = 0
@@ -125,13 +135,15 @@ class OpenTelemetryWriter(TrackerWriter):
         self._made = 0  # how many of the waiting events have their request
         known = Known(known.id or os.urandom(16).hex(), known.last)
         self._before = known.last
-        self._spans = Spans(bytes.fromhex(known.id), time.time())
         self._resource = self._lib.resource_of({
             "service.name": run_name_of(run, self._service),
             "service.instance.id": known.id, "eventloop.rank": run.rank,
             "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
         })  # fmt: skip
-        return self._send_again(known)
+        left = self._send_again()
+        own = left if left.id == known.id else _InFlight(last=known.last)
+        self._spans = Spans(bytes.fromhex(known.id), time.time(), own.stages)
+        return Known(known.id, own.last)
 
     def had_before(self, known: Known) -> dict[str, int]:
         return self._before  # `connect` has sent further ones again
@@ -145,9 +157,11 @@ class OpenTelemetryWriter(TrackerWriter):
             self._client.post(*self._requests[0])
             del self._requests[0]
         self._made = 0
+        self._note_in_flight()
 
     def end(self, status: str) -> None:
         self._spans.read_traces(self._work_dir)
+        self._spans.end_killed()
         for request in self._span_requests():
             self._client.post(*request)
         if not self._requests:
@@ -165,6 +179,7 @@ class OpenTelemetryWriter(TrackerWriter):
         points: dict[str, list[tuple[int, float]]] = {}
         lines = []
         for when, event in events:
+            self._spans.take(int(when * SECOND), event)
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
                 values, step = values_of(event), f"{event.mode}/step"
@@ -173,9 +188,7 @@ class OpenTelemetryWriter(TrackerWriter):
                 for key, value in {**values, step: float(event.step)}.items():
                     points.setdefault(key, []).append((at, value))
                 continue
-            at = int(when * SECOND)
-            self._spans.take(at, event)
-            if (line := log_line(at, event)) is not None:
+            if (line := log_line(int(when * SECOND), event)) is not None:
                 lines.append(line)
             if isinstance(event, AfterTrainEpoch | AfterRun):
                 self._spans.read_traces(self._work_dir, event.iter)
@@ -208,18 +221,19 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._state_path.with_suffix(".inflight")
 
     def _note_in_flight(self) -> None:
+        left = _InFlight(self._known.id, self._requests, self._known.last, self._spans.stages)
         with replacing(self._in_flight_path, durable=False) as file:
-            file.write(msgspec.msgpack.encode(_InFlight(self._requests, self._known.last)))
+            file.write(msgspec.msgpack.encode(left))
 
-    def _send_again(self, known: Known) -> Known:
+    def _send_again(self) -> _InFlight:
         """Send the requests that a kill interrupted; without any, ask the collector whether it answers."""
         try:
             left = msgspec.msgpack.decode(self._in_flight_path.read_bytes(), type=_InFlight)
         except FileNotFoundError:
-            left = _InFlight([(self._lib.METRICS, b"")], known.last)
-        for path, body in left.requests:
+            left = _InFlight()
+        for path, body in left.requests or [(self._lib.METRICS, b"")]:
             self._client.post(path, body)
-        return Known(known.id, left.last)
+        return left
 
 
 def _check_endpoint(endpoint: str) -> str:
@@ -256,22 +270,36 @@ def _can_be_sent_to(parts: SplitResult) -> bool:
     return is_plain and bool(parts.hostname) and "@" not in parts.netloc
 
 
-def _check_headers(headers: Any) -> dict[str, str] | None:
+def headers_of_environment() -> dict[str, str]:
+    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values as in a URL.
+
+    Raises:
+        ValueError: naming the variable.
+    """
+    text = os.environ.get(_HEADERS, "")
+    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
+    if not all(equals for _, equals, _ in pairs):
+        raise ValueError(f"{_HEADERS} must be key=value,key=value, got a part without =")
+    return _check_headers(_HEADERS, {key.strip(): unquote(value.strip()) for key, _, value in pairs})
+
+
+def _check_headers(source: str, headers: Any) -> dict[str, str]:
     """Check that headers are texts; the messages have no values, which may be keys.
+
+    Args:
+        source: the argument or variable with the headers, for the messages.
 
     Raises:
         TypeError, ValueError: naming the header.
     """
-    if headers is None:
-        return None
-    checked: dict[str, str] = check_mapping("headers", headers)
+    checked: dict[str, str] = check_mapping(source, headers)
     for key, value in checked.items():
         if not _HEADER_NAME.fullmatch(key):
-            raise ValueError(f"the names in headers may have only letters, digits, - and _, got {key!r}")
+            raise ValueError(f"the names in {source} may have only letters, digits, - and _, got {key!r}")
         if not isinstance(value, str):
-            raise TypeError(f"the header {key!r} must be a str, got {type(value).__name__}")
+            raise TypeError(f"{source}[{key!r}] must be a str, got {type(value).__name__}")
         if not value.isprintable() or not value.isascii():
-            raise ValueError(f"the header {key!r} must be printable ASCII, got other characters")
+            raise ValueError(f"{source}[{key!r}] must be printable ASCII, got other characters")
     return checked
 
 

@@ -6,11 +6,9 @@ of its own, gives points its own times and drops what it cannot send.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.error import HTTPError, URLError
-from urllib.parse import unquote
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -137,12 +135,6 @@ def _encoded(request: Any) -> bytes:
 def resource_of(attributes: Mapping[str, object]) -> Resource:
     """Return the source of the data, which every request names."""
     return Resource(attributes=_key_values(attributes))
-
-
-def headers_of_environment() -> dict[str, str]:
-    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values as in a URL."""
-    pairs = (pair.partition("=") for pair in os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", "").split(","))
-    return {key.strip(): unquote(value.strip()) for key, equals, value in pairs if equals}
 
 
 def _key_values(attributes: Mapping[str, object]) -> list[KeyValue]:

@@ -71,22 +71,34 @@ class LogLine(NamedTuple):
     attributes: Mapping[str, object] = {}
 
 
+class Stages(msgspec.Struct):
+    """The stages of a run that have begun and not ended; times are nanoseconds since 1970."""
+
+    part: int = 0
+    """The iteration at which the run began, or was resumed."""
+    open: dict[str, tuple[int, bytes]] = {}
+    """When each stage began, and the id of its span, by its name."""
+    until: int = 0
+    """The time of the last event."""
+
+
 class Spans:
     """Collect the finished spans of a run: run > epoch > iteration > phases; run > validation, checkpoint.
 
-    The id of a span is made of the stage that it is of, so that a replay of the run gives the same ids.
+    The id of a span is made of the stage that it is of, so that a replay of the run gives the same ids. If a
+    run is resumed after a kill, the stages that the kill interrupted end at the last event before it.
 
     Args:
         trace_id: the trace of the run.
         since: the Unix time from which on trace files are of this run, until it begins.
+        stages: the stages that a kill of the program, or of the worker process, has interrupted.
     """
 
-    def __init__(self, trace_id: bytes, since: float) -> None:
+    def __init__(self, trace_id: bytes, since: float, stages: Stages | None = None) -> None:
         self.finished: list[SpanFacts] = []
+        self.stages = stages or Stages()
         self._trace_id = trace_id
         self._since = since
-        self._part = 0  # the iteration at which the run began, or was resumed
-        self._open: dict[str, tuple[int, bytes]] = {}  # when each stage began, and its span
         self._epochs: list[tuple[int, bytes]] = []  # the first iteration of each, and its span
         self._info: dict[str, object] = {}
         self._read: set[Path] = set()
@@ -95,15 +107,17 @@ class Spans:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
         if isinstance(event, BeforeRun):
-            self._part, self._epochs = event.iter, []
+            self.end_killed()
+            self.stages, self._epochs = Stages(event.iter), []
             self._since = min(self._since, time / SECOND)
+        self.stages.until = max(self.stages.until, time)  # a resumed run reads earlier events of its log
         if name := BEGINS.get(kind):
             span_id = self._id(name, getattr(event, "iter", 0))
-            self._open[name] = (time, span_id)
+            self.stages.open[name] = (time, span_id)
             if isinstance(event, BeforeTrainEpoch):
                 self._epochs.append((event.iter, span_id))
         elif name := ENDS.get(kind):
-            self._end(name, time, event)
+            self._end(name, _fields(event), getattr(event, "error", None) or "")
         elif isinstance(event, CheckpointSaved | CheckpointFailed):
             began = time - int(event.seconds * SECOND)
             span_id = self._id("checkpoint", event.path, event.iter)
@@ -111,6 +125,11 @@ class Spans:
         elif isinstance(event, RunInfo):
             # the plan is a table of several kilobytes for reading, of no use to a query for runs
             self._info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
+
+    def end_killed(self) -> None:
+        """End the stages of a killed run."""
+        if "run" in self.stages.open:
+            self._end("run", {}, "killed")
 
     def read_traces(self, work_dir: Path, done: float = inf) -> None:
         """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
@@ -125,17 +144,16 @@ class Spans:
                 self._add_iterations(msgspec.json.decode(trace.path.read_bytes()))
 
     def _id(self, *stage: object) -> bytes:
-        return sha256(repr((self._trace_id, self._part, *stage)).encode()).digest()[:8]
+        return sha256(repr((self._trace_id, self.stages.part, *stage)).encode()).digest()[:8]
 
-    def _end(self, name: str, time: int, event: Event) -> None:
-        began, span_id = self._open.pop(name, (time, self._id(name, "not begun", time)))
-        time = max(time, began)  # equal times of spilled events may be off by a rounding
-        attributes = _fields(event) | (self._info if name == "run" else {})
-        error = getattr(event, "error", None) or ""
+    def _end(self, name: str, attributes: dict[str, object], error: str) -> None:
+        time = self.stages.until
         if name == "run":
-            self.finished.append(SpanFacts(name, began, time, span_id, b"", attributes, error))
-        else:
-            self._add(name, began, time, span_id, attributes)
+            for inner in self.stages.open.keys() - {"run"}:  # an error or a kill has interrupted them
+                self._end(inner, {}, error)
+            attributes |= self._info
+        began, span_id = self.stages.open.pop(name, (time, self._id(name, "not begun", time)))
+        self._add(name, began, time, span_id, attributes, error)
 
     def _add(
         self,
@@ -146,13 +164,16 @@ class Spans:
         attributes: dict[str, object],
         error: str = "",
     ) -> None:
-        _, run = self._open.get("run", (0, b""))
-        self.finished.append(SpanFacts(name, began, ended, span_id, run, attributes, error))
+        self.finished.append(SpanFacts(name, began, ended, span_id, self._run_span(), attributes, error))
+
+    def _run_span(self) -> bytes:
+        """Return the id of the span of the run, b"" if no run is open."""
+        return self.stages.open.get("run", (0, b""))[1]
 
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
         begun = [span_id for first, span_id in self._epochs if first <= iteration]
-        return begun[-1] if begun else self._open.get("run", (0, self._id("run", self._part)))[1]
+        return begun[-1] if begun else self._run_span() or self._id("run", self.stages.part)
 
     def _add_iterations(self, trace: Any) -> None:
         origin = int(trace["otherData"]["began"] * SECOND)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from math import isnan
 from pathlib import Path
 from secrets import token_hex
@@ -67,7 +67,8 @@ class WandbWriter(TrackerWriter):
     are read from the run's event log, if the run has an `EventLogWriter`. Online the server may have received
     them, and then has these rows twice.
 
-    The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument.
+    The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument. It
+    turns off wandb's error reports to its makers, unless WANDB_ERROR_REPORTING is set.
 
     Args:
         project: by default WANDB_PROJECT.
@@ -86,7 +87,7 @@ class WandbWriter(TrackerWriter):
 
     Raises:
         ImportError: wandb is not installed.
-        TypeError, ValueError: there is no project, or another argument or WANDB_MODE is wrong.
+        TypeError, ValueError: there is no project, or another argument or environment variable is wrong.
     """
 
     events = (
@@ -126,11 +127,13 @@ class WandbWriter(TrackerWriter):
         for metric, direction in self._direction.items():
             check_choice(f"best[{metric!r}]", direction, ("min", "max"))
         self._run_name = run_name or name
-        options = {"entity": _check_entity(entity), "group": group, "tags": _check_tags(tags)}
+        _check_entity("entity", entity)
+        options = {"entity": entity, "group": group, "tags": _check_tags(tags)}
         self._options = without_surrogates(options)
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
-        if mode is None:
-            _check_environment(self._lib)
+        _check_environment(self._lib)
+        if (mode or os.environ.get("WANDB_MODE") or "online") in ("online", "run"):
+            _check_key()
         self._run: Any = None
         self._best: dict[str, float] = {}
         self._axes: set[str] = set()
@@ -142,6 +145,8 @@ class WandbWriter(TrackerWriter):
         last = self._read_back(folder, run_id)
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
             sleep(0.1)  # wandb would write into the folder of the run's former part, of the same second
+        # wandb reports its own errors to its makers by OpenTelemetry, and logs each report that fails
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _without_info(lib):
             self._run = lib.init(
                 project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
@@ -157,7 +162,6 @@ class WandbWriter(TrackerWriter):
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
         """Silence wandb in the worker process, because this writer logs errors itself."""
         os.environ.setdefault("WANDB_SILENT", "true")
-        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)  # of wandb's own telemetry
         super().begin_in_worker(facts, restarts=restarts, first=first)
 
     def send(self, events: list[Timed]) -> None:
@@ -283,18 +287,34 @@ def _without_info(lib: Any) -> Iterator[None]:
 
 
 def _check_environment(lib: Any) -> None:
-    """Refuse a WANDB_MODE that wandb would refuse when the run begins.
+    """Refuse environment variables that wandb would refuse when the run begins.
 
     Raises:
-        ValueError: naming the mode.
+        ValueError: naming the variable.
     """
-    mode = os.environ.get("WANDB_MODE") or "online"
-    try:
-        lib.Settings(mode=mode)
-    except ValueError:
-        raise ValueError(
-            f"WANDB_MODE must be a mode of wandb, such as 'online' or 'offline', got {mode!r}"
-        ) from None
+    for name in [each for each in os.environ if each.startswith("WANDB_")]:
+        value = os.environ[name]
+        try:
+            lib.Settings().update_from_env_vars({name: value})
+        except Exception as error:
+            reason = error.errors()[0]["msg"] if hasattr(error, "errors") else error  # of pydantic
+            is_secret = name in WandbWriter.secret_variables
+            shown = "***" if is_secret else "***@" * ("@" in value) + value.rpartition("@")[2]
+            raise ValueError(f"{name} must be a value that wandb takes, got {shown!r}: {reason}") from None
+    _check_entity("WANDB_ENTITY", os.environ.get("WANDB_ENTITY"))
+
+
+def _check_key() -> None:
+    """Refuse a WANDB_API_KEY that is no key; only the server knows whether it is a right one.
+
+    Raises:
+        ValueError: with wandb's reason.
+    """
+    key = os.environ.get("WANDB_API_KEY")
+    with suppress(ImportError):  # another version of wandb, which checks it when the run begins
+        validation: Any = import_module("wandb.sdk.lib.wbauth.validation")
+        if key and (reason := validation.check_api_key(key)):
+            raise ValueError(f"WANDB_API_KEY must be a key of W&B, got *** (in wandb's words: {reason})")
 
 
 def _check_project(project: str) -> str:
@@ -310,16 +330,18 @@ def _check_project(project: str) -> str:
     return project
 
 
-def _check_entity(entity: str | None) -> str | None:
+def _check_entity(source: str, entity: str | None) -> None:
     """Refuse a text that names no user and no team, such as "team/project".
+
+    Args:
+        source: the argument or variable with the entity, for the messages.
 
     Raises:
         TypeError, ValueError: naming the entity.
     """
-    check_texts(entity=entity)
+    check_texts(**{source: entity})
     if entity and ("/" in entity or not entity.strip()):
-        raise ValueError(f"entity must be the name of a user or a team, without /, got {entity!r}")
-    return entity
+        raise ValueError(f"{source} must be the name of a user or a team, without /, got {entity!r}")
 
 
 def _check_tags(tags: Any) -> list[str]:

@@ -331,7 +331,7 @@ class Closing(ABC):
         logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
 
     def _tell_losses(self) -> None:
-        losses = [text for lane in self.lanes if (text := lane.new_losses())]
+        losses = [text for lane in self.lanes if (text := lane.new_losses()) and not lane.unavailable]
         if losses and self.tells_losses:
             logger.warning(
                 "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",

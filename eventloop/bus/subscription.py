@@ -65,6 +65,9 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """
     spilled: int = 0
     """The events that exceeded the queue and waited in the spill file; see `overflow="spill"`."""
+    unavailable: bool = False
+    """Whether something outside the program, such as a server, was missing, which ended the subscriber. The
+    log has told so in one line, and no other line counts the events that are lost since."""
 
     @property
     def shortfall(self) -> str:
@@ -369,7 +372,7 @@ class Subscription:
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
-            now.failed, now.queued, now.peak, error, now.spilled,
+            now.failed, now.queued, now.peak, error, now.spilled, lane.unavailable,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

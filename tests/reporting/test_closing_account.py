@@ -13,6 +13,7 @@ from eventloop.bus import Bus
 from eventloop.eventlog.replay import replay
 from eventloop.eventlog.undelivered import find_left
 from eventloop.events import BeforeRun, Event, EventsDropped, HandlerFailed, StopRequested
+from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
@@ -36,18 +37,18 @@ class Fails(Writer):
 
     events = ("*",)
 
+    def __init__(self, error: str = "disk full") -> None:
+        self._why = error
+
     def write(self, event: Event) -> None:
-        raise OSError("disk full")
+        raise OSError(self._why)
 
 
 class Away(Writer):
     """A writer whose server is away."""
 
-    def __init__(self, error: str) -> None:
-        self._why = error
-
     def write(self, event: Event) -> None:
-        raise UnavailableError(self._why)
+        raise UnavailableError("no route to the server")
 
 
 ENDS = {
@@ -106,20 +107,51 @@ def test_what_the_run_told_its_close_does_not_repeat(
 
 def test_a_long_error_is_logged_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     """The line at the end of the run has the counts, and only the begin of an error that the log has already."""
-    error = f"no route to {'a' * 80}, start it"
-    trainer = make_trainer(writers=[Away(error)], default_hooks={"checkpoint": None})
+    error = f"no space in {'a' * 80}, free some"
+    trainer = make_trainer(writers=[Fails(error)], default_hooks={"checkpoint": None})
 
     trainer.train()
 
-    first, last = warnings_of(caplog)
-    assert f"background subscriber Away failed and is disabled: {error}; the run goes on without it" in first
+    (line,) = warnings_of(caplog)
     assert re.fullmatch(
-        r"not everything was delivered: Away: \d+ dropped, 1 failed, 0 left - \[error\] UnavailableError: no route "
-        r"to a+\.\.\. \(logged when it failed\)",
-        last,
+        r"not everything was delivered: Fails: \d+ dropped, 1 failed, 0 left - \[error\] OSError: no space in a+"
+        r"\.\.\. \(logged when it failed\)",
+        line,
     )
-    assert error not in last
     assert error in trainer.summary()
+
+
+def test_a_server_that_is_away_is_one_line(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line says that the events are lost, and neither the end of the run nor its close repeats it; the summary has
+    the counts."""
+    trainer = make_trainer(writers=[Away()], default_hooks={"checkpoint": None})
+
+    trainer.train()
+    trainer.close()
+
+    (line,) = warnings_of(caplog)
+    assert (
+        "subscriber Away failed and is disabled: no route to the server; the run goes on without it" in line
+    )
+    losses = trainer.summary().partition("not everything was delivered:")[2]
+    assert re.search(r"Away: \d+ dropped, 1 failed, 0 left - \[error\] UnavailableError: no route", losses)
+
+
+def test_a_server_that_is_away_is_one_line_of_a_bus(caplog: pytest.LogCaptureFixture) -> None:
+    """The close of a bus without a trainer does not repeat it, either; its report names the subscriber."""
+    bus = Bus()
+    writer = Away()
+    writer.events = (BeforeRun,)
+    writer.attach(bus, lambda: Run(work_dir=""))
+    for _ in range(3):
+        bus.emit(BeforeRun())
+
+    report = bus.close()
+
+    assert len(warnings_of(caplog)) == 1
+    assert (report.ok, report.stats[0].unavailable) == (False, True)
 
 
 def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

@@ -56,8 +56,8 @@ class Collector:
         self._server.server_close()
         self._thread.join()
 
-    def points(self) -> list[tuple[str, int, float]]:
-        """Name, step and value of each value; points of one series and time are one, as in a database."""
+    def series(self) -> dict[tuple[str, int], float]:
+        """The values by name and time in nanoseconds; points of one series and time are one, as in a database."""
         series: dict[tuple[str, int], float] = {}
         for message in self.messages["/v1/metrics"]:
             for resource in message.resource_metrics:
@@ -66,6 +66,11 @@ class Collector:
                         for point in metric.gauge.data_points:
                             assert not point.attributes
                             series[metric.name, point.time_unix_nano] = point.as_double
+        return series
+
+    def points(self) -> list[tuple[str, int, float]]:
+        """The name, step and value of each value."""
+        series = self.series()
         return [
             (name, int(series[f"{name.partition('/')[0]}/step", time]), value)
             for (name, time), value in series.items()

@@ -31,6 +31,7 @@ from eventloop.events import (
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, MLflowWriter
 from eventloop.writers import tracker as tracker_module
+from eventloop.writers.tracker import Known
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
@@ -142,12 +143,14 @@ def test_a_refused_login_is_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("offload", ["thread", "process"])
 def test_a_broken_database_is_told_without_lines_of_mlflow(
-    attach: Attach, tmp_path: Path, account: Account, capfd: pytest.CaptureFixture[str]
+    attach: Attach, tmp_path: Path, account: Account, capfd: pytest.CaptureFixture[str], offload: str
 ) -> None:
     """The error of the database is in this writer's warning; MLflow's own log would print a traceback of each try."""
-    bus = attach(make(tmp_path, offload="process"))
+    bus = attach(make(tmp_path, offload=offload))
     emit(bus, *train(1))
+    capfd.readouterr()
     with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         database.execute("drop table metrics")
         database.commit()
@@ -155,7 +158,28 @@ def test_a_broken_database_is_told_without_lines_of_mlflow(
     write(bus, *train(2))
 
     assert "1 event was not written to MLflow: " in account(bus).error
-    assert "Traceback" not in capfd.readouterr().err
+    assert "mlflow.store" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_lines_of_mlflow_in_the_program_are_printed(
+    attach: Attach, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The writer silences its own thread only, and only while MLflow runs on it."""
+    log = logging.getLogger("mlflow.store.db")
+
+    class Loud(MLflowWriter):
+        def connect(self, run: Run, known: Known) -> Known:
+            connected = super().connect(run, known)
+            log.warning("of the thread, after a call")
+            return connected
+
+    write(attach(Loud(f"sqlite:///{tmp_path}/mlflow.db", offload="thread")), *train(1))
+    log.warning("of the program")
+
+    printed = capfd.readouterr().err
+    assert [text in printed for text in ("of the thread, after a call", "of the program")] == [True, True]
+    assert "Creating initial" not in printed
 
 
 @pytest.mark.slow
@@ -272,12 +296,12 @@ def test_a_server_that_is_away_is_one_line(
     """The writer is disabled, and the user's password is in no message; a process needs no setting for that."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:s3cr3t@127.0.0.1:9")
     if offload == "thread":
-        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # urllib3 would log the second try
     bus = attach(MLflowWriter(offload=offload))
 
     emit(bus, *train(1))
 
-    (line,) = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
+    (line,) = [record.getMessage() for record in caplog.records]
     assert "MLflow cannot be used" in line
     assert "s3cr3t" not in line
     assert account(bus).failed + account(bus).dropped == 1
@@ -360,6 +384,17 @@ def test_bad_arguments(
 
 
 @pytest.mark.slow
+def test_a_long_experiment_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where the writer is made, unless it is given another."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "x" * 501)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+
+    with pytest.raises(ValueError, match="MLFLOW_EXPERIMENT_NAME must have at most 500 characters, got 501"):
+        MLflowWriter(uri)
+
+    MLflowWriter(uri, "digits")
+
+
 def test_texts_that_are_not_utf8_have_escapes(attach: Attach, tmp_path: Path) -> None:
     """The name of the work dir, parameters and tags may be paths, and MLflow takes no other texts."""
     bad, good = os.fsdecode(b"caf\xe9"), "caf\\udce9"

@@ -240,6 +240,114 @@ def test_a_request_that_a_kill_interrupted_is_sent_again(
     assert not (tmp_path / "otlp_run.inflight").exists()
 
 
+class Kill:
+    """Keep the files of the writer as a kill would leave them, and put them back after a close."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files = {path: path.read_bytes() for path in folder.glob("otlp_run.*")}
+
+    def restore(self) -> None:
+        for path, data in self._files.items():
+            path.write_bytes(data)
+
+
+def parts(spans: list[Any]) -> list[tuple[str, str]]:
+    """The name and the error of each span, after a check that each is there once, and in one that is there."""
+    ids = [span.span_id for span in spans]
+    assert len({*ids}) == len(ids)
+    assert {span.parent_span_id for span in spans} <= {*ids, b""}
+    return sorted((span.name, span.status.message) for span in spans)
+
+
+def test_stages_that_a_kill_interrupted_end_with_it(
+    attach: Attach, collector: Collector, tmp_path: Path
+) -> None:
+    """The resumed run sends the spans of the killed part, which end at its last event; none is sent twice."""
+    bus = attach(make(collector))
+    emit(
+        bus, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), CheckpointSaved(path="iter_1", iter=1), *train(1)
+    )
+    ((_, last),) = (key for key in collector.series() if key[0] == "train/loss")
+    kill, spans = Kill(tmp_path), collector.spans()
+    bus.close()
+    kill.restore()
+    collector.messages["/v1/traces"].clear()
+
+    write(
+        attach(make(collector), start_iter=1),
+        BeforeRun(iter=1), BeforeTrain(iter=1), BeforeTrainEpoch(iter=1), *train(2), AfterTrainEpoch(iter=2),
+        AfterRun(iter=2),
+    )  # fmt: skip
+
+    spans += collector.spans()
+    assert parts(spans) == [
+        ("checkpoint", ""),
+        ("epoch", ""),
+        ("epoch", "killed"),
+        ("run", ""),
+        ("run", "killed"),
+    ]
+    ends = {span.end_time_unix_nano for span in spans if span.status.message == "killed"}
+    assert ends == {last}
+
+
+def test_a_writer_that_outlives_a_kill_ends_the_spans(attach: Attach, collector: Collector) -> None:
+    """A close without the end of the run sends the spans that are open, as a worker process does."""
+    bus = attach(make(collector))
+    emit(bus, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), *train(1))
+
+    bus.close()
+    write(attach(make(collector), start_iter=1), BeforeRun(iter=1), AfterRun(iter=1))
+
+    assert parts(collector.spans()) == [("epoch", "killed"), ("run", ""), ("run", "killed")]
+
+
+def test_a_worker_that_died_goes_on_with_its_spans(
+    attach: Attach, collector: Collector, tmp_path: Path
+) -> None:
+    """A writer that is made again in the middle of a run ends the stages that the former one began."""
+    bus = attach(make(collector), trainer_id="a")
+    emit(bus, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), *train(1))
+    kill = Kill(tmp_path)
+    bus.close()
+    kill.restore()
+    collector.messages["/v1/traces"].clear()
+
+    write(attach(make(collector), trainer_id="a"), *train(2), AfterTrainEpoch(iter=2), AfterRun(iter=2))
+
+    assert parts(collector.spans()) == [("epoch", ""), ("run", "")]
+    assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in collector.spans())
+
+
+def test_an_error_ends_the_stage_that_it_was_in(attach: Attach, collector: Collector) -> None:
+    """An epoch or validation that an error has left has a span with this error, in its run."""
+    events = [BeforeRun(), BeforeTrainEpoch(), BeforeVal(), AfterRun(reason="error", error="ValueError: no")]
+
+    write(attach(make(collector)), *events)
+
+    assert parts(collector.spans()) == [(name, "ValueError: no") for name in ("epoch", "run", "validation")]
+
+
+def test_a_new_run_after_a_kill_loses_no_value(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """A training from the beginning in the folder of a killed one has a trace and steps of its own."""
+    bus = attach(make(collector), trainer_id="a")
+    emit(bus, BeforeRun(), BeforeTrain(), *train(1, 2, loss=1.0))
+    kill = Kill(tmp_path)
+    bus.close()
+    kill.restore()
+
+    write(
+        attach(make(collector), trainer_id="b"),
+        BeforeRun(),
+        BeforeTrain(),
+        *train(1, 2, loss=2.0),
+        AfterRun(),
+    )
+
+    assert [value for _, _, value in collector.points()] == [1.0, 1.0, 2.0, 2.0]
+    assert len({span.trace_id for span in collector.spans()}) == 2
+
+
 @pytest.mark.parametrize("status", [401, 302, 429, 503, 507])
 def test_a_collector_that_refuses_is_one_line(
     attach: Attach, collector: Collector, account: Account, caplog: pytest.LogCaptureFixture, status: int
@@ -306,8 +414,8 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
             ValueError,
             "the names in headers may have only letters, digits.*, got 'a b'",
         ),
-        ({"headers": {"key": 3}}, TypeError, "the header 'key' must be a str, got int"),
-        ({"headers": {"key": "a\n"}}, ValueError, "the header 'key' must be printable ASCII, got other"),
+        ({"headers": {"key": 3}}, TypeError, r"headers\['key'\] must be a str, got int"),
+        ({"headers": {"key": "a\n"}}, ValueError, r"headers\['key'\] must be printable ASCII, got other"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds and finite, got 0"),
         ({"timeout": math.inf}, ValueError, "timeout must be above 0 seconds and finite, got inf"),
         ({"timeout": "1"}, TypeError, "timeout must be a number of seconds, got '1'"),
@@ -324,6 +432,38 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         OpenTelemetryWriter(**options)
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ("s3cr3t", "OTEL_EXPORTER_OTLP_HEADERS must be key=value,key=value, got a part without ="),
+        ("a b=s3cr3t", "the names in OTEL_EXPORTER_OTLP_HEADERS may have only letters, .*, got 'a b'"),
+        ("a=s3cr3t%0A", r"OTEL_EXPORTER_OTLP_HEADERS\['a'\] must be printable ASCII, got other characters"),
+    ],
+)
+def test_wrong_headers_of_the_environment(
+    headers: str, text: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are an error where the writer is made, unless it is given others; the message has no key."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", headers)
+
+    with pytest.raises(ValueError, match=text) as caught:
+        OpenTelemetryWriter(collector.url)
+
+    assert "s3cr3t" not in str(caught.value)
+    OpenTelemetryWriter(collector.url, headers={})
+
+
+def test_headers_of_the_environment_are_sent(
+    attach: Attach, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value is as in a URL, and an empty part is none."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20cHc=, x-team = a,")
+
+    write(attach(OpenTelemetryWriter(collector.url, offload="thread")), *train(1))
+
+    assert {("authorization", "Basic cHc="), ("x-team", "a")} <= collector.headers[0].items()
 
 
 def test_a_service_that_is_not_utf8_has_escapes(attach: Attach, collector: Collector) -> None:

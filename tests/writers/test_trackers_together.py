@@ -127,6 +127,15 @@ def assert_same(held: Values, log: Values) -> None:
         assert any(math.isclose(value, each, rel_tol=1e-12) for each in logged), (name, step, value, logged)
 
 
+def assert_whole(spans: list[Any]) -> None:
+    """Each span is in one that was received; one that was sent twice, as its request was, is the same both times."""
+    ids = {span.span_id: span for span in spans}
+    assert {span.parent_span_id for span in spans} <= {*ids, b""}
+    assert [span.name for span in spans if span != ids[span.span_id]] == []
+    runs = [span.status.message for span in ids.values() if span.name == "run"]
+    assert runs == ["killed", ""]
+
+
 # --- the tests ----------------------------------------------------------------------------------------------------
 
 
@@ -151,6 +160,7 @@ def test_a_killed_and_resumed_run_is_whole_in_each(
     for held in (in_wandb, in_mlflow, in_trackio):
         assert_same(held(tmp_path), log)
     assert_same(_collected(collector.points()), log)
+    assert_whole(collector.spans())
     report = subprocess.run(
         [sys.executable, "-m", "eventloop", "report", str(tmp_path / "run"), "--all"],
         cwd=ROOT, text=True, capture_output=True, timeout=60, check=True,

@@ -255,6 +255,54 @@ bus.close()
     ], ran.stderr
 
 
+@pytest.mark.slow
+def test_a_refused_login_on_a_thread_is_one_line(tmp_path: Path) -> None:
+    """Nothing else is printed, also where the program logs everything, and the program goes on."""
+    script = """
+import logging, sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+class Refusing(BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"] or 0))
+        self.send_response(401)
+        self.end_headers()
+    do_GET = do_POST
+    def log_message(self, *args):
+        pass
+
+server = ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
+Thread(target=server.serve_forever, daemon=True).start()
+
+import os
+os.environ["WANDB_BASE_URL"] = f"http://127.0.0.1:{server.server_address[1]}"
+from eventloop import Bus
+from eventloop.events.run import Run
+from eventloop.writers import WandbWriter
+from tests.writers.conftest import train
+
+logging.basicConfig(level=logging.INFO)
+bus = Bus()
+WandbWriter("digits", mode="online", offload="thread").attach(bus, lambda: Run(sys.argv[1]))
+bus.emit(train(1)[0])
+bus.close()
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, "WANDB_API_KEY": "a1b2c3d4" * 5, "PYTHONPATH": ROOT},
+    )
+
+    (line,) = ran.stderr.splitlines()
+    assert "W&B cannot be used: " in line
+    assert "401" in line
+    assert ran.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
@@ -294,13 +342,55 @@ def test_bad_arguments(
         WandbWriter(**options)
 
 
-def test_a_wrong_mode_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an error where the writer is made, unless the script gives a mode."""
-    monkeypatch.setenv("WANDB_MODE", "ofline")
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (
+            "WANDB_MODE",
+            "ofline",
+            "WANDB_MODE must be a value that wandb takes, got 'ofline': Input should be 'on",
+        ),
+        (
+            "WANDB_BASE_URL",
+            "http://",
+            "WANDB_BASE_URL must be .*, got 'http://': Input should be a valid URL, empty",
+        ),
+        (
+            "WANDB_BASE_URL",
+            "u:s3cr3t@host",
+            r"WANDB_BASE_URL must be .*, got '\*\*\*@host': URL scheme should be",
+        ),
+        ("WANDB_ENTITY", "a/b", "WANDB_ENTITY must be the name of a user or a team, without /, got 'a/b'"),
+        (
+            "WANDB_API_KEY",
+            " s3cr3t",
+            r"WANDB_API_KEY must be .*, got '\*\*\*': API key cannot start or end with",
+        ),
+    ],
+)
+def test_a_wrong_value_of_the_environment(
+    name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """wandb would refuse it when the run begins, in any mode: it is an error where the writer is made."""
+    monkeypatch.setenv(name, value)
 
-    with pytest.raises(ValueError, match=r"WANDB_MODE must be a mode of wandb, .*, got 'ofline'"):
+    with pytest.raises(ValueError, match=text) as caught:
+        WandbWriter("digits", mode="offline")
+
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_key_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key that is too short is an error where the writer is made, without the key; offline none is needed."""
+    monkeypatch.setenv("WANDB_API_KEY", "s3cr3t")
+    monkeypatch.setenv("WANDB_MODE", "online")
+
+    with pytest.raises(
+        ValueError, match=r"WANDB_API_KEY must be a key of W&B, got \*\*\* .* 40\+ char"
+    ) as caught:
         WandbWriter("digits")
 
+    assert "s3cr3t" not in str(caught.value)
     WandbWriter("digits", mode="offline")
 
 
