@@ -27,6 +27,7 @@ def counts(trainer: Trainer) -> dict[str, int]:
     }
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("unit", ["max_epochs", "max_iters"])
 @pytest.mark.parametrize(("fast_dev_run", "expected"), [(True, 1), (1, 1), (3, 3), (50, 5)])
 def test_a_short_run(make_trainer: MakeTrainer, unit: str, fast_dev_run: Any, expected: int) -> None:

@@ -50,6 +50,7 @@ def test_every_look_is_exact_while_events_come(bus: Bus) -> None:
     assert bus.flush(DEADLINE).ok
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("overflow", "seconds"),
     [("spill", 0.0), ("spill", 0.1), ("drop_oldest", 0.02), ("drop_newest", 0.1), ("latest", 0.02)],

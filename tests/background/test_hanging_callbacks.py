@@ -36,6 +36,7 @@ def reports_of(bus: Bus) -> list[HandlerFailed]:
 # --- callbacks ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("overflow", ["spill", "block"])
 def test_a_hung_on_flush_is_a_stall(bus: Bus, held: Held, kind: str, overflow: Overflow) -> None:
@@ -76,6 +77,7 @@ def test_emits_into_a_full_queue_outlast_a_hung_on_flush(bus: Bus, held: Held) -
     assert bad.stats.dropped == 4
 
 
+@pytest.mark.representative(2)
 @in_both_kinds
 @pytest.mark.parametrize("fn", [ignores, fails])
 def test_a_hung_on_close_is_a_stall(held: Held, kind: str, fn: Callable[[Any], object]) -> None:

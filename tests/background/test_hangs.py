@@ -44,6 +44,7 @@ def hang(bus: Bus, held: Held, how: str, **options: Any) -> Subscription:
     return subscription
 
 
+@pytest.mark.representative(1)
 @in_three_ways
 def test_close_returns_in_time_and_reports_what_is_left(
     held: Held, how: str, caplog: pytest.LogCaptureFixture

@@ -29,6 +29,7 @@ def lingering(bus: Bus, offload: str, seconds: float) -> Callable[[int], None]:
     return emit
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("end", [Bus.flush, Bus.close])
 def test_events_after_a_delivery_gather(
     bus: Bus, lines: Lines, offload: str, end: Callable[[Bus, float], object]

@@ -79,6 +79,7 @@ def test_it_ends_at_the_bound(slow: Slow, how: str, caplog: pytest.LogCaptureFix
     assert "Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with " in caplog.text
 
 
+@pytest.mark.representative(1)
 @in_both_ways
 @pytest.mark.parametrize("why", ["hangs", "timeout", "short"])
 def test_it_ends_in_time(

@@ -221,6 +221,7 @@ def test_file_does_not_grow_under_a_subscriber_that_stays_behind(
     assert most <= 200 * SIZE / 1600 + 3
 
 
+@pytest.mark.representative(2)
 @sees_open_files
 @pytest.mark.parametrize("end", ["cancel", "close", "error", "stall"])
 def test_end_of_a_subscriber_removes_its_file(

@@ -22,6 +22,7 @@ ROUNDING = 1e-6
 """Seconds by which two Unix times may be off, as floats."""
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("offload", ["thread", "process"])
 @pytest.mark.parametrize(
     "options", [{}, {"overflow": "block"}, {"when": lambda event: True}], ids=["spill", "block", "when"]

@@ -153,6 +153,7 @@ def with_mask() -> dict[str, Any]:
     return trained_by_sgd(model)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "options",
     [with_schedule, with_batch_norm, with_teacher, with_mask, lambda: {"hooks": [Counts()]}],

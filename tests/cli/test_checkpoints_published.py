@@ -59,6 +59,7 @@ def test_a_flipped_bit_is_found(published: Path, capsys: pytest.CaptureFixture[s
     assert names(published.parent) == {"best_acc_epoch_2", "epoch_4"}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "name", ["epoch_4.pth", "model-20240131.pth", "model-00012000.safetensors", "1a2b3c4d.pth"]
 )

@@ -107,6 +107,7 @@ def test_an_argument_that_is_unknown(
     assert capsys.readouterr().err.endswith(message)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("error", [RuntimeError, OSError, ImportError])
 def test_no_error_of_a_training_is_taken_for_bad_input(
     error: type[Exception], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,6 +24,7 @@ def emit(bus: Bus, events: int, clock: Clock, step: float, *, first: int = 0) ->
         bus.emit(AfterTrainIter(iter=i))
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("step", [TIGHT, 2e-5, ALWAYS_SECONDS, 0.01])
 @pytest.mark.parametrize("every", [1, 10, 20, 50, 100])
 def test_a_handler_that_works_now_and_then_has_its_true_cost(

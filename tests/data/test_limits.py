@@ -32,6 +32,7 @@ def counts(rows: list[Any]) -> tuple[int, int, int]:
     return train, val, test
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("limit", "expected"),
     [

@@ -134,6 +134,7 @@ class Counted:
         return {self.name: float(self.calls)}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("sanity_val", "monitor", "expected"),
     [(None, "top1", 1), (None, "auto", 0), (0, "top1", 0), (2, "auto", 2), (9, "top1", 3)],

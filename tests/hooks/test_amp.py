@@ -21,6 +21,7 @@ Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("hook", "dtype", "windows", "options"),
     [

@@ -193,6 +193,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("hook", "expected"),
     [

@@ -47,6 +47,7 @@ def iters(*numbers: int) -> list[str]:
     return [f"iter_{number}" for number in numbers]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -72,6 +73,7 @@ def test_files_of_a_run_of_epochs(
     assert files() == expected
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -184,6 +186,7 @@ def test_saved_is_announced_once_the_file_is_there(
     assert seen == [(True, 2.0)]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("interval", "keep", "expected"),
     [(1, 1, epochs(5)), (1, 2, epochs(4, 5)), (1, 9, epochs(1, 2, 3, 4, 5)), (2, 2, epochs(4, 5))],

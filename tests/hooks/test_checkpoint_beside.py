@@ -43,6 +43,7 @@ def crashed(trainer: Trainer, *, epochs: int) -> list[str]:
     return [note for note in failed.value.__notes__ if "resume" in note]
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("archive", "first", "newest"),
     [

@@ -27,6 +27,7 @@ Files = Callable[..., list[str]]
 LONG_NAME = "a/../acc\x1b\0" + "x" * 300
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("scores", "options", "name"),
     [
@@ -80,6 +81,7 @@ def test_best_without_a_validation_is_an_error(make_trainer: Make) -> None:
         make_trainer(hooks=[CheckpointHook(save_best="acc")])
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("run", "options", "expected"),
     [
@@ -146,6 +148,7 @@ def test_kept_files_survive_a_resume(make_trainer: Make, files: Files) -> None:
     assert files() == ["epoch_3", "epoch_4"]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("damaged", "taken"),
     [
@@ -170,6 +173,7 @@ def test_resume_prefers_the_regular_one_of_an_iteration(
     assert (trainer.epoch, trainer.iter) == (2, 8)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("hook", "newest"),
     [({"interval": 1}, "epoch_2"), ({"interval": 2, "by_epoch": False}, "iter_6"), ({"interval": -1}, "best_acc_iter_6")],

@@ -183,6 +183,7 @@ def test_one_that_was_replaced_is_not_counted(
     assert files() == ["iter_2", "iter_4"]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("when_busy", "interval", "iters", "expected"),
     [

@@ -74,6 +74,7 @@ def test_reason_says_what_happened(make_trainer: Make, scripted: Scripted) -> No
     assert [getattr(event, "reason", None) for event in seen] == [expected] * 3
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_score_that_is_no_number_ends_the_training(run: Run, score: float) -> None:
     """With `check_finite` at once; without it counts as no improvement, is no best and reaches no threshold."""
@@ -190,6 +191,7 @@ def resumed(run: Run, make_trainer: Make, scripted: Scripted) -> Callable[..., T
     return resume
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("options", "scores", "reason"),
     [

@@ -20,6 +20,7 @@ def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -85,6 +85,7 @@ def test_training_equals_a_hand_written_loop_bitwise(
     assert_same(trainer.model, by_hand(make_batches(batches) * epochs, windows)[0])
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("every", [2, 3, 5, 7, 49])
 def test_gradients_are_those_of_a_divided_loss_bitwise(

@@ -70,6 +70,7 @@ def test_warm_up_is_left_out(run: Run) -> None:
     assert [iteration for _, iteration in put(trainer, "time")] == [*range(3, 50)]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "run_options", "timed", "expected"),
     [

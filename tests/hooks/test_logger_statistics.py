@@ -46,6 +46,7 @@ def values_of(name: str, logged: list[tuple[int, dict[str, float]]]) -> list[flo
     return [scalars[name] for _, scalars in logged if name in scalars]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("method", "window", "expected"),
     [

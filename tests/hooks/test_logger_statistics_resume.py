@@ -98,6 +98,7 @@ def test_state_is_of_plain_numbers(make_trainer: Make) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("saved", "resumed", "expected"),
     [

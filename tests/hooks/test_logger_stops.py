@@ -17,6 +17,7 @@ def steps(seen: list[ScalarsLogged]) -> list[int]:
     return [event.step for event in seen]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("unit", [{"max_epochs": 1}, {"max_iters": 9}], ids=["epochs", "iters"])
 @pytest.mark.parametrize("logger", [LoggerHook, PeriodicWriter])
 @pytest.mark.parametrize("ask", [Trainer.stop, Trainer.request_stop])

@@ -89,6 +89,7 @@ def mmcv_rates(
     return used
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("by_epoch", [True, False])
 @pytest.mark.parametrize("warmup", [None, "constant", "linear", "exp"])
 def test_warm_up_equals_mmcvs(rates: Callable[..., list[float]], warmup: str | None, by_epoch: bool) -> None:
@@ -229,6 +230,7 @@ UPDATERS: dict[str, Callable[[], LrUpdaterHook]] = {
 }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", UPDATERS)
 @pytest.mark.parametrize("stop_at", [1, 5, 7])
 def test_resumed_run_has_the_rates_of_the_uninterrupted_one(

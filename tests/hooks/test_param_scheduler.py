@@ -78,6 +78,7 @@ def by_hand(schedule: Schedule, epochs: int, batches: int, *, by_epoch: bool) ->
     return used
 
 
+@pytest.mark.representative(2)
 @pytest.mark.filterwarnings("ignore:The epoch parameter:UserWarning")
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_by_iteration_equals_a_hand_written_loop(train: Train, name: str) -> None:
@@ -87,6 +88,7 @@ def test_by_iteration_equals_a_hand_written_loop(train: Train, name: str) -> Non
     assert used == by_hand(SCHEDULES[name], 3, 4, by_epoch=False)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("how", ["hook option", "attribute"])
 @pytest.mark.parametrize("name", ["step", "multi step", "cosine"])
 def test_by_epoch_equals_a_hand_written_loop(train: Train, name: str, how: str) -> None:

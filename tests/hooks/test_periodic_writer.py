@@ -35,6 +35,7 @@ class Collect(Writer):
         self.closed = True
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("batches", "epochs", "period", "by_epoch", "expected"),
     [

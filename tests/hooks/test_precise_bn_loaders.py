@@ -206,6 +206,7 @@ def test_its_own_iterator_is_refused_with_a_state_too(make_trainer: Make) -> Non
         trained(make_trainer, Once(), PreciseBN())
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("loader", "kind"),
     [

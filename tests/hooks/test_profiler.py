@@ -36,6 +36,7 @@ def optimizer_steps(path: Path) -> int:
     return names_in(path).count("Optimizer.step#SGD.step")
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("options", "run", "expected"),
     [

@@ -26,6 +26,7 @@ def step_with(**more: Any) -> Callable[[Trainer, Any], dict[str, Any]]:
     return step
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -153,6 +153,7 @@ def test_a_loop_of_ones_own_is_recorded(make_trainer: Make) -> None:
 # --- which windows -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("batches", "options", "expected"),
     [

@@ -77,6 +77,7 @@ def test_batch_without_images_is_an_error(images: Images) -> None:
         images(VisualizationHook(), [(torch.zeros(3, 2), torch.zeros(3))])
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(("interval", "expected"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (50, [0])])
 def test_interval_counts_the_batches_of_a_pass(images: Images, interval: int, expected: list[int]) -> None:
     """The first batch is always drawn, however short the validation."""

@@ -148,6 +148,7 @@ def wrong(own: dict[str, Any], told: Told) -> dict[str, Any]:
 # --- one training, all outputs -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_an_output_has_the_true_time_of_each_handler(output: str, worked: Worked, capsys: Capture) -> None:
     """0.98 to 1.02 of the handler's own clock, for 1 of 10, 20, 50 and 100 iterations."""

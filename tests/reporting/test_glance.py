@@ -52,6 +52,7 @@ def troubled(run: Path, name: str = "slow") -> Path:
 # --- lines -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("number", [1, 2, 5, 30])
 def test_every_line_fits_and_there_are_25_at_most(width: int, number: int, tmp_path: Path) -> None:

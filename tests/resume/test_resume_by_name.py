@@ -59,6 +59,7 @@ def test_a_name_that_is_nowhere(make_trainer: MakeTrainer, saved: Path, tmp_path
             make_trainer(work_dir=work_dir).resume(name)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("path", "error"), [(True, TypeError), (None, TypeError), (3, TypeError), ("", ValueError)]
 )

@@ -153,6 +153,7 @@ class Endless:
         yield from DataLoader(samples(20), 4)
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("loader", "why"),
     [

@@ -75,6 +75,7 @@ class Saving:
         self._at, self._resumes = state["at"], True
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("stops", [[2], [3], [4], [1, 3, 5]], ids=str)
 def test_a_loader_that_saves_itself(make_trainer: MakeTrainer, tmp_path: Path, stops: list[int]) -> None:
     """A run that is resumed at the end of a limited pass begins the next one at its start."""

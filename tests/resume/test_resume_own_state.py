@@ -48,6 +48,7 @@ class Placing:
         self._place, self._loaded = state["place"], True
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("stops", [[stop] for stop in STOPS] + [STOPS], ids=str)
 def test_a_loader_that_draws_its_order_again(
     make_trainer: MakeTrainer, tmp_path: Path, stops: list[int]
@@ -82,6 +83,7 @@ LACKS = {
 }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(("loader", "line"), LACKS.values(), ids=LACKS)
 def test_what_a_state_may_lack_is_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, loader: Any, line: str | None

@@ -70,6 +70,7 @@ LINES: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(("before", "after", "line"), LINES.values(), ids=LINES)
 def test_other_batches_are_logged(
     make_trainer: MakeTrainer,
@@ -96,6 +97,7 @@ def step_in_place(trainer: Trainer, batch: Any) -> torch.Tensor:
     return loss
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("resumes", [True, False], ids=["resumed", "goes on"])
 @pytest.mark.parametrize(
     "options", [{}, {"loss_fn": None, "train_step": step_in_place}], ids=["", "in place"]
@@ -174,6 +176,7 @@ COMBINED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("loader", COMBINED)
 def test_combined_loaders_go_on(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, loader: str

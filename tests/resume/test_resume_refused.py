@@ -87,6 +87,7 @@ def by_parameter(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("arguments", "optimizer", "message"),
     [

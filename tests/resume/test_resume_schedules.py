@@ -219,6 +219,7 @@ def test_a_rate_of_0_is_logged(
     )
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("changed", ["keep", "apply", "refuse"])
 def test_a_cycle_that_is_too_short_is_refused(build: Build, changed: Any) -> None:
     """A longer run with a OneCycleLR that ends earlier is refused; a run that was always longer is not."""
@@ -308,6 +309,7 @@ def test_keep_and_refuse_see_the_edit(build: Build, kind: str) -> None:
     assert values(second) == [pytest.approx(pair) for pair in expected[DONE:]]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("kind", "how"),
     [
@@ -330,6 +332,7 @@ def test_one_line_says_base_rate_and_step(
     assert said.endswith(f" 0.05 as the base: {how}")
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["sequence", "windows", "mmcv by epoch"])
 def test_the_same_edit_is_no_change(build: Build, caplog: pytest.LogCaptureFixture, kind: str) -> None:
     """A script that edits the rate in each of its runs resumes exactly, and nothing is logged."""
@@ -366,6 +369,7 @@ def test_what_was_applied_is_what_later_checkpoints_say(
 # --- rates that are left alone -----------------------------------------------------------------------------
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("kind", ["cosine", "windows", "momentum"])
 def test_a_resume_without_changes_touches_no_rate(build: Build, kind: str) -> None:
     """Without changes "apply" leaves all rates bitwise as they are."""

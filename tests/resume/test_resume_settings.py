@@ -148,6 +148,7 @@ OTHERS: list[tuple[str, Any, list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(("name", "other", "lines"), OTHERS, ids=[case[0] for case in OTHERS])
 def test_arguments_of_schedulers_are_compared(build: Build, name: str, other: Any, lines: list[str]) -> None:
     """Arguments of schedulers are listed by name, also of inner ones; derived values are not listed."""
@@ -269,6 +270,7 @@ def halves() -> DataLoader[Any]:
     return DataLoader(samples(20), batch_sampler=Halves(SequentialSampler(range(20)), 4, False))
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("was", "now", "line"),
     [

@@ -102,6 +102,7 @@ class Endless:
             self._order.append("let go")
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("mode", ["train", "val"])
 def test_the_state_is_saved_first(make_trainer: MakeTrainer, heard: Heard, mode: str, by_hand: bool) -> None:

@@ -25,6 +25,7 @@ def places_to_resume(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "to resume from" in line]
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("by_hand", [False, True], ids=["train()", "hand-written"])
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
 def test_exit_codes(

@@ -112,6 +112,7 @@ def test_a_crash_in_a_validation_closes_both(make_trainer: MakeTrainer) -> None:
     assert (trainer.mode, trainer.model.training) == ("train", True)
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("event", "closing"),
     [

@@ -106,6 +106,7 @@ def break_outer(trainer: Trainer) -> None:
         break
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
 def test_leaving_emits_the_closing_events(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]

@@ -164,6 +164,7 @@ def epoch_ends_in_val(trainer: Trainer) -> None:
     trainer.end_epoch()
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("steps", "words"),
     [

@@ -64,6 +64,7 @@ def train_with(
     return waits, {(float(lr), float(momentum)) for lr, momentum in had}
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("in_a_tensor", [False, True], ids=["float", "tensor"])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_read_no_tensor(
@@ -82,6 +83,7 @@ def test_schedules_read_no_tensor(
     assert len(had) > 1
 
 
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(
     "hooks",
     [

@@ -261,6 +261,7 @@ def test_a_loop_that_something_holds(make_trainer: MakeTrainer) -> None:
 REFUSED = r"trainer\.close\(\) was called in the middle of a run .*call trainer\.stop\(reason\)"
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("where", ["handler", "val", "thread"])
 def test_a_close_within_a_hand_written_loop_is_refused(make_trainer: MakeTrainer, where: str) -> None:
     """It changes nothing: the loop trains to its end, and the closing events come once, behind it."""

@@ -74,6 +74,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+@pytest.mark.representative(2)
 @STOPPED
 @pytest.mark.filterwarnings("ignore:cumulative_iters")
 @pytest.mark.parametrize("hooks", HOOKS)
@@ -94,6 +95,7 @@ def test_everything_is_restored(make_trainer: MakeTrainer, hooks: str, after: in
     assert [id(v) for state in trainer.optimizer.state.values() for v in state.values()] == tensors
 
 
+@pytest.mark.representative(1)
 @STOPPED
 @pytest.mark.filterwarnings("ignore:cumulative_iters")
 @pytest.mark.parametrize("hooks", HOOKS)
