@@ -32,9 +32,11 @@ def argument_meant(classes: Iterable[str], name: str) -> str:
 
 
 def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
-    """Make a constructor raise a TypeError that suggests a replacement for each unknown argument."""
+    """Make a constructor raise a TypeError that says what to write for unknown and for nameless arguments."""
     parameters = inspect.signature(init).parameters
     known = [*parameters][1:]
+    named = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    nameless = [name for name in known if name not in named]
     owner = init.__qualname__.partition(".")[0]
 
     @functools.wraps(init)
@@ -42,6 +44,11 @@ def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
         if unknown := [name for name in kwargs if name not in parameters]:
             hints = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
             raise TypeError(f"{owner} has no argument " + "\n  nor ".join(hints))
+        if named and len(args) - 1 > len(nameless):
+            raise TypeError(
+                f"{owner} takes without a name only {' and '.join(nameless) or 'no argument'}, got "
+                f"{len(args) - 1} arguments: write the names of the others, such as {named[0]}=..."
+            )
         init(*args, **kwargs)
 
     return checked

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from eventloop import Trainer, hooks, writers
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
@@ -44,6 +45,25 @@ def test_names_of_another_trainer_are_explained(
     replacement."""
     with pytest.raises(error, match=message):
         call(make_trainer)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda net: Trainer(net, torch.optim.SGD(net.parameters(), lr=0.1), []),  # type: ignore[call-arg, arg-type]
+            "Trainer takes without a name only model, got 3 arguments: write the names of .*, such as optimizer=",
+        ),
+        (
+            lambda net: CheckpointHook(1, True),  # type: ignore[call-arg]
+            "CheckpointHook takes without a name only interval, got 2 arguments: write the names of the others",
+        ),
+    ],
+)
+def test_arguments_without_a_name(make: Callable[[torch.nn.Module], object], message: str) -> None:
+    """The error says which arguments need none, and how to write the others."""
+    with pytest.raises(TypeError, match=message):
+        make(torch.nn.Linear(2, 1))
 
 
 def from_config(**config: Any) -> object:
