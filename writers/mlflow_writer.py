@@ -1,4 +1,4 @@
-"""The MLflow writer: numbers, parameters, images, texts and checkpoints of a run, in batches."""
+"""Send metrics, parameters, images, texts and checkpoints of a run to MLflow."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ from eventloop.writers.tracker_arguments import (
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000
+"""The longest tag that servers of MLflow take; newer ones take 8,000 characters."""
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
 _REFUSED = re.compile(r"[^\w\-. :/]")
@@ -76,8 +77,8 @@ class MLflowWriter(TrackerWriter):
     Args:
         tracking_uri: by default MLFLOW_TRACKING_URI, which is also the place for a URI with a password. A
             folder needs MLFLOW_ALLOW_FILE_STORE=true.
-        experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME,
-            else MLflow's "Default".
+        experiment: name of the experiment, which is created if needed; by default MLFLOW_EXPERIMENT_NAME, or
+            the experiment MLFLOW_EXPERIMENT_ID, else MLflow's "Default".
         run_name: the name of the run in MLflow, by default `name`, else that of the work dir.
         params: parameters of the run.
         tags: tags of the run.
@@ -97,7 +98,7 @@ class MLflowWriter(TrackerWriter):
     secret_variables: ClassVar[tuple[str, ...]] = (
         "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN",
     )  # fmt: skip
-    stall_timeout = 1800.0  # of a request that MLflow itself sends again and again
+    stall_timeout = 1800.0  # on a thread, MLflow itself sends a request up to 8 times, for 120 s each
 
     def __init__(
         self,
@@ -133,7 +134,7 @@ class MLflowWriter(TrackerWriter):
         if known.id:
             found = client.get_run(known.id)
             client.update_run(known.id, status="RUNNING")
-            last = {metric.key: metric.step for metric in found.data._metric_objs}
+            last = {m.key: m.step for m in found.data._metric_objs}  # the public metrics have no steps
             given = found.data.params
         else:
             run_name = run_name_of(run, self.run_name)
@@ -142,10 +143,12 @@ class MLflowWriter(TrackerWriter):
         new = {key: escaped(str(value)) for key, value in self.params.items() if key not in given}
         client.log_batch(run_id, params=[self._entities.Param(*item) for item in new.items()])
         self._send_tags(run_id, self.tags)
-        return Known(run_id, {**known.last, **last})  # MLflow knows the steps of metrics, and of no file
+        return Known(
+            run_id, {**known.last, **last}
+        )  # MLflow has the steps of metrics, `known` those of files
 
     def begin_process(self) -> None:
-        """Let requests fail soon: this writer sends again, or says why not."""
+        """Let requests fail soon, because this writer sends again; a program's own calls stay as they are."""
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
 
@@ -158,7 +161,7 @@ class MLflowWriter(TrackerWriter):
             for metric in self._metrics(when, event)
         ]
         self._client.log_batch(self._known.id, metrics=metrics)
-        # a file that is not taken holds up no number
+        # metrics leave the list first: an artifact that is refused must neither delay nor repeat them
         events[:] = [each for each in events if not isinstance(each.event, ScalarsLogged)]
         while events:
             self._send_other(events[0].event)
@@ -190,7 +193,10 @@ class MLflowWriter(TrackerWriter):
         return [*super().secrets(), *secrets_of(self._uri)]
 
     def _experiment_id(self) -> str:
-        name = self.experiment or os.environ.get(_EXPERIMENT) or "Default"
+        name = self.experiment or os.environ.get(_EXPERIMENT)
+        if not name and (given := os.environ.get("MLFLOW_EXPERIMENT_ID")):
+            return given
+        name = name or "Default"
         found = self._client.get_experiment_by_name(name)
         made: str = self._client.create_experiment(name) if found is None else found.experiment_id
         return made
@@ -203,9 +209,16 @@ class MLflowWriter(TrackerWriter):
                 yield self._entities.Metric(key, value, int(when * 1000), event.step)
 
     def _send_tags(self, run_id: str, tags: Mapping[str, Any]) -> None:
-        texts = {key: escaped(str(value)) for key, value in tags.items() if not _is_refused(key)}
-        accepted = [(key, text[:TAG_LENGTH]) for key, text in texts.items()]
-        self._client.log_batch(run_id, tags=[self._entities.RunTag(*item) for item in accepted])
+        accepted = []
+        for key, value in tags.items():
+            text = escaped(str(value))
+            if _is_refused(key):
+                self.tell(key, f"the tag {key!r} is left out: expected {_ALLOWED}")
+                continue
+            if len(text) > TAG_LENGTH:
+                self.tell(key, f"the tag {key!r} of {len(text):,} characters is cut after {TAG_LENGTH:,}")
+            accepted.append(self._entities.RunTag(key, text[:TAG_LENGTH]))
+        self._client.log_batch(run_id, tags=accepted)
 
     def _send_image(self, event: ImageLogged) -> None:
         if (png := self.png_of(event)) is None:
@@ -228,7 +241,7 @@ _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, a
 
 
 def _check_uri(lib: Any, uri: str) -> None:
-    """Refuse a URI with which no run could begin; nothing is asked of a server, and no file is made.
+    """Refuse a URI that MLflow cannot use, without a request to a server and without a new file.
 
     Raises:
         ImportError: a database needs a package that is not installed.
@@ -236,7 +249,7 @@ def _check_uri(lib: Any, uri: str) -> None:
     """
     secrets = secrets_of(uri)
     try:
-        _make_client(lib, uri)
+        _try_uri(lib, uri)
     except ImportError as error:
         raise ImportError(f"tracking_uri {masked(uri, secrets)!r} needs a package: {error}") from None
     except Exception as error:
@@ -247,8 +260,8 @@ def _check_uri(lib: Any, uri: str) -> None:
         ) from None
 
 
-def _make_client(lib: Any, uri: str) -> None:
-    """Let the libraries check a URI; a database is not opened, and an empty folder stands for any other."""
+def _try_uri(lib: Any, uri: str) -> None:
+    """Let the libraries check a URI; no database is opened, and a temporary folder replaces the given one."""
     parts = urlsplit(uri)
     scheme = parts.scheme.partition("+")[0]
     if scheme in ("http", "https"):
@@ -265,7 +278,7 @@ def _make_client(lib: Any, uri: str) -> None:
 
 
 def _is_refused(key: str) -> bool:
-    """Return whether MLflow refuses a name: for its characters, its length, or because it is no path."""
+    """Return whether MLflow refuses a name: for its characters or length, or an empty, "." or ".." part."""
     parts = key.split("/")
     return bool(_REFUSED.search(key)) or len(key) > 250 or any(part in ("", ".", "..") for part in parts)
 

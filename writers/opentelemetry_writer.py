@@ -47,7 +47,7 @@ _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class _InFlight(msgspec.Struct):
-    """What a kill would interrupt, and a resumed run goes on from."""
+    """What a kill would interrupt, and what a resumed run continues."""
 
     id: str = ""
     """The id of the run."""
@@ -142,7 +142,8 @@ class OpenTelemetryWriter(TrackerWriter):
         })  # fmt: skip
         left = self._send_again()
         own = left if left.id == known.id else _InFlight(last=known.last)
-        self._spans = Spans(bytes.fromhex(known.id), time.time(), own.stages)
+        stages = own.stages if run.trainer_id or run.start_iter else None  # a replay has all runs
+        self._spans = Spans(bytes.fromhex(known.id), time.time(), stages)
         return Known(known.id, own.last)
 
     def had_before(self, known: Known) -> dict[str, int]:
@@ -164,8 +165,7 @@ class OpenTelemetryWriter(TrackerWriter):
         self._spans.end_killed()
         for request in self._span_requests():
             self._client.post(*request)
-        if not self._requests:
-            self._in_flight_path.unlink(missing_ok=True)
+        self._note_in_flight()
 
     def where(self) -> str:
         return f" at {self._endpoint}"

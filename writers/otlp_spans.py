@@ -72,26 +72,26 @@ class LogLine(NamedTuple):
 
 
 class Stages(msgspec.Struct):
-    """The stages of a run that have begun and not ended; times are nanoseconds since 1970."""
+    """The stages of a trace that have begun and not ended; times are nanoseconds since 1970."""
 
-    part: int = 0
-    """The iteration at which the run began, or was resumed."""
+    run: int = 0
+    """The number of runs that have begun, resumed ones included."""
     open: dict[str, tuple[int, bytes]] = {}
-    """When each stage began, and the id of its span, by its name."""
-    until: int = 0
+    """When each stage began, and the id of its span, by its name, such as "epoch"."""
+    last_time: int = 0
     """The time of the last event."""
 
 
 class Spans:
     """Collect the finished spans of a run: run > epoch > iteration > phases; run > validation, checkpoint.
 
-    The id of a span is made of the stage that it is of, so that a replay of the run gives the same ids. If a
-    run is resumed after a kill, the stages that the kill interrupted end at the last event before it.
+    The id of a span is a hash of its stage, so a replay gives the same ids. If a run is resumed after a kill,
+    the stages that the kill interrupted end at the last event before it.
 
     Args:
         trace_id: the trace of the run.
-        since: the Unix time from which on trace files are of this run, until it begins.
-        stages: the stages that a kill of the program, or of the worker process, has interrupted.
+        since: the Unix time before which trace files are ignored; a run that began earlier sets it back.
+        stages: the stages that were open when the program or the worker process was killed.
     """
 
     def __init__(self, trace_id: bytes, since: float, stages: Stages | None = None) -> None:
@@ -108,11 +108,12 @@ class Spans:
         kind = type(event)
         if isinstance(event, BeforeRun):
             self.end_killed()
-            self.stages, self._epochs = Stages(event.iter), []
+            self.stages, self._epochs = Stages(self.stages.run + 1), []
             self._since = min(self._since, time / SECOND)
-        self.stages.until = max(self.stages.until, time)  # a resumed run reads earlier events of its log
+        # a resumed run reads events of its log, which are older than the last one
+        self.stages.last_time = max(self.stages.last_time, time)
         if name := BEGINS.get(kind):
-            span_id = self._id(name, getattr(event, "iter", 0))
+            span_id = self._id("run") if name == "run" else self._id(name, getattr(event, "iter", 0))
             self.stages.open[name] = (time, span_id)
             if isinstance(event, BeforeTrainEpoch):
                 self._epochs.append((event.iter, span_id))
@@ -127,7 +128,7 @@ class Spans:
             self._info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
 
     def end_killed(self) -> None:
-        """End the stages of a killed run."""
+        """End the run, if it is open, and the stages in it, with the error "killed"."""
         if "run" in self.stages.open:
             self._end("run", {}, "killed")
 
@@ -139,17 +140,18 @@ class Spans:
             return
         for trace in traces:
             new = trace.path not in self._read and trace.path.stat().st_mtime >= self._since
-            if new and trace.last < done:  # in a replay, others are of epochs to come
+            if new and trace.last < done:  # in a replay, others are of epochs that have not begun yet
                 self._read.add(trace.path)
                 self._add_iterations(msgspec.json.decode(trace.path.read_bytes()))
 
     def _id(self, *stage: object) -> bytes:
-        return sha256(repr((self._trace_id, self.stages.part, *stage)).encode()).digest()[:8]
+        return sha256(repr((self._trace_id, self.stages.run, *stage)).encode()).digest()[:8]
 
     def _end(self, name: str, attributes: dict[str, object], error: str) -> None:
-        time = self.stages.until
+        time = self.stages.last_time
         if name == "run":
-            for inner in self.stages.open.keys() - {"run"}:  # an error or a kill has interrupted them
+            # an error or a kill has interrupted the others, the innermost of which began last
+            for inner in [each for each in reversed(self.stages.open) if each != "run"]:
                 self._end(inner, {}, error)
             attributes |= self._info
         began, span_id = self.stages.open.pop(name, (time, self._id(name, "not begun", time)))
@@ -173,23 +175,24 @@ class Spans:
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
         begun = [span_id for first, span_id in self._epochs if first <= iteration]
-        return begun[-1] if begun else self._run_span() or self._id("run", self.stages.part)
+        return begun[-1] if begun else self._run_span() or self._id("run")
 
     def _add_iterations(self, trace: Any) -> None:
         origin = int(trace["otherData"]["began"] * SECOND)
         spans = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-        phases = [span for span in spans if span["cat"] == "phase"]
-        for iteration in (span for span in spans if span["cat"] == "iteration"):
-            number = iteration["args"].get("iter", -1)
-            span_id = self._id("iteration", number)
-            began, ended = _extent(origin, iteration)
-            around = SpanFacts("iteration", began, ended, span_id, self._epoch_of(number), {"iter": number})
-            self.finished.append(around)
-            for phase in phases:
-                first, last = _extent(origin, phase)
-                if began <= first and last <= ended and phase["tid"] == iteration["tid"]:
-                    of_phase = self._id("phase", number, phase["name"], first - began)
-                    self.finished.append(SpanFacts(phase["name"], first, last, of_phase, span_id))
+        spans.sort(key=lambda span: (span["ts"], span["cat"] != "iteration"))
+        latest: dict[object, SpanFacts] = {}  # the iteration that began last on each thread
+        for span in spans:
+            name, (began, ended), around = span["name"], _extent(origin, span), latest.get(span["tid"])
+            if span["cat"] == "iteration":
+                number = span["args"].get("iter", -1)
+                span_id, parent = self._id("iteration", number), self._epoch_of(number)
+                around = SpanFacts("iteration", began, ended, span_id, parent, {"iter": number})
+                latest[span["tid"]] = around
+                self.finished.append(around)
+            elif span["cat"] == "phase" and around is not None and ended <= around.ended:
+                span_id = self._id("phase", around.attributes["iter"], name, began - around.began)
+                self.finished.append(SpanFacts(name, began, ended, span_id, around.span_id))
 
 
 def log_line(time: int, event: Event) -> LogLine | None:

@@ -139,10 +139,12 @@ class TensorBoardWriter(TimedWriter):
     def _records(self, event: Event, when: float) -> Iterator[Any]:
         """Yield the records of an event; encode each one before the next, which may reuse the object."""
         lib = self._lib
+        if (
+            0 < self._start < getattr(event, "step", 0)
+        ):  # a worker that is started again gets no `before_train`
+            yield from self._restart()
         match event:
             case ScalarsLogged():
-                if event.mode == "train":
-                    yield from self._restart()
                 yield self._scalars.record(event)
             case BeforeTrain():
                 self._start = event.iter
@@ -211,11 +213,12 @@ def _check_hparams(hparams: Any) -> dict[str, bool | int | float | str]:
 
 
 def _check_metrics(metrics: Any, hparams: object) -> list[str]:
-    if isinstance(metrics, str) or not all(isinstance(tag, str) for tag in metrics):
+    is_list = isinstance(metrics, Sequence) and not isinstance(metrics, str)
+    if not is_list or not all(isinstance(tag, str) for tag in metrics):
         raise TypeError(f"metrics must be a list of tags such as ['val/accuracy'], got {metrics!r}")
     if metrics and not hparams:
         raise ValueError(
-            f"metrics needs hparams, got metrics={metrics!r} without: give hparams too, or no metrics"
+            f"metrics needs hparams, got metrics={metrics!r} and no hparams: pass hparams= too, or no metrics"
         )
     return list(metrics)
 

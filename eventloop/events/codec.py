@@ -1,7 +1,7 @@
 """Encode events as msgpack, in frames of type number, length and body, and decode them.
 
-Spill files of full queues use it. Types are numbered in the order of their first event, so only the `Frames`
-object that encoded an event can decode it.
+Spill files of full queues and worker processes use it. Types are numbered in the order of `enter`, so an
+object that decodes must enter the same types in the same order; `encode` enters a new type itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LEAVES = (
 
 
 class Frames:
-    """Encode events on one thread, and decode them on another.
+    """Encode events, and decode them.
 
     A decoded event equals the encoded one. `encode` refuses an event for which that would not hold, such as
     an event with a tensor, or with a tuple in a field of type `Any`. The caller then keeps the event itself
@@ -70,7 +70,7 @@ class Frames:
             Exception: the event holds another value that is not plain, such as a tensor, or its class cannot
                 be found.
         """
-        msgspec.to_builtins(event)
+        msgspec.to_builtins(event)  # raises for a tensor, which pickle would copy
         body = pickle.dumps(event, pickle.HIGHEST_PROTOCOL)
         return _HEADER.pack(_PICKLED, len(body)) + body
 
@@ -118,6 +118,10 @@ def _unpickled(body: bytes | bytearray) -> Event | Exception:
 
 
 def _unchecked(kind: type[Event], body: bytes | bytearray, error: Exception) -> Event | Exception:
+    """Return an event whose values need not have the types of its fields, which a constructor does not check.
+
+    Return `error` if the bytes are damaged.
+    """
     try:
         values = msgspec.msgpack.decode(body)
         return kind(
@@ -132,6 +136,7 @@ def _unchecked(kind: type[Event], body: bytes | bytearray, error: Exception) -> 
 
 
 def _of_type(value: Any, wanted: Any) -> Any:
+    """Return the value as the wanted type, or as it is if that is impossible."""
     try:
         return msgspec.convert(value, wanted)
     except msgspec.ValidationError:

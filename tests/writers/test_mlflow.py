@@ -225,6 +225,40 @@ def test_parameters_facts_and_files_are_in_the_run(
 
 
 @pytest.mark.slow
+def test_a_fact_that_mlflow_refuses_is_told(
+    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text is cut at MLflow's limit and a name of other characters is left out, each with one line; the others
+    arrive."""
+    facts = RunInfo(info={"model": "Net", "config": "x" * 9000, "b?d": "y"})
+
+    write(attach(make(tmp_path)), facts, facts, AfterRun())
+
+    tags = the_run(tmp_path).data.tags
+    assert tags["eventloop.model"] == "Net"
+    assert len(tags["eventloop.config"]) == 5000
+    assert [record.getMessage().partition(": expected")[0] for record in caplog.records] == [
+        "MLflow: the tag 'eventloop.config' of 9,000 characters is cut after 5,000",
+        "MLflow: the tag 'eventloop.b?d' is left out",
+    ]
+
+
+@pytest.mark.slow
+def test_the_experiment_of_the_environment(
+    attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLFLOW_EXPERIMENT_ID is an experiment, as for MLflow's own functions; a name goes before it."""
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", made := client(tmp_path).create_experiment("mine"))
+
+    write(attach(MLflowWriter(uri(tmp_path), offload="thread")), *train(1), AfterRun())
+
+    assert the_run(tmp_path).info.experiment_id == made
+    (other := tmp_path / "b").mkdir()
+    write(attach(make(tmp_path), work_dir=str(other)), *train(1), AfterRun())
+    assert the_run(tmp_path, other).info.experiment_id != made
+
+
+@pytest.mark.slow
 def test_files_that_are_not_taken_hold_up_no_number(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from eventloop import replay
 from eventloop.background.queues import subscriber
+from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -237,7 +238,8 @@ def test_a_request_that_a_kill_interrupted_is_sent_again(
 
     assert len(collector.messages["/v1/metrics"]) == before + 2
     assert [step for _, step, _ in collector.points()] == [1, 2, 3]
-    assert not (tmp_path / "otlp_run.inflight").exists()
+    write(attach(make(collector), start_iter=3))
+    assert len(collector.messages["/v1/metrics"]) == before + 2  # what was received is not sent again
 
 
 class Kill:
@@ -274,7 +276,7 @@ def test_stages_that_a_kill_interrupted_end_with_it(
     collector.messages["/v1/traces"].clear()
 
     write(
-        attach(make(collector), start_iter=1),
+        attach(make(collector), trainer_id="b", start_iter=1),
         BeforeRun(iter=1), BeforeTrain(iter=1), BeforeTrainEpoch(iter=1), *train(2), AfterTrainEpoch(iter=2),
         AfterRun(iter=2),
     )  # fmt: skip
@@ -317,6 +319,24 @@ def test_a_worker_that_died_goes_on_with_its_spans(
 
     assert parts(collector.spans()) == [("epoch", ""), ("run", "")]
     assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in collector.spans())
+
+
+def test_each_run_has_spans_of_its_own(attach: Attach, collector: Collector, tmp_path: Path) -> None:
+    """Runs that begin at the same iteration, of one trainer or resumed from one checkpoint again and again."""
+    evaluation = [BeforeRun(iter=4), BeforeVal(iter=4), AfterVal(iter=4), AfterRun(iter=4)]
+    EventLogWriter().attach(log := Bus(), lambda: Run(work_dir=str(tmp_path)))
+    for trainer in "ab":
+        bus = attach(make(collector), trainer_id=trainer, start_iter=4)
+        write(bus, *evaluation, *evaluation)
+        write(log, *evaluation, *evaluation)
+        log.reopen()
+    log.close()
+
+    live = collector.spans()
+    assert parts(live) == [("run", "")] * 4 + [("validation", "")] * 4
+    replay(tmp_path, make(collector), work_dir=tmp_path)
+    again = collector.spans()[len(live) :]
+    assert {(s.span_id, s.parent_span_id) for s in again} == {(s.span_id, s.parent_span_id) for s in live}
 
 
 def test_an_error_ends_the_stage_that_it_was_in(attach: Attach, collector: Collector) -> None:

@@ -83,6 +83,16 @@ def test_a_resumed_run_replaces_the_steps_it_runs_again(attach: Attach, folder: 
     assert curve(folder, "train/loss") == [(10, 1.0), (20, 1.0), (30, 2.0), (40, 2.0), (50, 2.0)]
 
 
+def test_a_worker_that_is_started_again_loses_no_validation(attach: Attach, folder: Path) -> None:
+    """Validations before its first training values stay, though it replaces the steps that are sent again."""
+    write(attach(TensorBoardWriter()), *train(9, 10), val(10, acc=0.1), *train(11))
+
+    write(attach(TensorBoardWriter(), start_iter=10), val(10, acc=0.1), val(12, acc=0.2), *train(13))
+
+    assert [step for step, _ in curve(folder, "train/loss")] == [9, 10, 13]
+    assert [step for step, _ in curve(folder, "val/acc")] == [10, 10, 12]
+
+
 def test_many_resumes_in_one_second_keep_their_order(attach: Attach, folder: Path) -> None:
     """Files are read in the order in which they were opened, however quickly they follow each other."""
     for start in range(0, 120, 10):
