@@ -1,7 +1,8 @@
 """Save and restore random generators: the global ones, and those that are attributes of objects.
 
-`loader_state` uses it for loaders, checkpoints for the global generators and for those of modules. States
-consist of plain values and tensors, so `torch.load` reads them with `weights_only=True`.
+Checkpoints, evaluations, predictions, tuning and loaders use it, so that side work does not change the
+course of a training. States consist of plain values and tensors, so `torch.load` reads them with
+`weights_only=True`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 
 from eventloop.state.rollback import same_state
 
-_Own = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
+_Generator = torch.Generator | random.Random | np.random.Generator | np.random.RandomState
 
 
 def rng_state() -> dict[str, Any]:
@@ -25,10 +26,9 @@ def rng_state() -> dict[str, Any]:
     The numbers of a generator's state are in tensors, because hundreds of Python ints take long to copy and
     to pickle.
     """
-    version, words, gauss = random.getstate()
     numpy: Any = np.random.get_state()
     state: dict[str, Any] = {
-        "python": [version, _tensor(np.frombuffer(array("I", words), np.uint32)), gauss],
+        "python": _python_state(random.getstate()),
         "numpy": [numpy[0], _tensor(numpy[1]), *numpy[2:]],
         "torch": torch.get_rng_state(),
     }
@@ -39,16 +39,15 @@ def rng_state() -> dict[str, Any]:
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
     """Restore the global generators from a state that `rng_state` returned."""
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(_words(words).tolist()), gauss))
+    random.setstate(_from_python_state(state["python"]))
     name, words, *rest = state["numpy"]
     np.random.set_state((name, _words(words), *rest))
     torch.set_rng_state(state["torch"].clone())  # torch reads a state from the start of its storage
-    for index, device in _of_devices(state):
+    for index, device in _cuda_states(state):
         torch.cuda.set_rng_state(device, index)
 
 
-def _of_devices(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
+def _cuda_states(state: Mapping[str, Any]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the saved states of those CUDA devices that exist in this process, with their indices."""
     if "cuda" in state and torch.cuda.is_available():
         for index, device in enumerate(state["cuda"][: torch.cuda.device_count()]):
@@ -62,29 +61,23 @@ def changed_generators(before: Mapping[str, Any], after: Mapping[str, Any]) -> l
 
 def module_generators(model: torch.nn.Module) -> dict[str, Any]:
     """Return the states of the generators among the attributes of a model's modules, by name."""
-    return states_of(_of_modules(model))
+    return states_of(_generators_of_modules(model))
 
 
 def set_module_generators(model: torch.nn.Module, saved: Mapping[str, Any]) -> None:
     """Restore the modules' generators from `module_generators`, if name and kind are the same."""
-    put_states(_of_modules(model), saved)
+    put_states(_generators_of_modules(model), saved)
 
 
-def _of_modules(model: torch.nn.Module) -> dict[str, Any]:
+def _generators_of_modules(model: torch.nn.Module) -> dict[str, Any]:
     """Return the random generators among the attributes of a model's modules, by name.
 
-    Torch's own modules have none, and few others do. The types of attributes are checked first, because this
-    runs with each checkpoint.
+    Torch's own modules have none.
     """
-    owners: dict[str, Any] = {}
-    others: set[type] = set()
-    for name, module in model.named_modules():
-        if not type(module).__module__.startswith("torch."):
-            new = {*map(type, vars(module).values())} - others
-            others |= {kind for kind in new if not issubclass(kind, _Own)}
-            if new - others:
-                owners[name] = module
-    return generators_in(owners)
+    modules = model.named_modules()
+    return generators_in({
+        name: module for name, module in modules if not type(module).__module__.startswith("torch.")
+    })  # fmt: skip
 
 
 # --- generators that are attributes ------------------------------------------------------------------------
@@ -101,7 +94,7 @@ def generators_in(owners: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for place, owner in owners.items():
         for name, value in getattr(owner, "__dict__", {}).items():
-            if isinstance(value, _Own) and id(value) not in known and _has_state(value):
+            if isinstance(value, _Generator) and id(value) not in known and _has_state(value):
                 known.add(id(value))
                 found[f"{place}.{name}"] = value
     return found
@@ -116,10 +109,10 @@ def put_states(generators: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     """Restore each generator for which a state of the same kind was saved under the same place."""
     for place, generator in generators.items():
         if place in saved and saved[place][0] == _kind(generator):
-            _put(generator, saved[place][1:])
+            _restore(generator, saved[place][1:])
 
 
-def _kind(generator: _Own) -> str:
+def _kind(generator: _Generator) -> str:
     """Return the kind of a generator; a state can be restored only to a generator of the same kind."""
     if isinstance(generator, np.random.Generator):
         return f"Generator({type(generator.bit_generator).__name__})"
@@ -128,22 +121,22 @@ def _kind(generator: _Own) -> str:
     return f"torch.{generator.device.type}" if isinstance(generator, torch.Generator) else "python"
 
 
-def _has_state(generator: _Own) -> bool:
+def _has_state(generator: _Generator) -> bool:
+    """Return False for a subclass of `random.Random` that overrides `getstate`, as `SystemRandom` does."""
     return not isinstance(generator, random.Random) or type(generator).getstate is random.Random.getstate
 
 
-def _state_of(generator: _Own) -> list[Any]:
+def _state_of(generator: _Generator) -> list[Any]:
     if isinstance(generator, torch.Generator):
         return [generator.get_state()]
     if isinstance(generator, np.random.Generator):
         return [_as_tensors(generator.bit_generator.state)]
     if isinstance(generator, np.random.RandomState):
         return [_as_tensors(generator.get_state(legacy=False))]
-    version, words, gauss = generator.getstate()
-    return [version, _tensor(np.frombuffer(array("I", words), np.uint32)), gauss]
+    return _python_state(generator.getstate())
 
 
-def _put(generator: _Own, state: list[Any]) -> None:
+def _restore(generator: _Generator, state: list[Any]) -> None:
     if isinstance(generator, torch.Generator):
         generator.set_state(state[0].clone())  # torch reads a state from the start of its storage
     elif isinstance(generator, np.random.Generator):
@@ -151,7 +144,17 @@ def _put(generator: _Own, state: list[Any]) -> None:
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_as_arrays(state[0], generator.get_state(legacy=False)))
     else:
-        generator.setstate((state[0], tuple(_words(state[1]).tolist()), state[2]))
+        generator.setstate(_from_python_state(state))
+
+
+def _python_state(state: Any) -> list[Any]:
+    version, words, gauss = state
+    return [version, _tensor(np.frombuffer(array("I", words), np.uint32)), gauss]
+
+
+def _from_python_state(state: Any) -> tuple[Any, ...]:
+    version, words, gauss = state
+    return version, tuple(_words(words).tolist()), gauss
 
 
 def _as_tensors(state: Any) -> Any:
