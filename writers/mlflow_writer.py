@@ -36,6 +36,7 @@ TAG_LENGTH = 5000
 """The longest tag that servers of MLflow take; newer ones take 8,000 characters."""
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
+_URLLIB3 = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
 _REFUSED = re.compile(r"[^\w\-. :/]")
 
 
@@ -47,7 +48,7 @@ def _quiet() -> Iterator[None]:
     def passes(record: logging.LogRecord) -> bool:
         return record.thread != thread or not record.name.startswith(("mlflow", "urllib3"))
 
-    sources = [*logging.getLogger("mlflow").handlers, logging.getLogger("urllib3.connectionpool")]
+    sources = [*logging.getLogger("mlflow").handlers, *map(logging.getLogger, _URLLIB3)]
     for source in sources:
         source.addFilter(passes)
     try:

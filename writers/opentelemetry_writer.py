@@ -76,8 +76,9 @@ class OpenTelemetryWriter(TrackerWriter):
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
     points of the same series and time. The spans that were open end at the last event before the kill, with
-    the error "killed": a worker process, which outlives the program, sends them at once, else the resumed
-    run does. Events that a kill took are read from the run's event log, if the run has an `EventLogWriter`.
+    the error "killed": a worker process, which outlives the program, sends them at once, else the next run
+    in the folder does. Events that a kill took are read from the run's event log, if the run has an
+    `EventLogWriter`.
 
     Headers are in no file of the run: `eventloop replay` takes them from OTEL_EXPORTER_OTLP_HEADERS.
 
@@ -133,18 +134,24 @@ class OpenTelemetryWriter(TrackerWriter):
         self._clock = 0
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
         self._made = 0  # how many of the waiting events have their request
-        known = Known(known.id or os.urandom(16).hex(), known.last)
-        self._before = known.last
-        self._resource = self._lib.resource_of({
-            "service.name": run_name_of(run, self._service),
-            "service.instance.id": known.id, "eventloop.rank": run.rank,
-            "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
-        })  # fmt: skip
+        run_id, self._before = known.id or os.urandom(16).hex(), known.last
+        self._resource = self._resource_of(run, run_id)
         left = self._send_again()
-        own = left if left.id == known.id else _InFlight(last=known.last)
-        stages = own.stages if run.trainer_id or run.start_iter else None  # a replay has all runs
-        self._spans = Spans(bytes.fromhex(known.id), time.time(), stages)
-        return Known(known.id, own.last)
+        self._spans = Spans(
+            bytes.fromhex(run_id), time.time(), self._stages(run, known, left), live=bool(run.trainer_id)
+        )
+        return Known(run_id, left.last if left.id == run_id else known.last)
+
+    def _stages(self, run: Run, known: Known, left: _InFlight) -> Stages:
+        """Return the stages to continue; send the spans of those that a killed program has left open."""
+        if (
+            run.trainer_id and run.trainer_id == known.trainer_id
+        ):  # in a new worker process of the same program
+            return left.stages
+        if not (run.trainer_id or run.start_iter):  # in a replay, which has the events of all runs
+            return Stages()
+        self._send_killed(run, left)
+        return Stages(left.stages.run if left.id == known.id else 0)
 
     def had_before(self, known: Known) -> dict[str, int]:
         return self._before  # `connect` has sent further ones again
@@ -214,6 +221,13 @@ class OpenTelemetryWriter(TrackerWriter):
         self._clock = max(int(when * SECOND), self._clock + 1)
         return self._clock
 
+    def _resource_of(self, run: Run, run_id: str) -> Any:
+        return self._lib.resource_of({
+            "service.name": run_name_of(run, self._service),
+            "service.instance.id": run_id, "eventloop.rank": run.rank,
+            "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
+        })  # fmt: skip
+
     # --- what a kill leaves --------------------------------------------------------------------------------
 
     @property
@@ -234,6 +248,15 @@ class OpenTelemetryWriter(TrackerWriter):
         for path, body in left.requests or [(self._lib.METRICS, b"")]:
             self._client.post(path, body)
         return left
+
+    def _send_killed(self, run: Run, left: _InFlight) -> None:
+        """Send the spans that a kill of the former program has left open."""
+        trace_id = bytes.fromhex(left.id)
+        spans = Spans(trace_id, stages=left.stages)
+        spans.end_killed()
+        if spans.finished:
+            resource = self._resource_of(run, left.id)
+            self._client.post(self._lib.TRACES, self._lib.traces_request(resource, trace_id, spans.finished))
 
 
 def _check_endpoint(endpoint: str) -> str:
@@ -277,10 +300,16 @@ def headers_of_environment() -> dict[str, str]:
         ValueError: naming the variable.
     """
     text = os.environ.get(_HEADERS, "")
-    pairs = [part.partition("=") for part in text.split(",") if part.strip()]
-    if not all(equals for _, equals, _ in pairs):
-        raise ValueError(f"{_HEADERS} must be key=value,key=value, got a part without =")
-    return _check_headers(_HEADERS, {key.strip(): unquote(value.strip()) for key, _, value in pairs})
+    headers: dict[str, str] = {}
+    for number, part in enumerate(text.split(","), start=1):
+        key, equals, value = (each.strip() for each in part.partition("="))
+        if part.strip() and not (equals and _HEADER_NAME.fullmatch(key)):
+            raise ValueError(
+                f"{_HEADERS} must be key=value,key=value with keys of letters, digits, - and _, got another "
+                f"part {number} of {len(text.split(','))}"  # which may be a key that nobody may see
+            )
+        headers |= {key: unquote(value)} if equals else {}
+    return _check_headers(_HEADERS, headers)
 
 
 def _check_headers(source: str, headers: Any) -> dict[str, str]:

@@ -78,6 +78,10 @@ class Stages(msgspec.Struct):
     """The number of runs that have begun, resumed ones included."""
     open: dict[str, tuple[int, bytes]] = {}
     """When each stage began, and the id of its span, by its name, such as "epoch"."""
+    epochs: list[tuple[int, bytes]] = []
+    """The first iteration of each epoch of the run, and the id of its span."""
+    info: dict[str, str] = {}
+    """The facts of the run."""
     last_time: int = 0
     """The time of the last event."""
 
@@ -85,30 +89,33 @@ class Stages(msgspec.Struct):
 class Spans:
     """Collect the finished spans of a run: run > epoch > iteration > phases; run > validation, checkpoint.
 
-    The id of a span is a hash of its stage, so a replay gives the same ids. If a run is resumed after a kill,
-    the stages that the kill interrupted end at the last event before it.
+    The id of a span is a hash of its stage, so a replay gives the same ids.
 
     Args:
         trace_id: the trace of the run.
         since: the Unix time before which trace files are ignored; a run that began earlier sets it back.
-        stages: the stages that were open when the program or the worker process was killed.
+        stages: those that a killed program or worker process has left open.
+        live: whether the events are of one trainer, whose runs all end, unless it is killed; else of a log.
     """
 
-    def __init__(self, trace_id: bytes, since: float, stages: Stages | None = None) -> None:
+    def __init__(
+        self, trace_id: bytes, since: float = inf, stages: Stages | None = None, *, live: bool = False
+    ) -> None:
         self.finished: list[SpanFacts] = []
         self.stages = stages or Stages()
         self._trace_id = trace_id
         self._since = since
-        self._epochs: list[tuple[int, bytes]] = []  # the first iteration of each, and its span
-        self._info: dict[str, object] = {}
+        self._live = live
         self._read: set[Path] = set()
 
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
         if isinstance(event, BeforeRun):
+            if self._live and "run" in self.stages.open:
+                return  # delivered again to a new worker process
             self.end_killed()
-            self.stages, self._epochs = Stages(self.stages.run + 1), []
+            self.stages = Stages(self.stages.run + 1, info=self.stages.info)
             self._since = min(self._since, time / SECOND)
         # a resumed run reads events of its log, which are older than the last one
         self.stages.last_time = max(self.stages.last_time, time)
@@ -116,16 +123,17 @@ class Spans:
             span_id = self._id("run") if name == "run" else self._id(name, getattr(event, "iter", 0))
             self.stages.open[name] = (time, span_id)
             if isinstance(event, BeforeTrainEpoch):
-                self._epochs.append((event.iter, span_id))
+                self.stages.epochs.append((event.iter, span_id))
         elif name := ENDS.get(kind):
-            self._end(name, _fields(event), getattr(event, "error", None) or "")
+            if name in self.stages.open:  # else a new worker process receives the end once more
+                self._end(name, _fields(event), getattr(event, "error", None) or "")
         elif isinstance(event, CheckpointSaved | CheckpointFailed):
             began = time - int(event.seconds * SECOND)
             span_id = self._id("checkpoint", event.path, event.iter)
             self._add("checkpoint", began, time, span_id, _fields(event), getattr(event, "error", ""))
         elif isinstance(event, RunInfo):
             # the plan is a table of several kilobytes for reading, of no use to a query for runs
-            self._info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
+            self.stages.info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
 
     def end_killed(self) -> None:
         """End the run, if it is open, and the stages in it, with the error "killed"."""
@@ -153,8 +161,8 @@ class Spans:
             # an error or a kill has interrupted the others, the innermost of which began last
             for inner in [each for each in reversed(self.stages.open) if each != "run"]:
                 self._end(inner, {}, error)
-            attributes |= self._info
-        began, span_id = self.stages.open.pop(name, (time, self._id(name, "not begun", time)))
+            attributes |= self.stages.info
+        began, span_id = self.stages.open.pop(name)
         self._add(name, began, time, span_id, attributes, error)
 
     def _add(
@@ -174,7 +182,7 @@ class Spans:
 
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
-        begun = [span_id for first, span_id in self._epochs if first <= iteration]
+        begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
         return begun[-1] if begun else self._run_span() or self._id("run")
 
     def _add_iterations(self, trace: Any) -> None:

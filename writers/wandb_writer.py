@@ -47,6 +47,8 @@ from eventloop.writers.tracker_arguments import (
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline")
+_SECRET = ("KEY", "TOKEN", "HEADER", "PROX", "PASSWORD", "SECRET")
+"""Parts of the names of environment variables whose values no message may contain."""
 BINS = 64
 WHOLE_SECONDS = 5.0
 """How long to wait for wandb to write the end of its file."""
@@ -68,7 +70,7 @@ class WandbWriter(TrackerWriter):
     them, and then has these rows twice.
 
     The writer logs in as wandb does: with `wandb login` or WANDB_API_KEY. It takes no key as an argument. It
-    turns off wandb's error reports to its makers, unless WANDB_ERROR_REPORTING is set.
+    turns off wandb's error reports to its makers in this process, unless WANDB_ERROR_REPORTING is set.
 
     Args:
         project: by default WANDB_PROJECT.
@@ -132,6 +134,8 @@ class WandbWriter(TrackerWriter):
         self._options = without_surrogates(options)
         self._lib, _ = self.import_library("wandb", "eventloop.writers.pixels")
         _check_environment(self._lib)
+        if entity is None:
+            _check_entity("WANDB_ENTITY", os.environ.get("WANDB_ENTITY"))
         if (mode or os.environ.get("WANDB_MODE") or "online") in ("online", "run"):
             _check_key()
         self._run: Any = None
@@ -298,10 +302,16 @@ def _check_environment(lib: Any) -> None:
             lib.Settings().update_from_env_vars({name: value})
         except Exception as error:
             reason = error.errors()[0]["msg"] if hasattr(error, "errors") else error  # of pydantic
-            is_secret = name in WandbWriter.secret_variables
-            shown = "***" if is_secret else "***@" * ("@" in value) + value.rpartition("@")[2]
-            raise ValueError(f"{name} must be a value that wandb takes, got {shown!r}: {reason}") from None
-    _check_entity("WANDB_ENTITY", os.environ.get("WANDB_ENTITY"))
+            secrets = [value] if any(word in name for word in _SECRET) else _secrets_of(value)
+            text = f"{name} must be a value that wandb takes, got {value!r}: {reason}"
+            for secret in secrets:
+                text = text.replace(secret, "***")
+            raise ValueError(text) from None
+
+
+def _secrets_of(value: str) -> list[str]:
+    """Return the parts of a value that may be a login or a key, if it is a URL."""
+    return [part for part in (value.rpartition("@")[0], value.partition("?")[2]) if part]
 
 
 def _check_key() -> None:

@@ -331,7 +331,7 @@ class Closing(ABC):
         logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
 
     def _tell_losses(self) -> None:
-        losses = [text for lane in self.lanes if (text := lane.new_losses()) and not lane.unavailable]
+        losses = [text for lane in self.lanes if (text := lane.new_losses()) and not lane.losses_logged]
         if losses and self.tells_losses:
             logger.warning(
                 "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
@@ -342,6 +342,7 @@ class Closing(ABC):
         """Mark the losses so far as logged, because the caller has logged them."""
         for lane in list(self.lanes):
             lane.new_losses()
+            lane.losses_logged = False
 
     def _let_go(self) -> None:
         self.lanes, self._listening, self._logged = [], {}, {}  # a subscriber may hold a reference to the bus

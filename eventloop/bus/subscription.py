@@ -65,9 +65,9 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     """
     spilled: int = 0
     """The events that exceeded the queue and waited in the spill file; see `overflow="spill"`."""
-    unavailable: bool = False
-    """Whether something outside the program, such as a server, was missing, which ended the subscriber. The
-    log has told so in one line, and no other line counts the events that are lost since."""
+    losses_logged: bool = False
+    """Whether the log has told all losses since the last run or close already, in the line which says that a
+    server is missing and that no more events are delivered."""
 
     @property
     def shortfall(self) -> str:
@@ -372,7 +372,7 @@ class Subscription:
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
-            now.failed, now.queued, now.peak, error, now.spilled, lane.unavailable,
+            now.failed, now.queued, now.peak, error, now.spilled, lane.losses_logged,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

@@ -80,8 +80,8 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
 
 
 def _tell_losses(report: DrainReport) -> None:
-    # not the events left, and not those of an unavailable server: the log has them already
-    lost = [stats for stats in report.stats if (stats.dropped or stats.failed) and not stats.unavailable]
+    # not the events left, which the flush or the close has logged
+    lost = [stats for stats in report.stats if (stats.dropped or stats.failed) and not stats.losses_logged]
     for line in shortfalls([_without_logged_error(stats) for stats in lost]):
         logger.warning("not everything was delivered: %s", line)
 

@@ -17,7 +17,7 @@ from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
 from eventloop.writers import EventLogWriter
 from eventloop.writers.writer import Writer
-from tests.support.trainers import MakeTrainer, Stuck
+from tests.support.trainers import MakeTrainer, Stuck, batches
 
 
 class Kept(Writer):
@@ -139,6 +139,52 @@ def test_a_server_that_is_away_is_one_line(
     assert re.search(r"Away: \d+ dropped, 1 failed, 0 left - \[error\] UnavailableError: no route", losses)
 
 
+def test_a_second_training_tells_again_what_it_lost(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The line of the first training, about the missing server, may be hours old."""
+    trainer = make_trainer(writers=[Away()], val_loader=batches(1), default_hooks={"checkpoint": None})
+    trainer.train()
+    told = len(warnings_of(caplog))
+
+    trainer.val()
+
+    (line,) = warnings_of(caplog)[told:]
+    assert line.startswith("not everything was delivered: Away: ")
+
+
+def test_what_was_lost_for_another_reason_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Events that found no room in the queue, before the server was missed, are counted at the end."""
+    bus, gate = Bus(), threading.Event()
+
+    def write(event: Event) -> None:
+        gate.wait(60)
+        raise UnavailableError("no route to the server")
+
+    bus.subscribe(
+        write, BeforeRun, offload="thread", name="away", queue=1, overflow="drop_newest", on_error="disable"
+    )
+    for _ in range(300):
+        bus.emit(BeforeRun())
+    gate.set()
+
+    bus.close()
+
+    assert any("not everything was delivered: away: " in line for line in warnings_of(caplog))
+
+
+def test_a_writer_that_goes_on_tells_its_losses(caplog: pytest.LogCaptureFixture) -> None:
+    """With `on_error="log"` no line says that all further events are lost."""
+    bus, away = Bus(), Away()
+    away.events, away.on_error = (BeforeRun,), "log"
+    away.attach(bus, lambda: Run(work_dir=""))
+    bus.emit(BeforeRun())
+
+    bus.close()
+
+    assert "not everything was delivered: Away: 0 dropped, 1 failed" in warnings_of(caplog)[-1]
+
+
 def test_a_server_that_is_away_is_one_line_of_a_bus(caplog: pytest.LogCaptureFixture) -> None:
     """The close of a bus without a trainer does not repeat it, either; its report names the subscriber."""
     bus = Bus()
@@ -151,7 +197,7 @@ def test_a_server_that_is_away_is_one_line_of_a_bus(caplog: pytest.LogCaptureFix
     report = bus.close()
 
     assert len(warnings_of(caplog)) == 1
-    assert (report.ok, report.stats[0].unavailable) == (False, True)
+    assert (report.ok, report.stats[0].losses_logged) == (False, True)
 
 
 def test_a_run_that_fails_tells_once(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:

@@ -167,6 +167,7 @@ def test_lines_of_mlflow_in_the_program_are_printed(
 ) -> None:
     """The writer silences its own thread only, and only while MLflow runs on it."""
     log = logging.getLogger("mlflow.store.db")
+    called, logged = threading.Event(), threading.Event()
 
     class Loud(MLflowWriter):
         def connect(self, run: Run, known: Known) -> Known:
@@ -174,12 +175,42 @@ def test_lines_of_mlflow_in_the_program_are_printed(
             log.warning("of the thread, after a call")
             return connected
 
-    write(attach(Loud(f"sqlite:///{tmp_path}/mlflow.db", offload="thread")), *train(1))
+        def _experiment_id(self) -> str:
+            log.warning("of the thread, within a call")
+            called.set()
+            assert logged.wait(60)
+            return super()._experiment_id()
+
+    bus = attach(Loud(f"sqlite:///{tmp_path}/mlflow.db", offload="thread"))
+    bus.emit(*train(1))
+    assert called.wait(60)
     log.warning("of the program")
+    logged.set()
+    bus.close()
 
     printed = capfd.readouterr().err
-    assert [text in printed for text in ("of the thread, after a call", "of the program")] == [True, True]
+    assert "of the thread, after a call" in printed
+    assert "of the program" in printed
+    assert "of the thread, within a call" not in printed
     assert "Creating initial" not in printed
+
+
+@pytest.mark.slow
+def test_a_run_whose_end_is_not_taken_is_told_without_lines_of_mlflow(
+    attach: Attach, tmp_path: Path, account: Account, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The error is in this writer's warning."""
+    bus = attach(make(tmp_path))
+    emit(bus, *train(1))
+    capfd.readouterr()
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        database.execute("drop table runs")
+        database.commit()
+
+    bus.close()
+
+    assert "MLflow did not take the end of the run: " in account(bus).error
+    assert "mlflow.store" not in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -417,7 +448,6 @@ def test_bad_arguments(
         MLflowWriter(**options)
 
 
-@pytest.mark.slow
 def test_a_long_experiment_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is an error where the writer is made, unless it is given another."""
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "x" * 501)
@@ -429,6 +459,7 @@ def test_a_long_experiment_of_the_environment(tmp_path: Path, monkeypatch: pytes
     MLflowWriter(uri, "digits")
 
 
+@pytest.mark.slow
 def test_texts_that_are_not_utf8_have_escapes(attach: Attach, tmp_path: Path) -> None:
     """The name of the work dir, parameters and tags may be paths, and MLflow takes no other texts."""
     bad, good = os.fsdecode(b"caf\xe9"), "caf\\udce9"

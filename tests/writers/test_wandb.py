@@ -360,7 +360,16 @@ def test_bad_arguments(
             "u:s3cr3t@host",
             r"WANDB_BASE_URL must be .*, got '\*\*\*@host': URL scheme should be",
         ),
-        ("WANDB_ENTITY", "a/b", "WANDB_ENTITY must be the name of a user or a team, without /, got 'a/b'"),
+        (
+            "WANDB_BASE_URL",
+            "ftp://h?token=s3cr3t",
+            r"WANDB_BASE_URL must be .*, got 'ftp://h\?\*\*\*': URL scheme",
+        ),
+        (
+            "WANDB__EXTRA_HTTP_HEADERS",
+            '{"A": "s3cr3t"',
+            r"WANDB__EXTRA_HTTP_HEADERS must be .*, got '\*\*\*'",
+        ),
         (
             "WANDB_API_KEY",
             " s3cr3t",
@@ -378,6 +387,16 @@ def test_a_wrong_value_of_the_environment(
         WandbWriter("digits", mode="offline")
 
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_wrong_entity_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where the writer is made, unless it is given another."""
+    monkeypatch.setenv("WANDB_ENTITY", "a/b")
+
+    with pytest.raises(ValueError, match=r"WANDB_ENTITY must be the name of a user or a team, .*, got 'a/b'"):
+        WandbWriter("digits", mode="offline")
+
+    WandbWriter("digits", entity="team", mode="offline")
 
 
 def test_a_key_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

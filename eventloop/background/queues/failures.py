@@ -24,9 +24,8 @@ class FailingQueue(SubscriberQueue):
     def __init__(self, name: str, options: LaneOptions, report: Report) -> None:
         super().__init__(name, options)
         self.last_error = ""
-        self.unavailable = (
-            False  # whether an `UnavailableError` has disabled it, as its one line in the log says
-        )
+        # whether the line about an `UnavailableError`, which disabled it, has told all losses so far
+        self.losses_logged = False
         self._awaited = ""  # what its deliveries wait for, as its worker process says
         self._report = report
         self._named: set[tuple[str, str]] = set()  # event and field of each logged encoding error
@@ -50,7 +49,7 @@ class FailingQueue(SubscriberQueue):
         if not isinstance(error, UnavailableError):
             logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
             return
-        self.unavailable = disable
+        self.losses_logged = disable and not self.dropped
         rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
         logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
