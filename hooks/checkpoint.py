@@ -16,9 +16,9 @@ from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_pa
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.retention.retention import Replaced, Retention, Values
 from eventloop.checkpoint.retention.run_directory import (
+    note_another_run,
     note_where_it_went_back,
     note_where_to_resume,
-    warn_of_another_run,
     where_to_resume,
 )
 from eventloop.checkpoint.saving.publish import PublishedFormat, Publisher
@@ -251,8 +251,8 @@ class CheckpointHook(Hook):
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
             note_where_it_went_back(trainer.state.directories, resumed)
-        if trainer.iter == 0:
-            warn_of_another_run(found, self.directory)
+        if trainer.iter == 0 and trainer.state.resumed_from is None:
+            note_another_run(found, self.directory)
 
     # --- when ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, temporary_path
 from eventloop.checkpoint.disk import DISK, Disk
-from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
+from eventloop.checkpoint.lineage import (
+    LINE,
+    NOTHING,
+    StepBack,
+    lineage_filter,
+    read_steps_back,
+    same_run_filter,
+    write_steps_back,
+)
 from eventloop.checkpoint.manifest import Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
@@ -33,7 +41,8 @@ class Found(NamedTuple):
             lineage.
         manifests: the manifest of each path that has one.
         damaged: a sentence for each path that looks like a checkpoint and cannot be used.
-        abandoned: checkpoints off the lineage, because a run went back to an earlier one.
+        abandoned: checkpoints off the lineage, because a run went back to an earlier one, or began anew.
+        foreign: the abandoned checkpoints of other runs than the newest one.
         last: the largest sequence number given so far, perhaps to a checkpoint that was removed.
     """
 
@@ -41,6 +50,7 @@ class Found(NamedTuple):
     manifests: dict[Path, Manifest]
     damaged: list[str]
     abandoned: frozenset[Path] = frozenset()
+    foreign: frozenset[Path] = frozenset()
     last: int = 0
 
     def newest_first(self) -> list[Path]:
@@ -74,11 +84,15 @@ class Found(NamedTuple):
         return list(dict.fromkeys(metric for metrics in best for metric in metrics))
 
     def ranking(self, metric: str) -> list[Path]:
-        """Return the best checkpoints of a metric, best first; those with equal scores newest first."""
+        """Return the best checkpoints of a metric, best first; those with equal scores newest first.
 
-        def merit(path: Path) -> float:
+        Those of other runs come last.
+        """
+
+        def merit(path: Path) -> tuple[bool, float]:
             value = float(self.manifests[path].metrics[metric])
-            return value if self.manifests[path].best[metric] == "greater" else -value
+            is_greater = self.manifests[path].best[metric] == "greater"
+            return path not in self.foreign, value if is_greater else -value
 
         saved = [path for path in self.newest_first() if metric in self.manifests[path].best]
         return sorted(saved, key=merit, reverse=True)
@@ -101,12 +115,14 @@ def scan(*directories: str | Path) -> Found:
     files: list[tuple[int, str, Path]] = []
     damaged: list[str] = []
     abandoned: set[Path] = set()
+    foreign: set[Path] = set()
     last = 0
     for directory in map(Path, directories):
         here, single_files = _look_into(directory, damaged)
         steps = _steps_back_of(directory, damaged)
-        on_line = lineage_filter(steps)
+        on_line, same_run = lineage_filter(steps), same_run_filter(steps)
         abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
+        foreign.update(path for path, manifest in here.items() if not same_run(manifest.sequence))
         last = max([last, *(each.sequence for each in here.values()), *(step.newest for step in steps)])
         manifests.update(here)
         files += single_files
@@ -114,7 +130,7 @@ def scan(*directories: str | Path) -> Found:
     single = [path for _, _, path in sorted(files)]
     left = in_order({path: manifest for path, manifest in manifests.items() if path in abandoned})
     on = in_order({path: manifest for path, manifest in manifests.items() if path not in abandoned})
-    return Found([*single, *left, *on], manifests, damaged, frozenset(abandoned), last)
+    return Found([*single, *left, *on], manifests, damaged, frozenset(abandoned), frozenset(foreign), last)
 
 
 def in_order(manifests: Mapping[Path, Manifest]) -> list[Path]:
@@ -214,15 +230,26 @@ def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
     Raises:
         OSError: the record cannot be written; that directory is unchanged.
     """
-    if not found.paths or path == found.paths[-1]:
+    is_newest = not found.paths or path == found.paths[-1] or found.manifests[path].sequence == found.last
+    if is_newest and path not in found.abandoned:
         return False
-    step = StepBack(found.manifests[path].sequence, found.last)
-    if step.back_to == step.newest:
-        return False
+    _add_step(found, StepBack(found.manifests[path].sequence, found.last), disk)
+    return True
+
+
+def begin_anew(found: Found, disk: Disk = DISK) -> None:
+    """Record durably that a new run begins: the checkpoints of the scan become abandoned. None is removed.
+
+    Raises:
+        OSError: the record cannot be written; that directory is unchanged.
+    """
+    _add_step(found, StepBack(NOTHING, found.last), disk)
+
+
+def _add_step(found: Found, step: StepBack, disk: Disk) -> None:
     for directory in dict.fromkeys(each.parent for each in found.manifests):
         steps = _steps_back_of(directory, [])  # a damaged file has lost the earlier steps anyway
         write_steps_back(directory, [*steps, step], temporary_path(directory / LINE, "tmp"), disk)
-    return True
 
 
 def find_checkpoints(directory: str | Path) -> list[Path]:

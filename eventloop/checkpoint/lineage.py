@@ -1,8 +1,9 @@
 """Record which checkpoints of a directory are on the run's lineage, and which are abandoned.
 
-A run that resumes from a checkpoint other than the newest starts a new lineage there. `line.json` records
-that at once, before the run saves for the first time. It has one entry (`StepBack`) for each time that a run
-went back, and is replaced as a whole, durably. Without this file, all checkpoints are on the lineage.
+A run that resumes from a checkpoint other than the newest starts a new lineage there, and so does a new run
+in a directory with checkpoints. `line.json` records that at once, before the run saves for the first time. It
+has one entry (`StepBack`) for each time, and is replaced as a whole, durably. Without this file, all
+checkpoints are on the lineage.
 `directory` uses this module. It imports no torch.
 """
 
@@ -22,16 +23,20 @@ from eventloop.util.errors import CheckpointError
 
 LINE = "line.json"
 SCHEMA = 1
+NOTHING = -1
+"""A number below all sequence numbers."""
 
 
 class StepBack(msgspec.Struct, frozen=True):
-    """The record of a resume from a checkpoint that was not the newest, which abandons newer ones.
+    """The record of a resume from a checkpoint that was not the newest, or of a new run.
+
+    Newer checkpoints are abandoned, all of them by a new run.
 
     If the hooks of a run save in several directories, each directory gets the record, which may name
     checkpoints of another directory.
 
     Attributes:
-        back_to: the sequence number of the checkpoint that the run resumed from.
+        back_to: the sequence number of the checkpoint that the run resumed from; `NOTHING` for a new run.
         newest: the largest sequence number at that time.
     """
 
@@ -78,6 +83,25 @@ def write_steps_back(directory: Path, turns: Sequence[StepBack], work: Path, dis
         with suppress(OSError):
             disk.remove(work)
         raise
+
+
+def same_run_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:
+    """Return a function that decides from a sequence number whether a checkpoint is of the newest run.
+
+    A run that went back is the same run; a new one begins where a record has `NOTHING` to go back to.
+    """
+    ends: list[tuple[int, int]] = []  # the last sequence number of each part of the directory, and its run
+    run = runs = 0
+
+    def run_of(sequence: int) -> int:
+        return next((number for last, number in ends if sequence <= last), run)
+
+    for turn in turns:
+        ends.append((turn.newest, run))
+        if turn.back_to == NOTHING:
+            runs += 1
+        run = runs if turn.back_to == NOTHING else run_of(turn.back_to)
+    return lambda sequence: run_of(sequence) == run
 
 
 def lineage_filter(turns: Sequence[StepBack]) -> Callable[[int], bool]:

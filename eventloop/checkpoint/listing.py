@@ -44,6 +44,7 @@ class Item(msgspec.Struct, kw_only=True):
         newest: True for the newest checkpoint of the lineage in this directory. `resume("auto")` uses
             it, unless another hook of the run has saved a newer one elsewhere.
         abandoned: True if a run went back to an earlier checkpoint.
+        foreign: whether it is abandoned, and of another run than the newest one.
         missing: the keys that a resume needs and that it lacks.
         eventloop, torch: the versions that wrote it.
         whole: True if its files were read and match their hashes, False if they do not match, if one is
@@ -63,6 +64,7 @@ class Item(msgspec.Struct, kw_only=True):
     validated_at: int | None = None
     newest: bool = False
     abandoned: bool = False
+    foreign: bool = False
     missing: list[str] = []
     eventloop: str | None = None
     torch: str | None = None
@@ -201,6 +203,7 @@ class Stock:
             validated_at=manifest.validated_at,
             newest=path == self.found.paths[-1],
             abandoned=path in self.found.abandoned,
+            foreign=path in self.found.foreign,
             missing=self.missing(path),
             eventloop=manifest.eventloop,
             torch=manifest.torch,

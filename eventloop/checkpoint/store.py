@@ -177,7 +177,12 @@ def load_best(
             )
         return found.ranking(chosen)
 
-    return _first_whole(places, ranked, check)[1:]
+    found, path, state = _first_whole(places, ranked, check)
+    if path in found.foreign:
+        logger.warning(
+            "%s is of an earlier run: the newest run has no best checkpoint that can be used", path
+        )
+    return path, state
 
 
 def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:

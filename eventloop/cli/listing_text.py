@@ -86,7 +86,8 @@ def _notes(item: Item) -> list[str]:
     if item.epoch is None:
         how = "named by its hash" if published_digits(item.name) else "without a manifest"
         return [f"a single file, {how}", *verdict]
-    notes = ["newest"] if item.newest else ["left behind"] if item.abandoned else []
+    behind = "of an earlier run" if item.foreign else "left behind"
+    notes = ["newest"] if item.newest else [behind] if item.abandoned else []
     for metric, score in item.best.items():
         kept = "one of the best" if metric in item.best_kept else "was best"
         notes.append(f"{'best' if metric in item.best_now else kept} {metric} {_score(score)}")

@@ -10,17 +10,26 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import go_back, scan
-from eventloop.checkpoint.lineage import LINE, StepBack, lineage_filter, read_steps_back, write_steps_back
+from eventloop.checkpoint.directory import begin_anew, go_back, scan
+from eventloop.checkpoint.lineage import (
+    LINE,
+    NOTHING,
+    StepBack,
+    lineage_filter,
+    read_steps_back,
+    same_run_filter,
+    write_steps_back,
+)
 from eventloop.checkpoint.manifest import Label
 from eventloop.util.errors import CheckpointError
 from tests.support.recording_disk import RecordingDisk
 
 
-def save(directory: Path, *sequences: int, best: bool = False) -> None:
-    """Save checkpoints that are named by their sequence."""
+def save(directory: Path, *sequences: int, best: bool = False, acc: float | None = None) -> None:
+    """Save checkpoints that are named by their sequence, which is their score by default."""
     for sequence in sequences:
-        label = Label(sequence=sequence, best={"acc": "greater"} if best else {}, metrics={"acc": sequence})
+        metrics: dict[str, float | str] = {"acc": float(sequence) if acc is None else acc}
+        label = Label(sequence=sequence, best={"acc": "greater"} if best else {}, metrics=metrics)
         save_checkpoint({"meta": {}, "state_dict": {"w": torch.zeros(1)}}, directory / str(sequence), label)
 
 
@@ -54,6 +63,25 @@ def test_what_led_to_where_the_run_is(turns: list[tuple[int, int]], on_line: lis
     line = lineage_filter([StepBack(*turn) for turn in turns])
 
     assert [sequence for sequence in range(1, 8) if line(sequence)] == on_line
+
+
+@pytest.mark.parametrize(
+    ("turns", "same"),
+    [
+        ([], [1, 2, 3, 4, 5, 6, 7]),
+        ([(2, 3)], [1, 2, 3, 4, 5, 6, 7]),
+        ([(NOTHING, 3)], [4, 5, 6, 7]),
+        ([(NOTHING, 3), (4, 5)], [4, 5, 6, 7]),
+        ([(NOTHING, 3), (NOTHING, 5)], [6, 7]),
+        ([(NOTHING, 3), (2, 5)], [1, 2, 3, 6, 7]),
+        ([(NOTHING, 3), (2, 5), (5, 6)], [4, 5, 7]),
+    ],
+)
+def test_which_checkpoints_are_of_the_newest_run(turns: list[tuple[int, int]], same: list[int]) -> None:
+    """A run that goes back is the same run, or the other one that it goes back to; a new run goes back to nothing."""
+    of_this_run = same_run_filter([StepBack(*turn) for turn in turns])
+
+    assert [sequence for sequence in range(1, 8) if of_this_run(sequence)] == same
 
 
 # --- the directory -----------------------------------------------------------------------------------------
@@ -146,6 +174,35 @@ def test_the_best_is_the_best(tmp_path: Path) -> None:
     save(tmp_path, 1, 2, best=True)
     back(tmp_path, 1)
 
+    assert load_best(tmp_path)[0].name == "2"
+
+
+def test_the_best_is_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A run that begins among another's checkpoints has a best one of its own, however good the other's were; until it
+    has, the other's is loaded, with a line in the log."""
+    save(tmp_path, 1, 2, best=True)
+    begin_anew(scan(tmp_path))
+
+    assert load_best(tmp_path)[0].name == "2"
+    assert caplog.messages == [
+        f"{tmp_path / '2'} is of an earlier run: the newest run has no best checkpoint that can be used"
+    ]
+    save(tmp_path, 3, best=True, acc=0.5)
+    assert load_best(tmp_path)[0].name == "3"
+    assert load_newest(tmp_path)[0].name == "3"
+
+
+def test_the_other_run_goes_on(tmp_path: Path) -> None:
+    """A run that is resumed after another began in its directory is on the lineage again, with all its checkpoints."""
+    save(tmp_path, 1, 2, best=True)
+    begin_anew(scan(tmp_path))
+    found = scan(tmp_path)
+    assert found.abandoned == found.foreign == {tmp_path / "1", tmp_path / "2"}
+
+    assert back(tmp_path, 2)
+
+    found = scan(tmp_path)
+    assert not found.abandoned | found.foreign
     assert load_best(tmp_path)[0].name == "2"
 
 

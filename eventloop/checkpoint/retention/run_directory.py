@@ -1,4 +1,4 @@
-"""Record that a run went back, name the checkpoint to resume from, and warn of another run's checkpoints.
+"""Record that a run went back or began anew, and name the checkpoint to resume from.
 
 `CheckpointHook` uses it when a training begins and ends.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop.checkpoint.directory import SUFFIXES, Found, go_back, in_order, scan
+from eventloop.checkpoint.directory import SUFFIXES, Found, begin_anew, go_back, in_order, scan
 from eventloop.checkpoint.manifest import Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
@@ -79,12 +79,20 @@ def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
         )  # fmt: skip
 
 
-def warn_of_another_run(found: Found, directory: Path) -> None:
-    """Warn that a new run starts in a directory with checkpoints of another run."""
-    if found.paths:
+def note_another_run(found: Found, directory: Path) -> None:
+    """Warn that a new run starts in a directory with checkpoints of another run, and record it durably."""
+    if not found.paths:
+        return
+    logger.warning(
+        "%s holds checkpoints of another run, the newest is %s: this run starts from the beginning and "
+        "will overwrite those of the same names; call trainer.resume() to go on with the other run, or "
+        "use another work_dir",
+        directory, found.paths[-1].name,
+    )  # fmt: skip
+    try:
+        begin_anew(found)
+    except OSError as error:
         logger.warning(
-            "%s holds checkpoints of another run, the newest is %s: this run starts from the beginning and "
-            "will overwrite those of the same names; call trainer.resume() to go on with the other run, or "
-            "use another work_dir",
-            directory, found.paths[-1].name,
+            "could not record in %s that a new run begins; \"best\" may be one of the other run: %s",
+            directory, error,
         )  # fmt: skip
