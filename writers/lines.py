@@ -152,7 +152,7 @@ def notice(event: Event) -> str:
         case HandlerFailed():
             return f"{event.handler} FAILED ({event.count}x): {one_line(event.error)}"
         case EventsDropped():
-            return f"{event.handler} dropped {event.count} events: its queue was full"
+            return f"{event.handler} dropped {event.count} events: its queue was full, or it was disabled"
         case SlowHandler():
             return f"{event.handler} is slow: p99 {event.cost * 1e3:.2f} ms over {event.count} calls"
         case LoaderStall() | SlowRank():

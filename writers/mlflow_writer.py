@@ -23,6 +23,7 @@ from eventloop.util.surrogates import escaped
 from eventloop.util.text import error_text
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import (
+    basic_login,
     check_mapping,
     check_texts,
     masked,
@@ -191,7 +192,9 @@ class MLflowWriter(TrackerWriter):
         return f" at {masked(self._uri, secrets_of(self._uri))}"
 
     def secrets(self) -> list[str]:
-        return [*super().secrets(), *secrets_of(self._uri)]
+        user, password = (os.environ.get(f"MLFLOW_TRACKING_{each}", "") for each in ("USERNAME", "PASSWORD"))
+        login = [basic_login(user, password)] if password else []
+        return [*super().secrets(), *secrets_of(self._uri), *login]
 
     def _experiment_id(self) -> str:
         name = self.experiment or os.environ.get(_EXPERIMENT)
@@ -236,6 +239,7 @@ class MLflowWriter(TrackerWriter):
             self._client.log_artifacts(self._known.id, str(path), f"checkpoints/{path.name}")
         else:
             self._client.log_artifact(self._known.id, str(path), "checkpoints")
+        self.note_sent(event)
 
 
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"

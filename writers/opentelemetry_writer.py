@@ -16,6 +16,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
+from eventloop.eventlog.format import FILE_NAME
+from eventloop.eventlog.reader import EventReader
 from eventloop.events import (
     AfterRun,
     AfterTest,
@@ -31,7 +33,7 @@ from eventloop.events import (
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
-from eventloop.writers.otlp_spans import HEALTH, SECOND, Spans, Stages, log_line
+from eventloop.writers.otlp_spans import HEALTH, SAME, SECOND, Spans, Stages, log_line
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
 from eventloop.writers.tracker_arguments import (
     check_mapping,
@@ -137,21 +139,35 @@ class OpenTelemetryWriter(TrackerWriter):
         run_id, self._before = known.id or os.urandom(16).hex(), known.last
         self._resource = self._resource_of(run, run_id)
         left = self._send_again()
-        self._spans = Spans(
-            bytes.fromhex(run_id), time.time(), self._stages(run, known, left), live=bool(run.trainer_id)
-        )
+        self._resumes = left.id == run_id and run.trainer_id not in ("", known.trainer_id)
+        self._spans = Spans(bytes.fromhex(run_id), time.time(), self._stages(run, known, left))
         return Known(run_id, left.last if left.id == run_id else known.last)
 
     def _stages(self, run: Run, known: Known, left: _InFlight) -> Stages:
         """Return the stages to continue; send the spans of those that a killed program has left open."""
-        if (
-            run.trainer_id and run.trainer_id == known.trainer_id
-        ):  # in a new worker process of the same program
-            return left.stages
-        if not (run.trainer_id or run.start_iter):  # in a replay, which has the events of all runs
+        if not run.trainer_id:  # a replay, which has the events of all runs
             return Stages()
+        is_new_worker = run.trainer_id == known.trainer_id
+        if is_new_worker or self._resumes:
+            return left.stages
         self._send_killed(run, left)
-        return Stages(left.stages.run if left.id == known.id else 0)
+        return Stages()
+
+    def _catch_up(self, start: int) -> None:
+        """Write the logged numbers up to the checkpoint, and all other events after the last one sent."""
+        stages = self._spans.stages
+        since = (stages.last_time + (-SAME if stages.open else SAME)) / SECOND
+        super()._catch_up(start)
+        if not self._resumes:
+            return
+        if (log := self._work_dir / FILE_NAME).is_file():
+            others = [event for event in self.events if event is not ScalarsLogged]
+            reader = EventReader(log, only=others, on_torn="ignore")
+            for records in reader.blocks():
+                is_own = reader.run is not None and reader.run.trainer_id == self._known.trainer_id
+                if not is_own:  # those come later
+                    self.write_timed([Timed(each.time, each.event) for each in records if each.time > since])
+        self._spans.end_killed()
 
     def had_before(self, known: Known) -> dict[str, int]:
         return self._before  # `connect` has sent further ones again

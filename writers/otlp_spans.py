@@ -36,6 +36,10 @@ from eventloop.events.base import event_name
 from eventloop.tracing.files import find_traces
 
 SECOND = 1_000_000_000
+RECENT = 16
+"""More spans than end within `SAME`."""
+SAME = SECOND // 1000
+"""The most nanoseconds by which the times of an event in two deliveries differ."""
 BEGINS: dict[type[Event], str] = {
     BeforeRun: "run", BeforeTrainEpoch: "epoch", BeforeVal: "validation", BeforeTest: "test",
 }  # fmt: skip
@@ -84,6 +88,8 @@ class Stages(msgspec.Struct):
     """The facts of the run."""
     last_time: int = 0
     """The time of the last event."""
+    recent: list[bytes] = []
+    """The ids of the last spans that ended."""
 
 
 class Spans:
@@ -95,27 +101,23 @@ class Spans:
         trace_id: the trace of the run.
         since: the Unix time before which trace files are ignored; a run that began earlier sets it back.
         stages: those that a killed program or worker process has left open.
-        live: whether the events are of one trainer, whose runs all end, unless it is killed; else of a log.
     """
 
-    def __init__(
-        self, trace_id: bytes, since: float = inf, stages: Stages | None = None, *, live: bool = False
-    ) -> None:
+    def __init__(self, trace_id: bytes, since: float = inf, stages: Stages | None = None) -> None:
         self.finished: list[SpanFacts] = []
         self.stages = stages or Stages()
         self._trace_id = trace_id
         self._since = since
-        self._live = live
         self._read: set[Path] = set()
 
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
         if isinstance(event, BeforeRun):
-            if self._live and "run" in self.stages.open:
-                return  # delivered again to a new worker process
+            if "run" in self.stages.open and abs(time - self.stages.open["run"][0]) < SAME:
+                return  # the same event once more, for a new worker process, or from the log
             self.end_killed()
-            self.stages = Stages(self.stages.run + 1, info=self.stages.info)
+            self.stages = Stages(self.stages.run + 1, info=self.stages.info, recent=self.stages.recent)
             self._since = min(self._since, time / SECOND)
         # a resumed run reads events of its log, which are older than the last one
         self.stages.last_time = max(self.stages.last_time, time)
@@ -174,6 +176,9 @@ class Spans:
         attributes: dict[str, object],
         error: str = "",
     ) -> None:
+        if span_id in self.stages.recent:  # read from the log once more
+            return
+        self.stages.recent = [*self.stages.recent, span_id][-RECENT:]
         self.finished.append(SpanFacts(name, began, ended, span_id, self._run_span(), attributes, error))
 
     def _run_span(self) -> bytes:

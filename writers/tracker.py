@@ -59,6 +59,7 @@ SHORT = 60
 """The number of characters of an error that is in the log already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
+_CHECKPOINT = "checkpoint/"
 RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
 """The events that mark where a training begins and how the run ended."""
 Named = ImageLogged | HistogramLogged | TextLogged
@@ -138,7 +139,8 @@ class TrackerWriter(TimedWriter):
 
     def secrets(self) -> list[str]:
         """Return texts that no message may contain."""
-        return [value for name in self.secret_variables if (value := os.environ.get(name))]
+        values = [os.environ.get(name, "") for name in self.secret_variables]
+        return [text for value in values for text in (value, value.strip()) if text]
 
     def where(self) -> str:
         """Return the place of the tracker after its name in messages, such as " at http://localhost:5000"."""
@@ -146,8 +148,10 @@ class TrackerWriter(TimedWriter):
 
     @property
     def waits_for(self) -> str:
-        """Return the tracker's name, address and error, if any."""
-        return f"{self.service}{self.where()}" + (f" ({self._error})" if self._error else "")
+        """Return the tracker's name and address, its error, and how many events wait for it."""
+        error = f" ({self._error})" if self._error else ""
+        waiting = f", for which {len(self._pending):,} events wait; {self._later()}" if self._pending else ""
+        return f"{self.service}{self.where()}{error}{waiting}"
 
     # --- called by the engine ------------------------------------------------------------------------------
 
@@ -254,17 +258,19 @@ class TrackerWriter(TimedWriter):
         self._floor = dict(self._known.last)
 
     def _catch_up(self, start: int) -> None:
-        """Write the logged events up to the checkpoint that the tracker does not have."""
+        """Write the logged events up to iteration `start`, of the checkpoint, that the tracker lacks."""
         log = self._work_dir / FILE_NAME
         if not log.is_file():
             return
         for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
-            due = (record for record in records if getattr(record.event, "step", 0) <= start)
+            due = (record for record in records if _step_of(record.event) <= start)
             self.write_timed([Timed(record.time, record.event) for record in due])
         self._begin_training()
 
     def _logged(self) -> list[type[Event]]:
-        logged: tuple[type[Event], ...] = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged)
+        logged: tuple[type[Event], ...] = (
+            ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, CheckpointSaved,
+        )  # fmt: skip
         return [event for event in logged if event in self.events]
 
     # --- sending -------------------------------------------------------------------------------------------
@@ -344,12 +350,18 @@ class TrackerWriter(TimedWriter):
             return None
 
     def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
-        """Return the path of a checkpoint; None, with a line in the log, if it is no longer there."""
+        """Return the path of a checkpoint to send; None if it was sent, or is not there, which is told."""
         path = Path(event.path)
+        if event.iter <= self._known.last.get(_key_of_checkpoint(path), -1):
+            return None
         if path.exists():
             return path
         self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
         return None
+
+    def note_sent(self, checkpoint: CheckpointSaved) -> None:
+        """Note that a checkpoint was sent, so that a resumed run does not send it again."""
+        note_last(self._known.last, [_key_of_checkpoint(Path(checkpoint.path))], checkpoint.iter)
 
     def tell(self, key: str, text: str) -> None:
         """Log a warning, once for each key."""
@@ -365,6 +377,20 @@ class TrackerWriter(TimedWriter):
 def key_of(event: Named) -> str:
     """Return an event's mode and name, such as "train/samples"."""
     return f"{event.mode}/{event.name}"
+
+
+def _key_of_checkpoint(path: Path) -> str:
+    return f"{_CHECKPOINT}{path.name}"
+
+
+def checkpoints_of(last: dict[str, int]) -> dict[str, int]:
+    """Return those of the last steps that are of checkpoints, which no tracker knows."""
+    return {name: step for name, step in last.items() if name.startswith(_CHECKPOINT)}
+
+
+def _step_of(event: Event) -> int:
+    step: int = getattr(event, "step", getattr(event, "iter", 0))
+    return step
 
 
 def values_of(event: ScalarsLogged) -> dict[str, float]:

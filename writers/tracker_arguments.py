@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -73,6 +73,11 @@ def secrets_of_headers(headers: Mapping[str, str]) -> list[str]:
             with suppress(ValueError):  # not base64
                 found.append(b64decode(key).decode().partition(":")[2])
     return [text for text in found if text]
+
+
+def basic_login(user: str, password: str) -> str:
+    """Return a login as the header of HTTP's `Basic` has it, which a server may repeat."""
+    return b64encode(f"{user}:{password}".encode()).decode()
 
 
 def masked(text: str, secrets: Iterable[str]) -> str:

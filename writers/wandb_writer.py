@@ -31,12 +31,14 @@ from eventloop.writers.tracker import (
     RUN_EVENTS,
     Known,
     TrackerWriter,
+    checkpoints_of,
     key_of,
     note_last,
     run_name_of,
     values_of,
 )
 from eventloop.writers.tracker_arguments import (
+    basic_login,
     check_config,
     check_mapping,
     check_texts,
@@ -161,7 +163,7 @@ class WandbWriter(TrackerWriter):
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None
-        return Known(run_id, known.last if last is None else last)
+        return Known(run_id, known.last if last is None else {**checkpoints_of(known.last), **last})
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
         """Silence wandb in the worker process, because this writer logs errors itself."""
@@ -205,6 +207,15 @@ class WandbWriter(TrackerWriter):
         url = os.environ.get("WANDB_BASE_URL", "")
         log = Path(self._get_run().work_dir, "wandb", "debug-internal.log")
         return f"{' at ' * bool(url)}{masked(url, secrets_of(url))}, whose log is {log}"
+
+    def secrets(self) -> list[str]:
+        """Return the key, from the environment or `wandb login`, also as wandb sends it."""
+        keys = super().secrets()
+        with suppress(ImportError):
+            find_login: Any = import_module("requests.utils").get_netrc_auth
+            login = find_login(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai")
+            keys += [login[1]] if login else []
+        return [*keys, *(basic_login("api", key) for key in keys)]
 
     def _log(self, when: float, mode: str, step: int, row: dict[str, Any]) -> None:
         if mode not in self._axes:
@@ -269,6 +280,7 @@ class WandbWriter(TrackerWriter):
             if file.is_file():  # add_dir would print a line
                 artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
         self._run.log_artifact(artifact, aliases=["latest", path.name])
+        self.note_sent(event)
 
 
 def _settings(lib: Any) -> Any:

@@ -283,7 +283,7 @@ def test_names_without_end_take_no_places_without_end(console: Console) -> None:
         (StopRequested(iter=9, reason="enough"), "Stop requested: enough"),
         (PreemptionRequested(iter=9, reason="SIGTERM"), "Preemption requested: SIGTERM"),
         (HandlerFailed(handler="J", error="OSError: x", count=2), "J FAILED (2x): OSError: x"),
-        (EventsDropped(handler="J", count=5), "J dropped 5 events: its queue was full"),
+        (EventsDropped(handler="J", count=5), "J dropped 5 events: its queue was full, or it was disabled"),
         (SlowHandler(handler="J", cost=0.0021, count=9), "J is slow: p99 2.10 ms over 9 calls"),
         (AfterRun(iter=100), "Run ended at iteration 100: completed"),
         (AfterRun(iter=7, reason="error", error="E: x"), "Run ended at iteration 7: error: E: x"),

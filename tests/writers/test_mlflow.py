@@ -315,6 +315,29 @@ def test_files_that_are_not_taken_hold_up_no_number(
 
 
 @pytest.mark.slow
+def test_a_resumed_run_sends_the_checkpoints_that_a_kill_took(attach: Attach, tmp_path: Path) -> None:
+    """Those of the event log that MLflow lacks, each once."""
+    saved = []
+    for number in (1, 2):
+        (folder := tmp_path / f"iter_{number}").mkdir()
+        (folder / "state.pth").write_bytes(b"weights")
+        saved.append(CheckpointSaved(path=str(folder), iter=number))
+    EventLogWriter().attach(log := Bus(), lambda: Run(work_dir=str(tmp_path)))
+    write(log, BeforeTrain(), *train(1), saved[0], *train(2), saved[1])
+    write(attach(make(tmp_path, checkpoints=True), trainer_id="a"), BeforeTrain(), *train(1), saved[0])
+    (tmp_path / "iter_1/state.pth").write_bytes(b"changed")
+
+    again = attach(make(tmp_path, checkpoints=True), trainer_id="b", start_iter=2)
+    write(again, BeforeTrain(iter=2), *train(3), AfterRun())
+
+    run, store = the_run(tmp_path), client(tmp_path)
+    found = {folder.path for folder in store.list_artifacts(run.info.run_id, "checkpoints")}
+    assert found == {"checkpoints/iter_1", "checkpoints/iter_2"}
+    first = store.download_artifacts(run.info.run_id, "checkpoints/iter_1/state.pth", str(tmp_path / "down"))
+    assert Path(first).read_bytes() == b"weights"
+
+
+@pytest.mark.slow
 def test_a_resumed_run_sends_no_file_again(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from copy import copy
+from functools import partial
 from pathlib import Path
 from time import perf_counter, time
 from typing import Any
@@ -14,7 +16,6 @@ import pytest
 
 from eventloop import replay
 from eventloop.background.queues import subscriber
-from eventloop.bus import Bus
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -25,10 +26,12 @@ from eventloop.events import (
     BeforeVal,
     CheckpointFailed,
     CheckpointSaved,
+    Event,
     HandlerFailed,
     RunInfo,
     SlowRank,
 )
+from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.hooks import TraceHook
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
@@ -296,13 +299,43 @@ def test_stages_that_a_kill_interrupted_end_with_it(
     assert [item.value.string_value for item in killed["run"].attributes] == ["Net"]
 
 
+def test_what_a_kill_took_is_read_from_the_log(collector: Collector, tmp_path: Path) -> None:
+    """Stages, checkpoints and health after the last request are in the event log, and arrive once."""
+    sent = at(1e9, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), CheckpointSaved(path="iter_1", iter=1))
+    taken = at(
+        1e9 + 1, AfterTrainEpoch(iter=1), BeforeVal(iter=1), AfterVal(iter=1), BeforeTrainEpoch(iter=1, epoch=1),
+        HandlerFailed(handler="x", error="ValueError"), *train(2),
+    )  # fmt: skip
+    run = Run(work_dir=str(tmp_path), trainer_id="a")
+    writer, log, again = make(collector), EventLogWriter(), make(collector)
+    writer.open(run)
+    writer.write_timed(sent)
+    log.open(run)
+    log.write_timed([*sent, *taken])
+    log.close()
+    kill, spans = Kill(tmp_path), collector.spans()
+    writer.close()
+    kill.restore()
+    collector.messages["/v1/traces"].clear()
+
+    again.open(Run(work_dir=str(tmp_path), trainer_id="b", start_iter=1))
+    again.write_timed(at(1e9 + 9, BeforeRun(iter=1), BeforeTrain(iter=1), *train(2), AfterRun(iter=2)))
+    again.close()
+
+    assert parts(spans + collector.spans()) == [
+        ("checkpoint", ""), ("epoch", ""), ("epoch", "killed"), ("run", ""), ("run", "killed"), ("validation", ""),
+    ]  # fmt: skip
+    assert [record.event_name for record in collector.logs()] == ["handler_failed"]
+    assert [step for _, step, _ in collector.points()] == [2]
+
+
 def test_a_writer_that_outlives_a_kill_ends_the_spans(attach: Attach, collector: Collector) -> None:
     """A close without the end of the run sends the spans that are open, as a worker process does."""
     bus = attach(make(collector))
     emit(bus, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), *train(1))
 
     bus.close()
-    write(attach(make(collector), start_iter=1), BeforeRun(iter=1), AfterRun(iter=1))
+    write(attach(make(collector), trainer_id="b", start_iter=1), BeforeRun(iter=1), AfterRun(iter=1))
 
     assert parts(collector.spans()) == [("epoch", "killed"), ("run", ""), ("run", "killed")]
 
@@ -324,21 +357,30 @@ def test_a_worker_that_died_goes_on_with_its_spans(
     assert all(span.start_time_unix_nano < span.end_time_unix_nano for span in collector.spans())
 
 
+def at(begin: float, *events: Event) -> list[Timed]:
+    """The events, 10 ms after each other."""
+    return [Timed(begin + number / 100, event) for number, event in enumerate(events)]
+
+
 @pytest.mark.parametrize("sent", ["the begin", "all"])
 def test_a_new_worker_makes_no_spans_of_what_was_sent(
-    attach: Attach, collector: Collector, tmp_path: Path, sent: str
+    collector: Collector, tmp_path: Path, sent: str
 ) -> None:
     """A worker may die after it has sent events and before it acknowledges them: another receives them again."""
-    begin = [BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), *train(1)]
-    end = [AfterTrainEpoch(iter=1), AfterRun(iter=1)]
-    bus = attach(make(collector), trainer_id="a")
-    emit(bus, *begin, *(end if sent == "all" else []))
+    begin = at(1e9, BeforeRun(), BeforeTrain(), BeforeTrainEpoch(), *train(1))
+    end = at(1e9 + 1, AfterTrainEpoch(iter=1), AfterRun(iter=1))
+    run = Run(work_dir=str(tmp_path), trainer_id="a")
+    first, again = make(collector), make(collector)
+    first.open(run)
+    first.write_timed([*begin, *(end if sent == "all" else [])])
     kill, spans = Kill(tmp_path), collector.spans()
-    bus.close()
+    first.close()
     kill.restore()
     collector.messages["/v1/traces"].clear()
 
-    write(attach(make(collector), trainer_id="a"), *([] if sent == "all" else begin), *end)
+    again.open(run)
+    again.write_timed([*([] if sent == "all" else begin), *end])
+    again.close()
 
     assert parts(spans + collector.spans()) == [("epoch", ""), ("run", "")]
 
@@ -371,13 +413,11 @@ def test_iterations_of_a_new_worker_are_in_their_epoch(
 def test_each_run_has_spans_of_its_own(attach: Attach, collector: Collector, tmp_path: Path) -> None:
     """Runs that begin at the same iteration, of one trainer or resumed from one checkpoint again and again."""
     evaluation = [BeforeRun(iter=4), BeforeVal(iter=4), AfterVal(iter=4), AfterRun(iter=4)]
-    EventLogWriter().attach(log := Bus(), lambda: Run(work_dir=str(tmp_path)))
     for trainer in "ab":
         bus = attach(make(collector), trainer_id=trainer, start_iter=4)
+        run = Run(work_dir=str(tmp_path), trainer_id=trainer, start_iter=4)
+        EventLogWriter().attach(bus, partial(copy, run))
         write(bus, *evaluation, *evaluation)
-        write(log, *evaluation, *evaluation)
-        log.reopen()
-    log.close()
 
     live = collector.spans()
     assert parts(live) == [("run", "")] * 4 + [("validation", "")] * 4
@@ -589,10 +629,11 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     collector.delay = 2.0
     assert not bus.flush(0.1)
 
-    assert account(bus).error.endswith(
+    waiting = (
         f", waiting for the OTLP collector at {collector.url} (OSError: {collector.url}/v1/metrics "
-        "answered 503 Service Unavailable)"
+        "answered 503 Service Unavailable), for which 1 events wait; `eventloop replay "
     )
+    assert waiting in account(bus).error
 
 
 def test_a_replay_counts_what_an_absence_left(attach: Attach, collector: Collector, tmp_path: Path) -> None:

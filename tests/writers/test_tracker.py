@@ -26,6 +26,7 @@ from eventloop.writers import (
 )
 from eventloop.writers import tracker as tracker_module
 from eventloop.writers.tracker import Known, TrackerWriter
+from eventloop.writers.tracker_arguments import basic_login, masked
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 SECRET = "s3cr3t"
@@ -204,6 +205,30 @@ def test_the_end_names_another_error_than_the_first(attach: Attach, account: Acc
     bus.close()
 
     assert "1 event was not written to Tracker: ConnectionError: disk full" in account(bus).error
+
+
+def test_a_tracker_that_hangs_says_what_waits_for_it(attach: Attach, tmp_path: Path) -> None:
+    """The number of events and the command that writes them later are known while the writer cannot answer."""
+    tracker = Tracker()
+    bus = attach(tracker)
+    emit(bus, *train(1))
+    tracker.away = "timed out"
+    emit(bus, *train(2, 3))
+
+    assert tracker.waits_for == (
+        "Tracker (ConnectionError: timed out), for which 2 events wait; `eventloop replay "
+        f"{tmp_path} --to tracker --out {tmp_path}` writes them later, if the run has an EventLogWriter"
+    )
+
+
+@pytest.mark.parametrize(("user", "seen"), [("", "s3cr3t\\n"), ("me", "Basic bWU6czNjcjN0")])
+def test_a_key_is_masked_in_each_form(user: str, seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library shows a key with its line end escaped, and a server repeats a login as it was sent."""
+    monkeypatch.setenv("TRACKER_KEY", "s3cr3t\n")
+    keys = [*Tracker().secrets(), basic_login(user, "s3cr3t")]
+
+    assert "s3cr3t" not in masked(f"refused {seen}", keys)
+    assert "czNjcjN0" not in masked(f"refused {seen}", keys)
 
 
 def test_too_many_waiting_events_end_the_writer(
