@@ -37,6 +37,11 @@ TAG_LENGTH = 5000
 """The longest tag that servers of MLflow take; newer ones take 8,000 characters."""
 NAME_LENGTH = 500
 _DATABASES = ("mssql", "mysql", "postgresql", "sqlite")
+_DATABRICKS = ("databricks", "databricks-uc", "uc")
+"""URIs that are names without a colon, and not folders."""
+_SCHEMES = (
+    f"MLflow takes the schemes http, https, {', '.join(_DATABASES)}, file, databricks and those of plugins"
+)
 _URLLIB3 = ("urllib3.connection", "urllib3.connectionpool", "urllib3.util.retry")
 _REFUSED = re.compile(r"[^\w\-. :/]")
 
@@ -91,7 +96,7 @@ class MLflowWriter(TrackerWriter):
     Raises:
         ImportError: mlflow, or the driver of the database, is not installed.
         TypeError, ValueError: there is no `tracking_uri`, it has a password, MLflow could not use it, or
-            another argument is wrong.
+            another argument or environment variable is wrong.
     """
 
     events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, TextLogged, RunInfo, CheckpointSaved)
@@ -116,7 +121,7 @@ class MLflowWriter(TrackerWriter):
     ) -> None:
         super().__init__(name, offload)
         refuse_password("tracking_uri", tracking_uri, "in MLFLOW_TRACKING_URI")
-        self._uri = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
+        self._uri, source = setting("tracking_uri", tracking_uri, "MLFLOW_TRACKING_URI", "MLflowWriter")
         check_texts(experiment=experiment, run_name=run_name)
         check_bools(checkpoints=checkpoints)
         _check_experiment(experiment)
@@ -127,7 +132,8 @@ class MLflowWriter(TrackerWriter):
         self.checkpoints = checkpoints
         modules = ("mlflow", "mlflow.entities", "eventloop.writers.pixels")
         self._lib, self._entities, _ = self.import_library(*modules)
-        _check_uri(self._lib, self._uri)
+        _check_requests(self._lib)
+        _check_uri(self._lib, self._uri, source)
         self._client: Any = None
 
     @_quiet()
@@ -245,8 +251,26 @@ class MLflowWriter(TrackerWriter):
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"
 
 
-def _check_uri(lib: Any, uri: str) -> None:
+def _check_requests(lib: Any) -> None:
+    """Refuse numbers in the environment with which every request would fail.
+
+    Raises:
+        ValueError: naming the variable.
+    """
+    for name, least in {"MLFLOW_HTTP_REQUEST_TIMEOUT": 1, "MLFLOW_HTTP_REQUEST_MAX_RETRIES": 0}.items():
+        try:
+            valid = getattr(lib.environment_variables, name).get() >= least
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {os.environ[name]!r}")
+
+
+def _check_uri(lib: Any, uri: str, source: str) -> None:
     """Refuse a URI that MLflow cannot use, without a request to a server and without a new file.
+
+    Args:
+        source: the argument or variable with the URI, for the messages.
 
     Raises:
         ImportError: a database needs a package that is not installed.
@@ -256,19 +280,20 @@ def _check_uri(lib: Any, uri: str) -> None:
     try:
         _try_uri(lib, uri)
     except ImportError as error:
-        raise ImportError(f"tracking_uri {masked(uri, secrets)!r} needs a package: {error}") from None
+        raise ImportError(f"{source} {masked(uri, secrets)!r} needs a package: {error}") from None
     except Exception as error:
+        reason = str(error) if type(error) is ValueError else error_text(error)
         raise ValueError(
-            "tracking_uri must be a server or a database, such as http://localhost:5000 or "
+            f"{source} must be a server or a database, such as http://localhost:5000 or "
             f"sqlite:///mlflow.db, got {masked(uri, secrets)!r}: "
-            f"{masked(' '.join(error_text(error).split()), secrets)}"
+            f"{masked(' '.join(reason.split()), secrets)}"
         ) from None
 
 
 def _try_uri(lib: Any, uri: str) -> None:
     """Let the libraries check a URI; no database is opened, and a temporary folder replaces the given one."""
     parts = urlsplit(uri)
-    scheme = parts.scheme.partition("+")[0]
+    scheme = uri if uri in _DATABRICKS else parts.scheme.partition("+")[0]
     if scheme in ("http", "https"):
         if parts.query or parts.fragment:
             raise ValueError("a server's URL has no ? and no #")
@@ -278,8 +303,15 @@ def _try_uri(lib: Any, uri: str) -> None:
     elif scheme == "file" or len(scheme) < 2:  # a drive of Windows has one letter
         with TemporaryDirectory() as folder:
             lib.MlflowClient(folder)
+    elif scheme in ("uc", "databricks-uc"):  # these have models, and no runs
+        raise ValueError(_SCHEMES)
     else:
-        lib.MlflowClient(uri)
+        try:
+            lib.MlflowClient(uri)
+        except lib.exceptions.MlflowException as error:
+            if "unsupported URI" not in str(error):
+                raise
+            raise ValueError(_SCHEMES) from None
 
 
 def _is_refused(key: str) -> bool:

@@ -44,6 +44,9 @@ from eventloop.writers.tracker_arguments import (
 )
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
+_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+_OWN_HEADERS = ("content-length", "content-type", "host", "transfer-encoding")
+"""The headers that a request of this writer has; a second one would make it wrong."""
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The names that HTTP allows, RFC 9110, section 5.6.2."""
 
@@ -95,8 +98,8 @@ class OpenTelemetryWriter(TrackerWriter):
 
     Raises:
         ImportError: opentelemetry-proto is not installed.
-        TypeError, ValueError: there is no endpoint, it is not an HTTP URL, or another argument or
-            OTEL_EXPORTER_OTLP_HEADERS is wrong.
+        TypeError, ValueError: there is no endpoint, it is not an HTTP URL, or another argument,
+            OTEL_EXPORTER_OTLP_HEADERS or OTEL_EXPORTER_OTLP_PROTOCOL is wrong.
     """
 
     events = (
@@ -118,8 +121,9 @@ class OpenTelemetryWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
+        _check_protocol()
         self._endpoint = _check_endpoint(
-            setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
+            *setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )
         if headers is None:
             headers_of_environment()  # to refuse wrong ones now; they are read when the run begins
@@ -275,14 +279,30 @@ class OpenTelemetryWriter(TrackerWriter):
             self._client.post(self._lib.TRACES, self._lib.traces_request(resource, trace_id, spans.finished))
 
 
-def _check_endpoint(endpoint: str) -> str:
+def _check_protocol() -> None:
+    """Refuse another protocol than that of this writer, whose port would not answer.
+
+    Raises:
+        ValueError: naming the variable.
+    """
+    if (protocol := os.environ.get(_PROTOCOL, "").strip()) not in ("", "http/protobuf"):
+        raise ValueError(
+            f"{_PROTOCOL} must be http/protobuf for OpenTelemetryWriter, got {protocol!r}: unset it, and use "
+            "the collector's port for HTTP, usually 4318"
+        )
+
+
+def _check_endpoint(endpoint: str, source: str) -> str:
     """Refuse a URL to which no path can be added; the message has no password and no query.
+
+    Args:
+        source: the argument or variable with the URL, for the messages.
 
     Raises:
         ValueError: naming the URL.
     """
-    refuse_password("endpoint", endpoint, "in headers, or in OTEL_EXPORTER_OTLP_HEADERS")
-    expected = "endpoint must be an http or https URL such as http://localhost:4318"
+    refuse_password(source, endpoint, "in headers, or in OTEL_EXPORTER_OTLP_HEADERS")
+    expected = f"{source} must be an http or https URL such as http://localhost:4318"
     try:
         parts = urlsplit(endpoint)
         parts.port  # noqa: B018 - it is read to be checked
@@ -292,12 +312,12 @@ def _check_endpoint(endpoint: str) -> str:
         raise ValueError(f"{expected}, got {endpoint!r}")
     if parts.path.rstrip("/").endswith(("/v1/metrics", "/v1/traces", "/v1/logs")):
         raise ValueError(
-            f"endpoint must be the URL of the collector without /v1/metrics and the like, got {endpoint!r}"
+            f"{source} must be the URL of the collector without /v1/metrics and the like, got {endpoint!r}"
         )
     if parts.query or parts.fragment:
         plain = f"{parts.scheme}://{parts.netloc}{parts.path}"
         raise ValueError(
-            f"endpoint must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
+            f"{source} must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
         )
     return endpoint
 
@@ -341,6 +361,8 @@ def _check_headers(source: str, headers: Any) -> dict[str, str]:
     for key, value in checked.items():
         if not _HEADER_NAME.fullmatch(key):
             raise ValueError(f"the names in {source} may have only letters, digits, - and _, got {key!r}")
+        if key.lower() in _OWN_HEADERS:
+            raise ValueError(f"{source} must not have {key!r}, which the writer sets: leave it out")
         if not isinstance(value, str):
             raise TypeError(f"{source}[{key!r}] must be a str, got {type(value).__name__}")
         if not value.isprintable() or not value.isascii():

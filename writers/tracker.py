@@ -46,7 +46,7 @@ from eventloop.util.surrogates import escaped
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
-from eventloop.writers.tracker_arguments import masked, set_options
+from eventloop.writers.tracker_arguments import check_texts, masked, set_options
 from eventloop.writers.tracker_values import Tally, number_of
 from eventloop.writers.writer import TimedWriter
 
@@ -100,6 +100,7 @@ class TrackerWriter(TimedWriter):
         if offload is not None:
             check_choice("offload", offload, OFFLOADS)
             self.offload = offload
+        check_texts(name=name)
         self.name = name
         self._known = Known()
         self._floor: dict[str, int] = {}  # by name, the last step written before training

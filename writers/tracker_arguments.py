@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from eventloop.eventlog.set_values import text_of
@@ -22,7 +22,14 @@ _LONG = 6
 """The length from which a secret is replaced wherever it is; a shorter one is a part of other words, too."""
 
 
-def setting(argument: str, value: object, variable: str, service: str) -> str:
+class Setting(NamedTuple):
+    """A value, and the argument or the environment variable that it comes from, for messages."""
+
+    value: str
+    source: str
+
+
+def setting(argument: str, value: object, variable: str, service: str) -> Setting:
     """Return an argument, or else the environment variable that stands for it.
 
     Raises:
@@ -31,9 +38,10 @@ def setting(argument: str, value: object, variable: str, service: str) -> str:
     """
     if value is not None and not isinstance(value, str):
         raise TypeError(f"{argument} must be a str, got {type(value).__name__}")
-    found = value or os.environ.get(variable, "")
-    if not found.strip():
-        raise ValueError(f"{service} needs {argument}, got {value!r}: pass {argument}=, or set {variable}")
+    found = Setting(value, argument) if value else Setting(os.environ.get(variable, ""), variable)
+    if not found.value.strip():
+        got = f"{variable}={found.value!r}" if found.value and not value else repr(value)
+        raise ValueError(f"{service} needs {argument}, got {got}: pass {argument}=, or set {variable}")
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -66,15 +67,14 @@ class TrackioWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
-        self.project = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
+        self.project, source = setting("project", project, "TRACKIO_PROJECT", "TrackioWriter")
         check_texts(run_name=run_name)
         self.run_name = run_name or name
         self.config = check_config(config)
         modules = ("trackio", "trackio.sqlite_storage", "eventloop.writers.pixels")
         self._lib, storage, _ = self.import_library(*modules)
         self._storage = storage.SQLiteStorage
-        self._storage.validate_project_name(self.project)
-        _check_length(self.project, self._storage.get_project_db_filename(self.project))
+        _check_project(self._storage, self.project, source)
         self._config: dict[str, Any] | None = None  # until it is written
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -121,13 +121,25 @@ class TrackioWriter(TrackerWriter):
             return {}
 
 
-def _check_length(project: str, file_name: str) -> None:
-    """Refuse a project for which the name of a database file would be longer than file systems allow.
+def _check_project(storage: Any, project: str, source: str) -> None:
+    """Refuse a project that trackio refuses, or for which the database has no name or too long a name.
+
+    Args:
+        source: the argument or variable with the project, for the messages.
 
     Raises:
-        ValueError: naming the project, and its length in bytes.
+        ValueError: naming the project.
     """
+    if not re.search(r"[\w-]", project):  # trackio would write it to the project "default"
+        raise ValueError(
+            f"{source} must have a letter, a digit, - or _, which trackio keeps, got {project!r}"
+        )
+    try:
+        storage.validate_project_name(project)
+    except ValueError as error:
+        raise ValueError(f"{source} must be a project that trackio allows: {error}") from None
+    file_name = storage.get_project_db_filename(project)
     suffix = Path(file_name).suffix
     most = FILE_NAME_BYTES - len(suffix) - len("-journal")  # which SQLite adds to the names of its own files
     if (length := len(file_name.encode()) - len(suffix)) > most:
-        raise ValueError(f"project must have at most {most} bytes, got {length}: {project!r}")
+        raise ValueError(f"{source} must have at most {most} bytes, got {length}: {project!r}")

@@ -119,7 +119,7 @@ class WandbWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
-        self.project = _check_project(setting("project", project, "WANDB_PROJECT", "WandbWriter"))
+        self.project = _check_project(*setting("project", project, "WANDB_PROJECT", "WandbWriter"))
         check_texts(run_name=run_name, group=group)
         if mode is not None:
             check_choice("mode", mode, MODES)
@@ -339,15 +339,18 @@ def _check_key() -> None:
             raise ValueError(f"WANDB_API_KEY must be a key of W&B, got *** (in wandb's words: {reason})")
 
 
-def _check_project(project: str) -> str:
+def _check_project(project: str, source: str) -> str:
     """Refuse a name that W&B refuses.
+
+    Args:
+        source: the argument or variable with the name, for the message.
 
     Raises:
         ValueError: the name is too long, or has one of W&B's own characters.
     """
     if len(project) > 128 or any(character in "/\\#?%:" for character in project):
         raise ValueError(
-            f"project must have at most 128 characters, none of them / \\ # ? % or :, got {project!r}"
+            f"{source} must have at most 128 characters, none of them / \\ # ? % or :, got {project!r}"
         )
     return project
 

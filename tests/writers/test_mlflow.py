@@ -434,7 +434,7 @@ def test_a_server_that_is_away_is_one_line(
         (
             {"tracking_uri": "databricks-uc"},
             ValueError,
-            "tracking_uri must be .*, got 'databricks-uc': Mlflow",
+            "tracking_uri must be .*, got 'databricks-uc': MLflow takes the schemes http, https, ",
         ),
         (
             {"tracking_uri": "sqlite://mlflow.db"},

@@ -47,13 +47,73 @@ def test_a_database_without_its_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     ("uri", "shown"),
     [
         ("postgresql+nope://me:s3cr3t@h/db", r"'postgresql\+nope://me:\*\*\*@h/db': NoSuchModuleError"),
-        ("postgresql://me:s3cr3t[@h/db", r"'postgresql://me:\*\*\*@h/db': ValueError: Invalid IPv6 URL"),
+        ("postgresql://me:s3cr3t[@h/db", r"'postgresql://me:\*\*\*@h/db': Invalid IPv6 URL"),
     ],
 )
 def test_a_url_that_is_refused_has_no_password(uri: str, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The environment may have one, and neither the URI nor the library's reason shows it."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
 
-    with pytest.raises(ValueError, match=f"tracking_uri must be .*, got {shown}") as raised:
+    with pytest.raises(ValueError, match=f"MLFLOW_TRACKING_URI must be .*, got {shown}") as raised:
         MLflowWriter()
     assert "s3cr3t" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["htp://x", "localhost:5000", "oracle://h/db", "databricks-uc", "uc:http://x"]
+)
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_a_scheme_that_mlflow_does_not_know(
+    uri: str, in_environment: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schemes are listed; MLflow's reason is about its registry of models, or about folders."""
+    if in_environment:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    source = "MLFLOW_TRACKING_URI" if in_environment else "tracking_uri"
+
+    with pytest.raises(
+        ValueError, match=f"^{source} must be a server or .*, got '{uri}': MLflow takes the schemes http, "
+    ) as raised:
+        MLflowWriter(None if in_environment else uri)
+    assert "egistry" not in str(raised.value)
+
+
+@pytest.mark.parametrize("uri", ["databricks", "databricks://profile"])
+def test_databricks_is_a_server(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow knows it by its name alone, which is no folder."""
+    monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
+
+    assert MLflowWriter(uri).where() == f" at {uri}"
+
+
+def test_a_missing_driver_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message names the variable with the URI."""
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://h/db")
+
+    with pytest.raises(
+        ImportError, match=r"^MLFLOW_TRACKING_URI 'postgresql.*://h/db' needs a package: .*psycopg2"
+    ):
+        MLflowWriter()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "abc", "must be a whole number of at least 1, got 'abc'"),
+        ("MLFLOW_HTTP_REQUEST_TIMEOUT", "0", "must be a whole number of at least 1, got '0'"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "abc", "must be a whole number of at least 0, got 'abc'"),
+        ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "-1", "must be a whole number of at least 0, got '-1'"),
+    ],
+)
+def test_a_wrong_number_in_the_environment(
+    name: str, value: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request would fail with it."""
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ValueError, match=f"^{name} {text}$"):
+        MLflowWriter("http://localhost:5000")
+
+    monkeypatch.setenv(name, "1")
+    MLflowWriter("http://localhost:5000")

@@ -524,6 +524,14 @@ def test_no_secret_is_in_the_writer_s_text(collector: Collector) -> None:
             ValueError,
             "the names in headers may have only letters, digits.*, got 'a b'",
         ),
+        *(
+            (
+                {"headers": {key: "x"}},
+                ValueError,
+                f"headers must not have '{key}', which the writer sets: leave",
+            )
+            for key in ("Content-Length", "content-type", "HOST", "transfer-encoding")
+        ),
         ({"headers": {"key": 3}}, TypeError, r"headers\['key'\] must be a str, got int"),
         ({"headers": {"key": "a\n"}}, ValueError, r"headers\['key'\] must be printable ASCII, got other"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds and finite, got 0"),
@@ -553,6 +561,8 @@ def test_bad_arguments(
             "OTEL_EXPORTER_OTLP_HEADERS must be key=value,.* letters, .*, got another part 2 of 2",
         ),
         ("Authorization: Bearer s3cr3t==", "OTEL_EXPORTER_OTLP_HEADERS must be .*, got another part 1 of 1"),
+        ("a=b,Host=s3cr3t", "^OTEL_EXPORTER_OTLP_HEADERS must not have 'Host', which the writer sets: leave"),
+        ("content-length=s3cr3t", "^OTEL_EXPORTER_OTLP_HEADERS must not have 'content-length', which the"),
         ("a=s3cr3t%0A", r"OTEL_EXPORTER_OTLP_HEADERS\['a'\] must be printable ASCII, got other characters"),
     ],
 )
@@ -599,9 +609,49 @@ def test_a_password_in_the_environment_is_refused_and_masked(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"{scheme}://me:pw1@h")
 
     with pytest.raises(
-        ValueError, match=rf"must not contain a password, got {scheme}://me:\*\*\*@h: pass it in"
+        ValueError,
+        match=rf"^OTEL_EXPORTER_OTLP_ENDPOINT must not contain a password, got {scheme}://me:\*\*\*@h: pass it in",
     ):
         OpenTelemetryWriter()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "text"),
+    [
+        ("localhost", "must be an http or https URL such as http://localhost:4318, got 'localhost'"),
+        ("http://h:x", "must be an http or https URL .*, got 'http://h:x': Port could"),
+        (
+            "http://h/v1/logs",
+            "must be the URL of the collector without /v1/metrics .*, got 'http://h/v1/logs'",
+        ),
+        ("http://h?a=b", r"must be a URL without \? and #, got 'http://h' and more"),
+    ],
+)
+def test_a_wrong_endpoint_of_the_environment(
+    endpoint: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message names the variable."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
+
+    with pytest.raises(ValueError, match=f"^OTEL_EXPORTER_OTLP_ENDPOINT {text}"):
+        OpenTelemetryWriter()
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http/json"])
+def test_another_protocol_is_refused(
+    protocol: str, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The port of another protocol would not answer; the message says what to do."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+
+    with pytest.raises(
+        ValueError,
+        match=f"^OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf .*, got '{protocol}': unset it, and .* 4318",
+    ):
+        OpenTelemetryWriter(collector.url)
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    OpenTelemetryWriter(collector.url)
 
 
 def test_an_unreachable_collector_is_named(attach: Attach, collector: Collector, account: Account) -> None:

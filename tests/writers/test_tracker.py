@@ -406,3 +406,9 @@ def test_two_trackers_of_a_kind_have_two_runs(attach: Attach, tmp_path: Path) ->
     write(attach(Tracker("other")), *train(1))
 
     assert (tmp_path / "tracker_run_other.json").is_file()
+
+
+def test_a_name_that_is_no_text() -> None:
+    """It is an error where the writer is made."""
+    with pytest.raises(TypeError, match=r"^name must be a str or None, got int$"):
+        Tracker(name=3)  # type: ignore[arg-type]

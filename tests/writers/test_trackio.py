@@ -136,7 +136,8 @@ def test_the_longest_project_is_written(attach: Attach, account: Account, folder
         ({}, ValueError, "TrackioWriter needs project, got None: pass project=, or set TRACKIO_PROJECT"),
         ({"project": " "}, ValueError, "TrackioWriter needs project, got ' ': pass project=, or set"),
         ({"project": 3}, TypeError, "project must be a str, got int"),
-        ({"project": "model_system"}, ValueError, "'model_system' is not allowed"),
+        ({"project": "model_system"}, ValueError, "project must .* allows: .*'model_system' is not allowed"),
+        ({"project": "///"}, ValueError, "project must have a letter, a digit, - or _, .*, got '///'"),
         ({"project": "p" * 245}, ValueError, "project must have at most 244 bytes, got 245: 'ppp"),
         (
             {"project": "\u00e4" * 123},
@@ -155,3 +156,27 @@ def test_bad_arguments(
 
     with pytest.raises(error, match=text):
         TrackioWriter(**options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("project", "text"),
+    [
+        (
+            "   ",
+            "^TrackioWriter needs project, got TRACKIO_PROJECT='   ': pass project=, or set TRACKIO_PROJECT",
+        ),
+        ("///", "^TRACKIO_PROJECT must have a letter, a digit, - or _, which trackio keeps, got '///'"),
+        (
+            "model_system",
+            "^TRACKIO_PROJECT must be a project that trackio allows: .*'model_system' is not all",
+        ),
+        ("p" * 245, "^TRACKIO_PROJECT must have at most 244 bytes, got 245: 'ppp"),
+    ],
+)
+def test_a_wrong_project_of_the_environment(project: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error where the writer is made, and the message names the variable."""
+    monkeypatch.setenv("TRACKIO_PROJECT", project)
+
+    with pytest.raises(ValueError, match=text):
+        TrackioWriter()

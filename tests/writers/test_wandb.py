@@ -345,6 +345,8 @@ def test_bad_arguments(
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
+        ("WANDB_PROJECT", "a/b", "^WANDB_PROJECT must have at most 128 characters, none .*, got 'a/b'"),
+        ("WANDB_PROJECT", "  ", "WandbWriter needs project, got WANDB_PROJECT='  ': pass project=, or set"),
         (
             "WANDB_MODE",
             "ofline",
@@ -384,7 +386,7 @@ def test_a_wrong_value_of_the_environment(
     monkeypatch.setenv(name, value)
 
     with pytest.raises(ValueError, match=text) as caught:
-        WandbWriter("digits", mode="offline")
+        WandbWriter(None if name == "WANDB_PROJECT" else "digits", mode="offline")
 
     assert "s3cr3t" not in str(caught.value)
 
