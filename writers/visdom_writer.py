@@ -47,7 +47,7 @@ class VisdomWriter(Writer):
 
     By default the writer runs in a worker process, because each value is a request that takes some
     milliseconds of the interpreter. It runs on a thread if the process cannot import its class or the
-    arguments do not pickle. A writer in a process logs to that process's standard error.
+    arguments do not pickle.
 
     When training begins, points of later steps that an earlier run left in the environment are removed. A
     curve has one point per step, the last one logged.

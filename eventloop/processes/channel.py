@@ -38,6 +38,7 @@ class Kind(IntEnum):
     FAILED = 19  # the number of events in the delivery that failed, which follow those of DONE
     FLUSHED = 20
     CLOSED = 21
+    LOG = 22
 
 
 class Frame(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
 import os
 import signal
 import sys
@@ -12,6 +14,8 @@ from typing import Any
 
 from eventloop.events import AfterTrainIter, Event, Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
+
+logger = logging.getLogger("eventloop")
 
 
 class MealServed(Event):
@@ -159,3 +163,67 @@ def die_when_told() -> None:
 def spiky(event: Event) -> None:
     """Every twentieth takes long."""
     sleep(0.05 if getattr(event, "iter", 0) % 20 == 19 else 0.0)
+
+
+def warn(event: AfterTrainIter) -> None:
+    logger.warning("iteration %d", event.iter)
+
+
+def warn_at_all_levels(event: AfterTrainIter) -> None:
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
+        logger.log(level, "a line")
+
+
+def warn_of_an_error(event: AfterTrainIter) -> None:
+    try:
+        raise Chosen(os.fsdecode(b"no caf\xe9"))
+    except Chosen as error:
+        logger.exception("100%% sure of %s", error)  # noqa: TRY401
+
+
+def warn_from_threads(event: AfterTrainIter) -> None:
+    """Each line is longer than what a pipe takes at once."""
+
+    def say(name: str) -> None:
+        for i in range(50):
+            logger.warning("%s %d %s", name, i, "x" * 5000)
+
+    threads = [threading.Thread(target=say, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def warn_and_die(event: AfterTrainIter) -> None:
+    logger.warning("the last words on %d", event.iter)
+    os._exit(9)
+
+
+def warn_in_a_fork(event: AfterTrainIter) -> None:
+    child = os.fork()
+    if not child:
+        logger.warning("from the fork")
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def warn_wrongly(event: AfterTrainIter) -> None:
+    logger.warning("%d and %d", event.iter)  # noqa: PLE1206
+
+
+def warn_at_the_close() -> None:
+    logger.warning("closes")
+    atexit.register(logger.warning, "after the close")
+
+
+class WarnsWhenMade(Refuses):
+    """Logs while the worker imports its handler."""
+
+    def __reduce__(self) -> Any:
+        return warn_when_made, ()
+
+
+def warn_when_made() -> Any:
+    logger.warning("being made")
+    return note

@@ -686,6 +686,24 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     assert waiting in account(bus).error
 
 
+@pytest.mark.parametrize("offload", ["thread", "process"])
+def test_an_absence_is_in_the_log_of_the_program(
+    attach: Attach, collector: Collector, caplog: pytest.LogCaptureFixture, offload: str
+) -> None:
+    """A writer in a worker process warns where one on a thread does, and once."""
+    bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
+    emit(bus, *train(1))
+    collector.status = 503
+    emit(bus, *train(2), *train(3))
+
+    (record,) = caplog.records
+    assert (record.name, record.levelname) == ("eventloop", "WARNING")
+    assert record.getMessage() == (
+        "the OTLP collector does not take the events, which wait until it does: OSError: "
+        f"{collector.url}/v1/metrics answered 503 Service Unavailable"
+    )
+
+
 def test_a_replay_counts_what_an_absence_left(attach: Attach, collector: Collector, tmp_path: Path) -> None:
     """Values that a collector refused until the end of the run are new to it, and are sent."""
     bus = attach(make(collector))

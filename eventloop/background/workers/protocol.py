@@ -3,7 +3,7 @@
 They are frames of kind, number, length and body over two pipes (`eventloop.processes.channel`). The worker
 receives `SETUP`, then `BEGIN`, events (a `TYPE` ahead of the first of each class), `FLUSH`, and `CLOSE`. It
 answers `READY` or `REFUSED`, then `DONE` and `FAILED`, which acknowledge events in the order they were sent,
-`FLUSHED` and `CLOSED`.
+`FLUSHED` and `CLOSED`. In between it sends `LOG`, a log record (`eventloop.background.workers.log_records`).
 
 Events are msgpack; an event that msgpack would change (a numpy number, a tuple in an `Any`) is pickled. For
 an event class that a worker cannot import, because the program itself defines it, the worker makes a class
@@ -32,12 +32,14 @@ from eventloop.util.text import error_text
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first message to a worker: module path, packed handler, and whether an error stops it."""
+    """The first message to a worker: module path, packed handler, whether an error stops it, log level."""
 
     path: list[bytes]
     """The entries of `sys.path` as bytes, because a folder's name need not be UTF-8."""
     target: bytes
     stop_on_error: bool
+    log_level: int
+    """The level below which the worker does not send log records."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -32,6 +32,7 @@ from eventloop.background.queues.failures import Report
 from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.workers.importable import owner_of, pack
+from eventloop.background.workers.log_records import level_for_workers, log_again
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, pack_times, unpack_error
 from eventloop.background.workers.restarts import SupervisedLane
 from eventloop.events import Event
@@ -153,7 +154,7 @@ class ProcessLane(SupervisedLane):
             self._lost(f"it could not be started: {error}")
             return
         path = [os.fsencode(entry) for entry in self._home.path]
-        setup = Setup(path, self._target, self.options.on_error == "disable")
+        setup = Setup(path, self._target, self.options.on_error == "disable", level_for_workers())
         self.worker.push(frame(Kind.SETUP, 0, msgspec.msgpack.encode(setup)))
 
     def _sleep(self, seconds: float) -> None:
@@ -254,6 +255,8 @@ class ProcessLane(SupervisedLane):
             case Kind.CLOSED:
                 self._tell_of(message.body, "on_close")
                 self._finished = True
+            case Kind.LOG:
+                log_again(message.body)
 
     def _done(self, message: Frame) -> None:
         count = message.number - self._acknowledged

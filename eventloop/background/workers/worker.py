@@ -2,12 +2,14 @@
 
 `eventloop.processes.child` starts it. It imports the handler and nothing else of the program, and torch only
 if the handler does. Commands come on standard input, which is empty for the handler; the handler's prints go
-to the program's standard output. The process ends at a `CLOSE` command, when the pipe of commands ends, or
-when the program is gone, even if another process holds the pipe.
+to the program's standard output, and its records of the logger "eventloop" to the program's logger. The
+process ends at a `CLOSE` command, when the pipe of commands ends, or when the program is gone, even if
+another process holds the pipe.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -22,6 +24,7 @@ from typing import Any
 import msgspec
 
 from eventloop.background.workers.importable import Target, owner_of, unpack
+from eventloop.background.workers.log_records import LogForwarder
 from eventloop.background.workers.protocol import EventDecoder, Progress, Setup, pack_error, with_times
 from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
@@ -84,29 +87,37 @@ class Worker:
 
     def run(self) -> None:
         """Execute commands until the end; a handler that cannot be imported ends the worker at once."""
-        if not self._set_up():
-            return
+        with LogForwarder(self._send_log):
+            last = self._serve()
+        # the program reads nothing after its last answer, so what is logged from here on is printed
+        self._acks.send(last)
+
+    def _serve(self) -> bytes:
+        """Execute commands until the end, and return the last answer, which may be empty."""
+        if (refused := self._set_up()) is not None:
+            return refused
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
         while (message := self._next()) is not None and message.kind != Kind.CLOSE:
             self._obey(message)
         closed = self._call(self._target.on_close)
-        self._acks.send(frame(Kind.CLOSED, 0, closed))
+        return frame(Kind.CLOSED, 0, closed)
 
-    def _set_up(self) -> bool:
+    def _set_up(self) -> bytes | None:
+        """Import the handler; return the last answer if the worker cannot begin, else None."""
         message = self._next()
         if message is None:
-            return False
+            return b""
         try:
             setup = msgspec.msgpack.decode(message.body, type=Setup)
             sys.path[:] = map(os.fsdecode, setup.path)
             self._stop_on_error = setup.stop_on_error
+            logging.getLogger("eventloop").setLevel(setup.log_level)
             self._target = unpack(setup.target)
         except BaseException as error:  # an imported module may call sys.exit
-            self._acks.send(frame(Kind.REFUSED, 0, pack_error(error)))
-            return False
+            return frame(Kind.REFUSED, 0, pack_error(error))
         _keep_torch_small()
         self._acks.send(frame(Kind.READY))
-        return True
+        return None
 
     def _obey(self, message: Frame) -> None:
         match message.kind:
@@ -184,6 +195,12 @@ class Worker:
             self._frames.extend(self._inbox.frames())
         return self._frames.popleft()
 
+    def _send_log(self, record: bytes) -> None:
+        """Send a log record; raise an `OSError` if the program is gone, or this is a fork of the worker."""
+        if self._orphaned():
+            raise BrokenPipeError
+        self._acks.send(frame(Kind.LOG, 0, record))
+
     def _orphaned(self) -> bool:
         return os.getppid() != self._program
 
@@ -198,7 +215,7 @@ class _Acks:
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
         self._fd = fd
         self._orphaned = orphaned
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that runs in `_tell` may log
         self._news = threading.Event()
         self._finished = self._told = 0  # events of finished and of acknowledged deliveries
         self.recording = False
