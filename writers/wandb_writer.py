@@ -48,7 +48,7 @@ from eventloop.writers.tracker_arguments import (
 )
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
-MODES = ("online", "offline")
+MODES = ("online", "offline", "disabled")
 _SECRET = ("KEY", "TOKEN", "HEADER", "PROX", "PASSWORD", "SECRET")
 """Parts of the names of environment variables whose values no message may contain."""
 BINS = 64
@@ -78,8 +78,8 @@ class WandbWriter(TrackerWriter):
         project: by default WANDB_PROJECT.
         entity: the user or team, by default your own.
         run_name: the name of the run in W&B, by default `name`, else that of the work dir.
-        mode: "online" or "offline"; `wandb sync <work_dir>/wandb/offline-run-*` sends an offline run later.
-            By default WANDB_MODE, else "online".
+        mode: "online", "offline", or "disabled", in which wandb writes and sends nothing. `wandb sync
+            <work_dir>/wandb/offline-run-*` sends an offline run later. By default WANDB_MODE, else "online".
         config: settings of the run.
         tags: tags of the run.
         group: the group of the run.
@@ -164,6 +164,11 @@ class WandbWriter(TrackerWriter):
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
             self._resume_at = None
         return Known(run_id, known.last if last is None else {**checkpoints_of(known.last), **last})
+
+    def _save(self) -> None:
+        """Save no state of a disabled run: a run that continues this one sends the steps that W&B lacks."""
+        if not self._run.disabled:
+            super()._save()
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
         """Silence wandb in the worker process, because this writer logs errors itself."""

@@ -11,6 +11,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, ClassVar
 from weakref import ReferenceType, ref
 
@@ -25,6 +26,7 @@ from eventloop.events.catalogue import several
 from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
+from eventloop.migration.names import knowing_others
 from eventloop.writers.checks import check_attributes, check_signatures, check_writes
 
 
@@ -291,12 +293,13 @@ class TimedWriter(Writer, ABC):
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor so that the arguments of its outermost call are kept in `_made_with`."""
+    """Wrap a constructor to check its arguments, and to keep those of its outermost call in `_made_with`."""
+    checked = knowing_others(init) if isinstance(init, FunctionType) else init
 
     @functools.wraps(init)
     def remember(self: Writer, /, *args: Any, **kwargs: Any) -> None:
         if self._made_with is None:
             self._made_with = functools.partial(type(self), *args, **kwargs)
-        init(self, *args, **kwargs)
+        checked(self, *args, **kwargs)
 
     return remember

@@ -12,7 +12,7 @@ from eventloop.bus import Bus
 from eventloop.data.loader_info import check_named_loaders
 from eventloop.optim.optimizers import check_optimizer
 from eventloop.util.checks import positive
-from eventloop.util.functions import check_call
+from eventloop.util.functions import check_call, check_plain
 
 _TAKEN: WeakSet[Bus] = WeakSet()
 """The buses that already serve a trainer; a second trainer must not use them."""
@@ -32,6 +32,13 @@ def check_trainer(
     Args:
         loaders: `train_loader`, `val_loader` and `test_loader`, in this order.
     """
+    if not isinstance(model, torch.nn.Module):
+        got = (
+            f"the class {model.__name__}: write {model.__name__}(...)"
+            if isinstance(model, type)
+            else repr(model)
+        )
+        raise TypeError(f"model must be a torch.nn.Module, got {got}")
     if (max_epochs is None) == (max_iters is None):
         got = "neither" if max_epochs is None else f"both (max_epochs={max_epochs}, max_iters={max_iters})"
         raise ValueError(
@@ -41,8 +48,6 @@ def check_trainer(
         "max_epochs" if max_epochs is not None else "max_iters",
         max_epochs if max_epochs is not None else max_iters,
     )
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {model!r}")
     check_optimizer(optimizer)
     check_loss_fn(loss_fn)
     if loss_fn is not None and train_step is not None:
@@ -80,6 +85,7 @@ def check_loss_fn(loss_fn: object) -> None:
         raise TypeError(f"loss_fn is a class: give an object of it, {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
         raise TypeError(f"loss_fn must be a function (model(inputs), target), got {loss_fn!r}")
+    check_plain("loss_fn", loss_fn, "model(inputs)", "target")
 
 
 def check_signatures(**steps: object) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import isroutine
+from inspect import isroutine, signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -183,8 +183,8 @@ def attach_all(
     if writers is None:
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
+    check_writers(built)
     for writer in built:
-        check_attachable(writer, "writer")
         if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
             writer.attach(trainer.bus, trainer.facts)
     return [hook for _, hook in named], built
@@ -235,7 +235,32 @@ def check_attachable(candidate: Any, what: str) -> None:
     hint = ""
     if what == "hook" and isroutine(candidate):
         hint = ': give CallbackHook(after_train_iter=...), or subscribe it with @bus.on("after_train_iter")'
+    elif type(candidate).__module__ != "builtins":
+        hint = f": derive its class from eventloop.{what}s.{what.capitalize()}"
     raise TypeError(f"expected a {what} or a config dict(type=...), got {candidate!r}{hint}")
+
+
+def check_writers(writers: Sequence[Any]) -> None:
+    """Check that each object is a writer, listed once and with a name of its own.
+
+    Raises:
+        TypeError, ValueError: one is not.
+    """
+    named: dict[str, Any] = {}
+    for writer in writers:
+        check_attachable(writer, "writer")
+        kind = type(writer).__name__
+        name = getattr(writer, "name", None) or kind
+        if writer is named.get(name):
+            raise ValueError(f"writers= holds the same {kind} twice: list it once")
+        if name in named:
+            same = type(named[name]) is type(writer)
+            takes_name = "name" in signature(type(writer)).parameters
+            raise ValueError(
+                f"writers= holds two {kind if same else 'writers'} named {name!r}: give the second a name, "
+                f"{f'{kind}(name=...)' if takes_name else 'writer.name = ...'}, and a destination of its own"
+            )
+        named[name] = writer
 
 
 def _with_defaults(

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 from eventloop.assembly.argument_checks import check_bus, check_lists
-from eventloop.assembly.attach import DEFAULT_HOOKS, check_attachable, check_bus_owners, check_owner
+from eventloop.assembly.attach import (
+    DEFAULT_HOOKS,
+    check_attachable,
+    check_bus_owners,
+    check_owner,
+    check_writers,
+)
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.replaced_methods import ReplacedMethods
@@ -104,8 +110,7 @@ class Ride:
             _refuse_hosts_own(hook, host)
             check_events(hook, self.bus, excluded)
         self._writers = [build(each, WRITERS) if isinstance(each, Mapping) else each for each in writers]
-        for writer in self._writers:
-            check_attachable(writer, "writer")
+        check_writers(self._writers)
         self._work_dir = work_dir
         for name in DEFAULT_HOOKS.values():
             find_class(name)  # imported now, and not in the host's first step

@@ -9,8 +9,7 @@
     async def post_to_slack(event): ...
 
 A plain function runs at once on the emitting thread, in priority order; a coroutine function, or a function
-with `offload="thread"` or `"process"`, runs in the background and never holds up an emit. This module imports
-no torch.
+with `offload="thread"` or `"process"`, runs in the background and never holds up an emit.
 """
 
 from __future__ import annotations
@@ -41,6 +40,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
+from eventloop.migration.names import knowing_others
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.checks import check_seconds
 from eventloop.util.functions import handler_name, is_coroutine_function
@@ -67,6 +67,7 @@ class Bus:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.
     """
 
+    @knowing_others
     def __init__(self, *, drain_timeout: float = 10.0) -> None:
         check_seconds("drain_timeout", drain_timeout, zero=True)
         self.drain_timeout = drain_timeout
@@ -89,6 +90,7 @@ class Bus:
 
     # --- subscribing ---------------------------------------------------------------------------------------
 
+    @knowing_others
     def on(
         self,
         *events: str | type[Event],
@@ -125,6 +127,7 @@ class Bus:
 
         return decorate
 
+    @knowing_others
     def subscribe(
         self,
         fn: Callable[..., Any],
@@ -386,8 +389,7 @@ class Bus:
     def failing(self) -> BaseException | None:
         """The error of an earlier handler of the event that is being handled, if one has failed.
 
-        The remaining handlers of an `after_*` event run even after an error. A handler that makes state
-        durable should check this first.
+        After an error, the remaining handlers of an `after_*` event still run: check this before a save.
         """
         errors = (signal.failing for signal in self._subscribers.signals.values())
         return next((error for error in errors if error is not None), None)
@@ -573,6 +575,4 @@ class Bus:
 
     def _refuse_in_background(self, what: str) -> None:
         if self._background.on_background_thread():
-            raise RuntimeError(
-                f"bus.{what} was called by a background subscriber, which would wait for itself"
-            )
+            raise RuntimeError(f"bus.{what} was called by a background subscriber: it would wait for itself")

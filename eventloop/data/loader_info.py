@@ -98,6 +98,26 @@ def check_named_loaders(argument: str, loaders: Loaders) -> None:
         check_loader(f"{argument}[{name!r}]", loader)
 
 
+def refuse_tensors(**loaders: Loaders | None) -> None:
+    """Refuse a list or tuple of tensors where batches `(inputs, target)` are needed, such as `(x, y)`.
+
+    Args:
+        loaders: the loaders by the arguments that the user gave them as.
+
+    Raises:
+        TypeError: see above; the message begins with the argument.
+    """
+    for argument, given in loaders.items():
+        for name, loader in named_loaders(given).items():
+            if isinstance(loader, list | tuple) and all(isinstance(each, torch.Tensor) for each in loader):
+                step = "train_step" if argument == "train_loader" else "val_step"
+                raise TypeError(
+                    f"{argument}{f'[{name!r}]' * bool(name)} must give batches (inputs, target), got a "
+                    f"{type(loader).__name__} of {len(loader)} tensors, each of which would be a batch: give "
+                    f"DataLoader(TensorDataset(x, y), batch_size=...), or pass {step}=... for such batches"
+                )
+
+
 def of_loader(loader: str, name: str) -> str:
     """Return the name under which something of a named loader is reported: "clean/accuracy"."""
     return f"{loader}/{name}" if loader else name

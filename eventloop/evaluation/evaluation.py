@@ -23,6 +23,7 @@ from eventloop.metrics import EventStorage
 from eventloop.metrics.scalar_value import is_number, is_single
 from eventloop.state.exchange import gather, has_other_ranks, of_rank_0
 from eventloop.state.sharded import refuse_sharded
+from eventloop.util.functions import check_plain
 
 logger = logging.getLogger("eventloop")
 
@@ -289,8 +290,9 @@ def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:
     for name, one in named.items():
         if isinstance(one, type):
             raise TypeError(f"evaluator {name!r} is a class: give an object of it, {one.__name__}()")
+        which = f"evaluator {name!r}" if isinstance(evaluator, Mapping) else "evaluator"
+        check_plain(which, one, "preds", "target")
         if not isinstance(one, Metric) and not callable(one):
-            which = f"evaluator {name!r}" if isinstance(evaluator, Mapping) else "evaluator"
             hint = ": a config does not make one" if name == "type" else ""
             raise TypeError(f"{which} must be a function (preds, target) or a metric, got {one!r}{hint}")
     return named

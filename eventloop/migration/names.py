@@ -9,6 +9,7 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from inspect import Parameter
 from typing import NoReturn, ParamSpec, TypeVar
 
 from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS
@@ -31,40 +32,71 @@ def argument_meant(classes: Iterable[str], name: str) -> str:
     return next(found, "")
 
 
-def knowing_others(init: Callable[P, None]) -> Callable[P, None]:
-    """Make a constructor raise a TypeError that says what to write for unknown and for nameless arguments."""
-    parameters = inspect.signature(init).parameters
-    known = [*parameters][1:]
-    named = [name for name, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY]
-    nameless = [name for name in known if name not in named]
-    owner = init.__qualname__.partition(".")[0]
+def knowing_others(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a constructor or method raise a TypeError that says what to write for a wrong argument.
 
-    @functools.wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
-        if unknown := [name for name in kwargs if name not in parameters]:
+    The argument is unknown, is missing, or needs a name.
+    """
+    # not those of a function that it wraps, which a user's wrapper may call with other arguments
+    parameters = inspect.signature(function, follow_wrapped=False).parameters
+    kinds = {name: parameter.kind for name, parameter in [*parameters.items()][1:]}
+    named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
+    any_name = Parameter.VAR_KEYWORD in kinds.values()
+    any_number = Parameter.VAR_POSITIONAL in kinds.values()
+    known = [name for name, kind in kinds.items() if kind is not Parameter.VAR_POSITIONAL]
+    nameless = [name for name in known if name not in named]
+    needed = [name for name in known if parameters[name].default is Parameter.empty]
+    owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        if not any_name and (unknown := [name for name in kwargs if name not in known]):
             hints = [f"{name!r}{argument_meant([owner], name) or suggest(name, known)}" for name in unknown]
             raise TypeError(f"{owner} has no argument " + "\n  nor ".join(hints))
-        if named and len(args) - 1 > len(nameless):
+        if named and not any_number and len(args) - 1 > len(nameless):
+            takes = f"only {' and '.join(nameless)}" if nameless else "no argument"
             raise TypeError(
-                f"{owner} takes without a name only {' and '.join(nameless) or 'no argument'}, got "
-                f"{len(args) - 1} arguments: write the names of the others, such as {named[0]}=..."
+                f"{owner} takes without a name {takes}, got {len(args) - 1} arguments: write the names of "
+                f"the others, such as {named[0]}=..."
             )
-        init(*args, **kwargs)
+        given = [*nameless[: len(args) - 1], *kwargs]
+        missing = [_described(parameters[name]) for name in needed if name not in given]
+        if missing and not any_name:
+            got = f"only {', '.join(map(str, given))}" if given else "no argument"
+            raise TypeError(f"{owner} needs {' and '.join(missing)}, got {got}")
+        return function(*args, **kwargs)
 
     return checked
 
 
+def _described(parameter: Parameter) -> str:
+    """Return the name of a parameter with its type, such as "model (torch.nn.Module)"."""
+    kind = parameter.annotation
+    if kind is Parameter.empty:
+        return parameter.name
+    return f"{parameter.name} ({kind if isinstance(kind, str) else inspect.formatannotation(kind)})"
+
+
 def knowing_calls(method: Callable[P, T]) -> Callable[P, T]:
-    """Make a method raise a TypeError that names the place where an unknown argument belongs."""
+    """Make a method of the trainer raise a TypeError that names the place where a wrong argument belongs."""
     parameters = inspect.signature(method).parameters
+    named = [name for name, parameter in parameters.items() if parameter.kind is Parameter.KEYWORD_ONLY]
+    nameless = len(parameters) - len(named) - 1
 
     @functools.wraps(method)
     def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        owner = type(args[0]).__name__
         for name in kwargs:
             if name not in parameters:
                 meant = _call_meant(name, type(args[0]))
-                owner = type(args[0]).__name__
                 raise TypeError(f"{owner}.{method.__name__} has no argument {name!r}{meant}")
+        if len(args) - 1 > nameless:
+            got = ", ".join(type(value).__name__ for value in args[1:])
+            place = f"loaders and lengths are arguments of {owner}(train_loader=..., max_epochs=...)"
+            raise TypeError(
+                f"{owner}.{method.__name__} takes {nameless or 'no'} argument without a name, got {got}: "
+                + (f"write the name of the other, {named[0]}=..." if named else place)
+            )
         return method(*args, **kwargs)
 
     return checked

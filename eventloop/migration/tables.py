@@ -26,10 +26,18 @@ _SCORE = 'save_best="...", a metric of the validation'
 _VERBOSE = "writers=[ConsoleWriter()] of the Trainer, which prints it"
 _ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
 
+_SUBSCRIBE = _table(
+    ("interval every_n", "every=..."),
+    ("begin", "start=..."),
+    ("condition event_filter filter", "when=..., a function of the event"),
+    ("background thread", 'offload="thread"'),
+    ("process", 'offload="process"'),
+)
+
 ARGUMENTS = {
     "Trainer": _table(
         # MMEngine's and mmcv's Runners
-        ("train_dataloader", "train_loader=..., a loader"),
+        ("train_dataloader loader dataloader", "train_loader=..., a loader"),
         ("val_dataloader", "val_loader=..., a loader"),
         ("test_dataloader", "test_loader=..., a loader"),
         ("train_cfg", "max_epochs or max_iters, val_interval, val_begin and dynamic_intervals"),
@@ -55,7 +63,7 @@ ARGUMENTS = {
         ("accumulate_grad_batches gradient_accumulation_steps", _ACCUMULATE),
         ("gradient_clip_val max_grad_norm", f"default_hooks=dict(optimizer=dict({_NORM}))"),
         ("gradient_clip_algorithm", f"default_hooks=dict(optimizer=dict({_VALUE}))"),
-        ("precision bf16 fp16", _AMP),
+        ("precision bf16 fp16 amp use_amp", _AMP),
         ("callbacks", "hooks=[...]"),
         ("enable_progress_bar", "writers=[ConsoleWriter()], the default on a terminal, or writers=[]"),
         ("default_root_dir output_dir experiment_name", "work_dir=..., the directory of the run"),
@@ -77,6 +85,13 @@ ARGUMENTS = {
         ("args", "arguments of the Trainer in place of TrainingArguments"),
         ("train_dataset data_collator", "train_loader=DataLoader(data, collate_fn=...)"),
         ("eval_dataset", "val_loader=DataLoader(data, collate_fn=...), or a mapping of several by name"),
+        # names of no system in particular
+        ("dataset data train_data batch_size", "train_loader=DataLoader(data, batch_size=...)"),
+        ("metrics metric", "evaluator=..., a function (preds, target) or an object"),
+        ("clip_grad grad_clip", f"default_hooks=dict(optimizer=dict({_NORM}))"),
+        ("criterion loss_function", "loss_fn=..., a function (model(inputs), target)"),
+        ("lr learning_rate", "optimizer=torch.optim.SGD(model.parameters(), lr=...), or another optimizer"),
+        ("ema", "hooks=[EMAHook(momentum=...)], whose momentum is 1 - decay"),
     ),
     "CheckpointHook": _table(
         ("monitor val_metric score_name score_function", _SCORE),
@@ -122,6 +137,21 @@ ARGUMENTS = {
         ("file_client_args backend_args", "out_dir=..., on a mounted file system"),
     ),
     "PreciseBN": _table(("period", "interval=...")),
+    "WandbWriter": _table(
+        ("api_key key", "the environment variable WANDB_API_KEY, or `wandb login`"),
+        ("offline", 'mode="offline"'),
+        ("dir save_dir", "work_dir=... of the Trainer"),
+        ("id resume version", 'trainer.resume("auto"), which continues the run of the work dir'),
+        ("log_model", "checkpoints=True"),
+    ),
+    "MLflowWriter": _table(
+        ("experiment_name exp_name", "experiment=..."),
+        ("save_dir", "work_dir=... of the Trainer"),
+        ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
+        ("log_model", "checkpoints=True"),
+    ),
+    "Bus.on": _SUBSCRIBE,
+    "Bus.subscribe": _SUBSCRIBE,
     "BaseAveragedModel": _table(
         ("decay", "momentum=..., the share of the newest weights, which is 1 - decay"),
         ("use_buffers handle_buffers", "update_buffers=..."),
@@ -133,7 +163,7 @@ ARGUMENTS = {
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
 }  # fmt: skip
-"""Arguments of other systems' classes, with the replacement, by the class of eventloop."""
+"""Arguments of other systems' classes, with the replacement, by the class or method of eventloop."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"

@@ -11,22 +11,25 @@ LossFn = Callable[[Any, Any], Any]
 
 
 def forward(model: torch.nn.Module, loss_fn: LossFn, batch: Any) -> Any:
-    """Return the loss of a batch `(inputs, target)`.
+    """Return the loss of a batch `(inputs, target)` of the train loader.
 
     Raises:
         TypeError: the batch has another form.
     """
-    inputs, target = _pair(batch)
+    inputs, target = _pair(batch, "train", "train_step")
     return loss_fn(model(inputs), target)
 
 
-def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any) -> dict[str, Any]:
+def predict(model: torch.nn.Module, loss_fn: LossFn | None, batch: Any, mode: str) -> dict[str, Any]:
     """Return `preds`, `target` and, with a loss function, the loss of a batch.
+
+    Args:
+        mode: "val" or "test", for the error.
 
     Raises:
         TypeError: the batch has another form than `(inputs, target)`.
     """
-    inputs, target = _pair(batch)
+    inputs, target = _pair(batch, mode, "val_step")
     preds = model(inputs)
     loss = {} if loss_fn is None else {"loss": loss_fn(preds, target)}
     return {**loss, "preds": preds, "target": target}
@@ -71,10 +74,13 @@ def val_outputs(outputs: Any) -> Mapping[str, Any]:
     return outputs
 
 
-def _pair(batch: Any) -> tuple[Any, Any]:
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
+def _pair(batch: Any, mode: str, step: str) -> tuple[Any, Any]:
+    length = ""
+    if isinstance(batch, list | tuple):
+        if len(batch) == 2:
+            return batch[0], batch[1]
+        length = f" of {len(batch)}"
     raise TypeError(
-        f"loss_fn needs batches (inputs, target), got {type(batch).__name__} from the loader: pass "
-        "train_step=... and val_step=... for batches of another form"
+        f"{mode}_loader must give batches (inputs, target), got a {type(batch).__name__}{length}: pass "
+        f"{step}=... for batches of another form"
     )

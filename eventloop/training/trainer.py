@@ -29,7 +29,7 @@ from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import RunCosts
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.limits import LimitBatches, Limits
-from eventloop.data.loader_info import Loaders, refuse_samples
+from eventloop.data.loader_info import Loaders, refuse_samples, refuse_tensors
 from eventloop.data.position import LoaderPosition, Within
 from eventloop.data.seeding import choose_device
 from eventloop.evaluation.evaluation import Evaluators, name_evaluators
@@ -164,6 +164,11 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         check_bus(bus)
         check_signatures(train_step=train_step, val_step=val_step, predict_step=predict_step)
         check_trainer(model, optimizer, loss_fn, train_step, max_epochs, max_iters, *loaders)
+        own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
+        if loss_fn is not None and type(self).train_step is Trainer.train_step:
+            refuse_tensors(train_loader=train_loader)
+        if loss_fn is not None and not own_val_step:
+            refuse_tensors(val_loader=val_loader, test_loader=test_loader)
         self.limits, self.fast_dev_run = Limits(limit_batches), batches_of(fast_dev_run)
         self.limits.check(train=train_loader, val=val_loader, test=test_loader)
         validates, by_epoch = val_loader is not None, max_epochs is not None
@@ -184,7 +189,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self._predict_step = predict_step
         self.evaluator = name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
-        own_val_step = val_step is not None or bool(self.host) or type(self).val_step is not Trainer.val_step
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := self.limits.length("train", train_loader)) is not None:
@@ -391,7 +395,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         with self.autocast():
             if self._val_step is not None:
                 return val_outputs(self._val_step(self, batch))
-            return predict(self.model, self.loss_fn, batch)
+            mode = "test" if self.mode == "test" else "val"
+            return predict(self.model, self.loss_fn, batch, mode)
 
     def model_summary(self, batch: Any = None, *, depth: int = 3) -> str:
         """Return a table of the model's layers and parameters; with a batch, of shapes and multiply-adds too.

@@ -42,6 +42,16 @@ def is_coroutine_function(fn: Callable[..., object]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
+def check_plain(what: str, fn: object, *parameters: str) -> None:
+    """Refuse a Python function that cannot be called with these arguments; accept any other object.
+
+    Such an object may be a module, whose signature does not show the parameters of its forward method.
+    """
+    plain = inspect.isfunction(fn) or inspect.ismethod(fn) or isinstance(fn, functools.partial)
+    if plain and not hasattr(fn, "__wrapped__"):  # a wrapper may take other arguments than the function
+        check_call(what, fn, *parameters)
+
+
 def check_call(what: str, fn: object, *parameters: str) -> None:
     """Refuse a value that cannot be called with these positional arguments.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from eventloop import Bus, Trainer
+from eventloop.events import Event
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
-from eventloop.writers import JSONLWriter
+from eventloop.writers import CSVWriter, JSONLWriter, Writer
 from tests.support.trainers import MakeTrainer, batches, tiny_model
 
 
@@ -38,6 +40,17 @@ class Unsized:
         return iter(self._batches)
 
 
+class Nameless(Writer):
+    """A writer whose constructor takes no name."""
+
+    def write(self, event: Event) -> None:
+        raise AssertionError
+
+
+TWICE = JSONLWriter()
+SAMPLES = (torch.ones(4, 2), torch.ones(4).long())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -46,7 +59,8 @@ class Unsized:
         ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1, got 0"),
         ({"max_epochs": 1.0}, TypeError, r"max_epochs must be an int, got 1\.0"),
         ({"max_iters": True}, TypeError, "max_iters must be an int, got True"),
-        ({"model": nn.Linear}, TypeError, r"model must be a torch\.nn\.Module"),
+        ({"model": nn.Linear}, TypeError, r"model must be a torch\.nn\.Module, got the class Linear: write Linear\(\.\.\.\)"),
+        ({"model": "resnet", "max_epochs": None}, TypeError, r"model must be a torch\.nn\.Module, got 'resnet'"),
         ({"model": lambda x: x}, TypeError, r"model must be a torch\.nn\.Module"),
         ({"train_loader": []}, ValueError, "train_loader is empty: it has 0 batches"),
         ({"test_loader": 3}, TypeError, "test_loader must be an iterable of batches, got 3"),
@@ -66,12 +80,32 @@ class Unsized:
         ({"hooks": [{"type": "JSONLWritr"}]}, ValueError, "unknown type 'JSONLWritr': did you mean 'JSONLWriter'"),
         ({"writers": [JSONLWriter]}, TypeError, r"the class JSONLWriter: write JSONLWriter\(\)"),
         ({"writers": [LoggerHook()]}, TypeError, r"LoggerHook, which is a hook: it goes to hooks=\[...\]"),
-        ({"writers": [JSONLWriter(), JSONLWriter()]}, ValueError, "already has a subscription named 'JSONLWriter'"),
+        ({"hooks": [Unsized([])]}, TypeError, r"expected a hook .*, got <.*Unsized.*>: derive its class from eventloop\.hooks\.Hook"),
+        ({"writers": [Unsized([])]}, TypeError, r"expected a writer .*: derive its class from eventloop\.writers\.Writer"),
+        (
+            {"writers": [JSONLWriter(), JSONLWriter()]},
+            ValueError,
+            r"writers= holds two JSONLWriter named 'JSONLWriter': give the second a name, JSONLWriter\(name=...\)",
+        ),
+        ({"writers": [JSONLWriter(name="a"), CSVWriter(name="a")]}, ValueError, r"two writers named 'a': .* CSVWriter\(name=...\)"),
+        ({"writers": [Nameless(), Nameless()]}, ValueError, r"two Nameless named 'Nameless': .* writer\.name = \.\.\."),
+        ({"writers": [TWICE, TWICE]}, ValueError, "writers= holds the same JSONLWriter twice: list it once"),
         ({"hooks": [Stateful(), Stateful()]}, ValueError, "two hooks have the state name 'Stateful'"),
         ({"hooks": [CheckpointHook(save_best="accuracy")]}, ValueError, "needs a validation.*val_loader"),
         ({"max_epochs": None, "max_iters": 5, "hooks": [CheckpointHook(1, by_epoch=True)]}, ValueError, "would never save"),
         ({"evaluator": {"type": "Accuracy"}}, TypeError, "evaluator 'type' .*, got 'Accuracy': a config does not make one"),
         ({"loss_fn": nn.CrossEntropyLoss}, TypeError, r"loss_fn is a class: give an object of it, CrossEntropyLoss\(\)"),
+        (
+            {"loss_fn": lambda preds: preds},
+            TypeError,
+            r"loss_fn is called with \(model\(inputs\), target\), but the signature is .*\(preds\): too many",
+        ),
+        (
+            {"evaluator": {"f1": lambda preds: 1}},
+            TypeError,
+            r"evaluator 'f1' is called with \(preds, target\), but the signature is .*\(preds\): too many",
+        ),
+        ({"evaluator": lambda preds: 1}, TypeError, r"evaluator is called with \(preds, target\), but .*\(preds\): too many"),
         ({"loss_fn": "mse"}, TypeError, r"loss_fn must be a function \(model\(inputs\), target\), got 'mse'"),
         ({"schedulers": torch.optim.lr_scheduler.StepLR}, TypeError, r"class StepLR: write StepLR\(optimizer, ...\)"),
         ({"bus": Bus}, TypeError, r"bus must be a Bus, as Bus\(\) makes one, got <class"),
@@ -84,6 +118,14 @@ class Unsized:
         ({"train_step": lambda batch: batch}, TypeError, r"train_step is called with \(trainer, batch\), .*too many"),
         ({"train_step": 3}, TypeError, r"train_step must be a function \(trainer, batch\), got 3"),
         ({"val_step": lambda trainer, batch, epoch: batch}, TypeError, "val_step is called with .* required argument: 'epoch'"),
+        (
+            {"train_loader": SAMPLES},
+            TypeError,
+            r"^train_loader must give .*, got a tuple of 2 tensors, .*: give DataLoader\(TensorDataset\(x, y\), .*, or pass train_step=",
+        ),
+        ({"train_loader": [*SAMPLES, SAMPLES[0]]}, TypeError, "train_loader must give .*, got a list of 3 tensors"),
+        ({"val_loader": [*SAMPLES]}, TypeError, "val_loader must give .*, got a list of 2 tensors, .*, or pass val_step="),
+        ({"test_loader": {"a": SAMPLES}}, TypeError, r"test_loader\['a'\] must give .*, got a tuple of 2 tensors"),
         ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip
@@ -101,6 +143,48 @@ def test_refused_when_built(
         del valid["max_epochs"]
     with pytest.raises(error, match=message):
         Trainer(**{"model": model, **valid, **step, **arguments})
+
+
+def test_tensors_are_batches_of_steps_that_take_them(make_trainer: MakeTrainer) -> None:
+    """A `train_step` and a `val_step` of the user, or of a subclass, may take a tensor as a batch."""
+
+    class Own(Trainer):
+        def train_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": self.model(batch).mean()}
+
+        def val_step(self, batch: Any) -> dict[str, Any]:
+            return {"size": len(batch)}
+
+    inputs = [torch.ones(4, 2), torch.ones(3, 2)]
+    make_trainer(
+        train_step=lambda trainer, batch: trainer.model(batch).mean(), train_loader=inputs,
+        val_step=lambda trainer, batch: {"size": len(batch)}, val_loader=inputs,
+    ).train()  # fmt: skip
+    model = tiny_model()
+    trainer = Own(
+        model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss, max_epochs=1,
+        train_loader=inputs, val_loader=inputs, work_dir=make_trainer().work_dir,
+    )  # fmt: skip
+
+    trainer.train()
+
+    assert trainer.iter == 2
+    trainer.close()
+
+
+@wraps(lambda preds: preds.mean())
+def wrapper(preds: Any, target: Any) -> Any:
+    """A wrapper that takes one more argument than the function that it wraps."""
+    return preds.mean()
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [nn.CrossEntropyLoss(), F.cross_entropy, partial(F.cross_entropy, reduction="sum"), wrapper, max],
+)
+def test_functions_that_take_more_or_show_no_signature(make_trainer: MakeTrainer, loss_fn: Any) -> None:
+    """Modules, functions with optional arguments, partial functions, wrappers and builtins are accepted."""
+    assert make_trainer(loss_fn=loss_fn, evaluator=loss_fn).loss_fn is loss_fn
 
 
 def test_bus_of_another_trainer(make_trainer: MakeTrainer) -> None:
@@ -215,15 +299,30 @@ def test_step_returning_something_else(
         (
             {"train_loader": [{"x": DETACHED}]},
             "train",
-            r"batches \(inputs, target\), got dict .*: pass train_step",
+            r"train_loader must give batches \(inputs, target\), got a dict: pass train_step=",
+        ),
+        (
+            {"train_loader": [(DETACHED, DETACHED, DETACHED)]},
+            "train",
+            r"train_loader must give batches \(inputs, target\), got a tuple of 3: pass train_step=",
+        ),
+        (
+            {"val_loader": [[DETACHED]]},
+            "train",
+            r"val_loader must give batches \(inputs, target\), got a list of 1: pass val_step=",
+        ),
+        (
+            {"test_loader": [{"x": DETACHED}]},
+            "test",
+            r"test_loader must give batches \(inputs, target\), got a dict: pass val_step=",
         ),
     ],
 )
 def test_values_of_another_form(
     make_trainer: MakeTrainer, options: dict[str, Any], call: str, message: str
 ) -> None:
-    """A val_step returns named values, and loss_fn needs pairs: else the message names train_step."""
-    trainer = make_trainer(val_loader=batches(1), **options)
+    """A val_step returns named values, and loss_fn needs pairs: else the message names the loader and the step."""
+    trainer = make_trainer(**{"val_loader": batches(1), **options})
 
     with pytest.raises(TypeError, match=message):
         getattr(trainer, call)()

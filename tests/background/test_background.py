@@ -196,7 +196,7 @@ def test_waiting_for_the_background_in_the_background_is_refused(bus: Bus, kind:
     emit(bus, 1)
     bus.flush(DEADLINE)
 
-    assert errors == [f"bus.{what} was called by a background subscriber, which would wait for itself"]
+    assert errors == [f"bus.{what} was called by a background subscriber: it would wait for itself"]
 
 
 def test_subscriber_may_read_the_account(bus: Bus) -> None:

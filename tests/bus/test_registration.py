@@ -185,6 +185,26 @@ def test_background_option_of_a_sync_handler_is_refused(bus: Bus, option: str, v
         bus.subscribe(sync, "after_train_iter", **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 3}, r"has no argument 'interval': use every="),
+        ({"prioritty": 3}, r"has no argument 'prioritty': did you mean 'priority'"),
+        ({"nonsense": 3}, r"has no argument 'nonsense': known are batch, budget_us, every, "),
+    ],
+)
+def test_unknown_arguments_are_refused(options: dict[str, Any], message: str, bus: Bus) -> None:
+    """Arguments of `on`, `subscribe` and `Bus` that do not exist: the error names the right ones."""
+    with pytest.raises(TypeError, match=f"^Bus.on {message}"):
+        bus.on("after_train_iter", **options)
+    with pytest.raises(TypeError, match=f"^Bus.subscribe {message}"):
+        bus.subscribe(sync, "after_train_iter", **options)
+    with pytest.raises(TypeError, match=r"^Bus has no argument 'drain': known are drain_timeout$"):
+        Bus(drain=3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Bus.subscribe needs fn \(Callable.*\), got no argument$"):
+        bus.subscribe()  # type: ignore[call-arg]
+
+
 def test_other_mistakes_of_a_registration_are_refused(bus: Bus) -> None:
     """Each error says what to write instead, and a refused subscription leaves nothing behind."""
     bare: Any = bus.on

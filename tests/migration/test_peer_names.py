@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from eventloop import Trainer, hooks, writers
+from eventloop import Bus, Trainer, bus, hooks, writers
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
 from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES
 from eventloop.registry import HOOKS, WRITERS, build
@@ -34,6 +35,17 @@ REPLACEMENTS = [
         (lambda make: make().val(val_loader=[]), TypeError, "Trainer.val has no argument 'val_loader': it is an argument of Trainer"),
         (lambda make: make().test(max_epoch=3), TypeError, r"Trainer.test has no argument 'max_epoch': did you mean 'max_epochs'"),
         (lambda make: make().run(data_loaders=[]), TypeError, "Trainer.run has no argument 'data_loaders': use .* train_loader"),
+        (lambda make: make(criterion=F.mse_loss), TypeError, r"Trainer has no argument 'criterion': use loss_fn="),
+        (lambda make: make(loader=[]), TypeError, r"Trainer has no argument 'loader': use train_loader="),
+        (lambda make: make(data=[]), TypeError, r"Trainer has no argument 'data': use train_loader=DataLoader\(data"),
+        (lambda make: make(dataset=[]), TypeError, r"Trainer has no argument 'dataset': use train_loader=DataLoader\(data"),
+        (lambda make: make(metrics=[]), TypeError, r"Trainer has no argument 'metrics': use evaluator="),
+        (lambda make: make(amp=True), TypeError, r"Trainer has no argument 'amp': use hooks=\[AmpOptimizerHook\("),
+        (lambda make: make(ema=True), TypeError, r"Trainer has no argument 'ema': use hooks=\[EMAHook\("),
+        (lambda make: make(lr=0.1), TypeError, r"Trainer has no argument 'lr': use optimizer=torch\.optim\.SGD\(.*lr="),
+        (lambda make: make().train([1]), TypeError, r"Trainer\.train takes no argument without a name, got list: loaders .* are arguments of Trainer\(train_loader="),
+        (lambda make: make().train(3), TypeError, r"Trainer\.train takes no argument without a name, got int: .* Trainer\(.*max_epochs="),
+        (lambda make: make().predict([1], print), TypeError, r"Trainer\.predict takes 1 argument without a name, got list, builtin.*: write the name .*, to="),
         (lambda make: make().fit, AttributeError, r"^Trainer has no attribute 'fit': use trainer\.train\(\)"),
         (lambda make: type(make()).global_step, AttributeError, r"^Trainer has no attribute 'global_step': use trainer\.iter$"),
     ],
@@ -55,13 +67,26 @@ def test_names_of_another_trainer_are_explained(
             "Trainer takes without a name only model, got 3 arguments: write the names of .*, such as optimizer=",
         ),
         (
+            lambda net: Trainer(max_epochs=3),  # type: ignore[call-arg]
+            r"^Trainer needs model \(torch\.nn\.Module\), got only max_epochs$",
+        ),
+        (lambda net: Trainer(), r"^Trainer needs model \(torch\.nn\.Module\), got no argument$"),  # type: ignore[call-arg]
+        (
+            lambda net: EarlyStoppingHook(patience=3),  # type: ignore[call-arg]
+            r"^EarlyStoppingHook needs monitor \(str\), got only patience$",
+        ),
+        (
+            lambda net: Bus(3),  # type: ignore[call-arg]
+            "^Bus takes without a name no argument, got 1 arguments: .* such as drain_timeout=",
+        ),
+        (
             lambda net: CheckpointHook(1, True),  # type: ignore[call-arg]
             "CheckpointHook takes without a name only interval, got 2 arguments: write the names of the others",
         ),
     ],
 )
 def test_arguments_without_a_name(make: Callable[[torch.nn.Module], object], message: str) -> None:
-    """The error says which arguments need none, and how to write the others."""
+    """The error says which arguments need none, how to write the others, and which are missing."""
     with pytest.raises(TypeError, match=message):
         make(torch.nn.Linear(2, 1))
 
@@ -174,7 +199,10 @@ def test_every_replacement_exists(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize("owner", ARGUMENTS)
 def test_every_suggested_argument_exists(owner: str) -> None:
     """It is an argument of the class, or its line names the Trainer; what is explained is not an argument."""
-    parameters = set(inspect.signature(getattr(hooks, owner, Trainer)).parameters)
+    name, _, method = owner.partition(".")
+    places: list[object] = [hooks, writers, bus]
+    found = next((getattr(place, name) for place in places if hasattr(place, name)), Trainer)
+    parameters = set(inspect.signature(getattr(found, method) if method else found).parameters)
     if owner == "BaseAveragedModel":  # whose arguments go through the hook's
         parameters |= set(inspect.signature(hooks.MomentumAnnealingEMA).parameters)
         parameters |= set(inspect.signature(EMAHook).parameters)

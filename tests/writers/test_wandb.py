@@ -62,6 +62,25 @@ def test_every_value_is_in_the_file(attach: Attach, tmp_path: Path, offload: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("offload", ["thread", "process"])
+def test_a_disabled_run_writes_nothing(
+    attach: Attach, account: Account, tmp_path: Path, offload: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """wandb has no folder, and no step is noted as written: a run that goes on offline writes all from the log."""
+    write(attach(EventLogWriter()), BeforeTrain(), *train(1, 2), AfterRun())
+    bus = attach(WandbWriter("digits", mode="disabled", best={"train/loss": "min"}, offload=offload))
+    write(bus, BeforeTrain(), *train(1, 2), TextLogged(step=2, name="note", text="a"), AfterRun())
+
+    logged = [record.getMessage() for record in caplog.records if record.name == "eventloop"]
+    assert (account(bus).failed, account(bus).dropped, logged) == (0, 0, [])
+    assert not [path for path in tmp_path.glob("wandb*") if path.suffix != ".lock"]
+
+    write(attach(make(), start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
+
+    assert points(tmp_path) == [("train/loss", step, step / 4) for step in (1, 2, 3)]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> None:
     """The resumed run has the same id, steps that are run again are left out, and W&B's own step goes on."""
     write(attach(make()), BeforeTrain(), *train(1, 2, 3, loss=1.0))
@@ -313,7 +332,7 @@ bus.close()
             ValueError,
             r"project must have at most 128 characters, none of them .*, got 'a/b'",
         ),
-        ({"mode": "later"}, ValueError, "mode must be 'online' or 'offline', got 'later'"),
+        ({"mode": "later"}, ValueError, "mode must be 'online' or 'offline' or 'disabled', got 'later'"),
         ({"tags": None}, TypeError, "tags must be a list of texts of 1 to 64 characters, got None"),
         ({"config": {1: 2}}, TypeError, "the names in config must be a str, got 1"),
         ({"tags": "x"}, TypeError, "tags must be a list of texts of 1 to 64 characters, got 'x'"),

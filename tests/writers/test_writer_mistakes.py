@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,27 @@ from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged, Timed
 from eventloop.events.run import Run
 from eventloop.registry import build
-from eventloop.writers import JSONLWriter, TensorBoardWriter, TimedWriter, Writer
+from eventloop.writers import (
+    JSONLWriter,
+    MLflowWriter,
+    TensorBoardWriter,
+    TimedWriter,
+    WandbWriter,
+    Writer,
+)
 from tests.conftest import DEADLINE
 from tests.support.trainers import build_trainer
 from tests.writers.conftest import Account, Attach, emit, train, write
+
+
+class Named(Writer):
+    """A writer of a user, with an argument of its own."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def write(self, event: Event) -> None:
+        raise AssertionError
 
 
 def define(**body: Any) -> Any:
@@ -26,6 +44,48 @@ def define(**body: Any) -> Any:
 
 
 # --- methods ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: JSONLWriter(filenme="a"), "^JSONLWriter has no argument 'filenme': did you mean 'filename'"),  # type: ignore[call-arg]
+        (lambda: WandbWriter("a", api_key="k"), "^WandbWriter has no argument 'api_key': use .* WANDB_API_KEY"),  # type: ignore[call-arg]
+        (lambda: MLflowWriter(experiment_name="a"), r"^MLflowWriter has no argument 'experiment_name': use experiment="),  # type: ignore[call-arg]
+        (lambda: Named(size=3), r"^Named has no argument 'size': known are label$"),  # type: ignore[call-arg]
+        (lambda: Named(), r"^Named needs label \(str\), got no argument$"),  # type: ignore[call-arg]
+    ],
+)  # fmt: skip
+def test_a_wrong_argument_is_explained(make: Callable[[], object], message: str) -> None:
+    """Of the writers here and of a user's: the error names the argument that exists."""
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_constructor_may_take_any_argument() -> None:
+    """One with **options, or in a wrapper that takes more than the constructor that it wraps."""
+
+    def doubling(init: Any) -> Any:
+        @functools.wraps(init)
+        def double(self: Any, half: int) -> None:
+            init(self, label=str(2 * half))
+
+        return double
+
+    class Wrapped(Writer):
+        @doubling
+        def __init__(self, label: str) -> None:
+            self.label = label
+
+    class Options(Named):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+
+    wrapped: Any = Wrapped
+    assert wrapped(half=2).label == "4"
+    assert Options(label="a").label == "a"
+    with pytest.raises(TypeError, match=r"^Named has no argument 'lable': did you mean 'label'"):
+        Options(lable="a")
 
 
 def test_a_misspelt_write_is_found_by_the_trainer(tmp_path: Path) -> None:
