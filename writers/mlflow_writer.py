@@ -21,7 +21,7 @@ from eventloop.util.checks import check_bools
 from eventloop.util.file_names import safe_name
 from eventloop.util.surrogates import escaped
 from eventloop.util.text import error_text
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
     check_mapping,
@@ -31,6 +31,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
+from eventloop.writers.tracker_values import run_name_of, values_of
 
 _EXPERIMENT = "MLFLOW_EXPERIMENT_NAME"
 TAG_LENGTH = 5000

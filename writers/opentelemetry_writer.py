@@ -34,7 +34,7 @@ from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.writers.otlp_spans import HEALTH, SAME, SECOND, Spans, Stages, log_line
-from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter, run_name_of, values_of
+from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     check_mapping,
     check_texts,
@@ -42,6 +42,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of_headers,
     setting,
 )
+from eventloop.writers.tracker_values import run_name_of, values_of
 
 _HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"

@@ -12,7 +12,6 @@ import importlib
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from shlex import quote
@@ -42,12 +41,11 @@ from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.util.checks import check_choice
 from eventloop.util.file_names import safe_name
-from eventloop.util.surrogates import escaped
 from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
 from eventloop.writers.tracker_arguments import check_texts, masked, set_options
-from eventloop.writers.tracker_values import Tally, number_of
+from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, note_last, number_of, step_of
 from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
@@ -59,10 +57,8 @@ SHORT = 60
 """The number of characters of an error that is in the log already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
-_CHECKPOINT = "checkpoint/"
 RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
 """The events that mark where a training begins and how the run ended."""
-Named = ImageLogged | HistogramLogged | TextLogged
 
 
 class Known(msgspec.Struct):
@@ -264,7 +260,7 @@ class TrackerWriter(TimedWriter):
         if not log.is_file():
             return
         for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
-            due = (record for record in records if _step_of(record.event) <= start)
+            due = (record for record in records if step_of(record.event) <= start)
             self.write_timed([Timed(record.time, record.event) for record in due])
         self._begin_training()
 
@@ -351,9 +347,9 @@ class TrackerWriter(TimedWriter):
             return None
 
     def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
-        """Return the path of a checkpoint to send; None if it was sent, or is not there, which is told."""
+        """Return the path of a checkpoint to send; None if it was sent, or, with a warning, if it is gone."""
         path = Path(event.path)
-        if event.iter <= self._known.last.get(_key_of_checkpoint(path), -1):
+        if event.iter <= self._known.last.get(key_of_checkpoint(path), -1):
             return None
         if path.exists():
             return path
@@ -362,7 +358,7 @@ class TrackerWriter(TimedWriter):
 
     def note_sent(self, checkpoint: CheckpointSaved) -> None:
         """Note that a checkpoint was sent, so that a resumed run does not send it again."""
-        note_last(self._known.last, [_key_of_checkpoint(Path(checkpoint.path))], checkpoint.iter)
+        note_last(self._known.last, [key_of_checkpoint(Path(checkpoint.path))], checkpoint.iter)
 
     def tell(self, key: str, text: str) -> None:
         """Log a warning, once for each key."""
@@ -373,46 +369,6 @@ class TrackerWriter(TimedWriter):
     def _text(self, error: BaseException) -> str:
         text = masked(" ".join(error_text(error).split()), self.secrets())
         return text.rstrip(".") if len(text) <= 500 else f"{text[:500]}..."
-
-
-def key_of(event: Named) -> str:
-    """Return an event's mode and name, such as "train/samples"."""
-    return f"{event.mode}/{event.name}"
-
-
-def _key_of_checkpoint(path: Path) -> str:
-    return f"{_CHECKPOINT}{path.name}"
-
-
-def checkpoints_of(last: dict[str, int]) -> dict[str, int]:
-    """Return those of the last steps that are of checkpoints, which no tracker knows."""
-    return {name: step for name, step in last.items() if name.startswith(_CHECKPOINT)}
-
-
-def _step_of(event: Event) -> int:
-    step: int = getattr(event, "step", getattr(event, "iter", 0))
-    return step
-
-
-def values_of(event: ScalarsLogged) -> dict[str, float]:
-    """Return the numbers of an event by their names in a tracker, such as "train/loss"."""
-    return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
-
-
-def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
-    """Note that a tracker has a step of each of these names."""
-    for name in names:
-        last[name] = max(step, last.get(name, -1))
-
-
-def run_name_of(run: Run, given: str | None) -> str:
-    """Return the name that a run has in a tracker: `given`, or the name of its work dir.
-
-    A replay, which writes to the folder `replay` in the work dir, has the same name. A name that is not UTF-8
-    has escapes.
-    """
-    folder = Path(run.work_dir).resolve()
-    return escaped(given or (folder.parent if folder.name == REPLAY_FOLDER else folder).name)
 
 
 def _load(path: Path) -> Known:

@@ -27,16 +27,7 @@ from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.checks import check_bools, check_choice
 from eventloop.util.surrogates import without_surrogates
-from eventloop.writers.tracker import (
-    RUN_EVENTS,
-    Known,
-    TrackerWriter,
-    checkpoints_of,
-    key_of,
-    note_last,
-    run_name_of,
-    values_of,
-)
+from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
 from eventloop.writers.tracker_arguments import (
     basic_login,
     check_config,
@@ -46,6 +37,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
+from eventloop.writers.tracker_values import checkpoints_of, key_of, note_last, run_name_of, values_of
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline", "disabled")

@@ -41,7 +41,7 @@ class Found(NamedTuple):
             lineage.
         manifests: the manifest of each path that has one.
         damaged: a sentence for each path that looks like a checkpoint and cannot be used.
-        abandoned: checkpoints off the lineage, because a run went back to an earlier one, or began anew.
+        abandoned: checkpoints off the lineage: a run went back to an earlier one, or another run began.
         foreign: the abandoned checkpoints of other runs than the newest one.
         last: the largest sequence number given so far, perhaps to a checkpoint that was removed.
     """
@@ -237,7 +237,7 @@ def go_back(found: Found, path: Path, disk: Disk = DISK) -> bool:
     return True
 
 
-def begin_anew(found: Found, disk: Disk = DISK) -> None:
+def begin_new_run(found: Found, disk: Disk = DISK) -> None:
     """Record durably that a new run begins: the checkpoints of the scan become abandoned. None is removed.
 
     Raises:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.directory import begin_anew, go_back, scan
+from eventloop.checkpoint.directory import begin_new_run, go_back, scan
 from eventloop.checkpoint.lineage import (
     LINE,
     NOTHING,
@@ -181,7 +181,7 @@ def test_the_best_is_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCapture
     """A run that begins among another's checkpoints has a best one of its own, however good the other's were; until it
     has, the other's is loaded, with a line in the log."""
     save(tmp_path, 1, 2, best=True)
-    begin_anew(scan(tmp_path))
+    begin_new_run(scan(tmp_path))
 
     assert load_best(tmp_path)[0].name == "2"
     assert caplog.messages == [
@@ -195,7 +195,7 @@ def test_the_best_is_of_the_newest_run(tmp_path: Path, caplog: pytest.LogCapture
 def test_the_other_run_goes_on(tmp_path: Path) -> None:
     """A run that is resumed after another began in its directory is on the lineage again, with all its checkpoints."""
     save(tmp_path, 1, 2, best=True)
-    begin_anew(scan(tmp_path))
+    begin_new_run(scan(tmp_path))
     found = scan(tmp_path)
     assert found.abandoned == found.foreign == {tmp_path / "1", tmp_path / "2"}
 

@@ -1,4 +1,4 @@
-"""Record that a run went back or began anew, and name the checkpoint to resume from.
+"""Record that a run went back, or that a new one begins, and name the checkpoint to resume from.
 
 `CheckpointHook` uses it when a training begins and ends.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop.checkpoint.directory import SUFFIXES, Found, begin_anew, go_back, in_order, scan
+from eventloop.checkpoint.directory import SUFFIXES, Found, begin_new_run, go_back, in_order, scan
 from eventloop.checkpoint.manifest import Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
 
@@ -90,7 +90,7 @@ def note_another_run(found: Found, directory: Path) -> None:
         directory, found.paths[-1].name,
     )  # fmt: skip
     try:
-        begin_anew(found)
+        begin_new_run(found)
     except OSError as error:
         logger.warning(
             "could not record in %s that a new run begins; \"best\" may be one of the other run: %s",
