@@ -34,7 +34,8 @@ def graceful_interrupt(trainer: Trainer, *, hint: str = "") -> Iterator[None]:
     called as well, unless it is Python's own, and is restored at the end.
 
     Args:
-        hint: a text written to standard error at the first SIGINT.
+        hint: a text written to standard error at the first SIGINT. If the run has ended by then, and waits
+            for slow writers, a text that says so replaces it.
 
     Raises:
         KeyboardInterrupt: at the second SIGINT, and at each later one.

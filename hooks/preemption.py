@@ -46,10 +46,11 @@ class PreemptionHook(Hook):
     Jupyter kernel are an exception: there, too, Ctrl-C ends the code that called `train`. An error that ended
     the run is raised unchanged.
 
-    After the first Ctrl-C a text on standard error says that the run is stopping, and a note of the
-    KeyboardInterrupt names the checkpoint to resume from. For other signals the log names the checkpoint
-    ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and the run waits for no
-    subscriber. A second SIGTERM changes nothing.
+    After the first Ctrl-C a text on standard error says that the run is stopping, or that it has ended and
+    waits for slow writers: then a signal leaves these at most the bus's `drain_timeout`, 10 s by default. A
+    note of the KeyboardInterrupt names the checkpoint to resume from. For other signals the log names the
+    checkpoint ("eventloop", level INFO). A second Ctrl-C raises KeyboardInterrupt at once, and the run waits
+    for no subscriber. A second SIGTERM changes nothing.
 
     The handlers are installed in the main thread from `before_run` until everything is delivered, then the
     former ones are restored. Python delivers signals only to the main thread. A training on another thread,

@@ -61,6 +61,8 @@ class Closing(ABC):
         """The number of events emitted by subscribers and health reports, counted during a flush."""
         self.tells_losses = True
         """Whether a close logs lost events; False while its caller logs them."""
+        self.flush_ends: Callable[[], bool] = lambda: False
+        """Returns True to end a flush early, which then logs nothing, because a close follows."""
         self.keep_left: KeepLeft | None = None
         self.replay_command = ""
         """The command that delivers the events that `keep_left` keeps; "" without one."""
@@ -133,9 +135,9 @@ class Closing(ABC):
         """
         overtime = Overtime(self.lanes, timeout, allowed)
         complete = self.flush(timeout, noting())
-        while not complete and (more := overtime.extension()):
+        while not (complete or self.flush_ends()) and (more := overtime.extension()):
             complete = self.flush(more, noting())
-        left = [] if complete else _with_left(self.lanes)
+        left = [] if complete or self.flush_ends() else _with_left(self.lanes)
         self._logged = {lane: lane.emitted for lane in left}
         if left:
             command = self.replay_command
@@ -187,6 +189,8 @@ class Closing(ABC):
             while not flush.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
                 if lane.done:
                     break
+                if self.flush_ends():
+                    return False
                 if monotonic() >= deadline:
                     lane.waited_in_vain(timeout)
                     complete = False
@@ -198,7 +202,9 @@ class Closing(ABC):
         with suppress(IndexError):
             last = self._posted[-1]
             self.wake()
-            return last.made.wait(max(0.0, deadline - monotonic()))
+            while not last.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
+                if self.flush_ends() or monotonic() >= deadline:
+                    return False
         return True
 
     # --- close ---------------------------------------------------------------------------------------------
@@ -233,6 +239,7 @@ class Closing(ABC):
     def _close(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
         """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
         self._complete = False  # until it is known
+        self.flush_ends = lambda: False  # it is about flushes before this close
         began = monotonic()
         lanes = list(self.lanes)
         for lane in lanes:
@@ -243,6 +250,7 @@ class Closing(ABC):
         while not quiet and (more := overtime.extension()):
             deadline = monotonic() + more
             quiet = self._settle(deadline - 2 * spare, more, self._emitted)
+        dropped = sum(lane.dropped for lane in lanes)
         last = {lane for kind in (HandlerFailed, EventsDropped) for lane in self._listening.get(kind, ())}
         ended = self._end([lane for lane in lanes if lane not in last], deadline - spare, timeout)
         for lane in lanes:
@@ -253,7 +261,10 @@ class Closing(ABC):
         ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
         for lane in lanes:
             lane.abandon()
-        self._complete = quiet and ended and not any(lane.queued for lane in lanes)
+        left = any(lane.queued for lane in lanes)  # also counts the events that came too late
+        # `_end` has delivered what was emitted since then, unless some came too late for it
+        quiet = quiet or (sum(lane.dropped for lane in lanes) == dropped and not self._posted)
+        self._complete = quiet and ended and not left
         took = monotonic() - began
         answers = {lane.pass_left_events(self.keep_left) for lane in lanes}
         if not self._complete:

@@ -532,15 +532,15 @@ class Bus:
         self.closed = False
 
     @contextmanager
-    def telling_losses(self) -> Iterator[None]:
-        """Let the caller report lost events, so that `close` does not log them within the block."""
+    def ending_run(self, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
         background = self._background
-        background.tells_losses = False
+        background.tells_losses, background.flush_ends = False, ends
         try:
             yield
         finally:
             background.forget_losses()
-            background.tells_losses = True
+            background.tells_losses, background.flush_ends = True, lambda: False
 
     def __enter__(self) -> Self:
         return self

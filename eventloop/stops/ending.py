@@ -28,7 +28,9 @@ class EndingTrainer(Protocol):
     bus: Bus
     metrics: EventStorage
     running: bool
+    delivering: bool
     asked_to_stop: bool
+    ends_program: bool
     failure: BaseException | None
 
 
@@ -61,16 +63,24 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
 
     Args:
         closes: whether to close the bus too, as after an error or a signal, when the program may end here.
+            A signal that ends the program during the delivery has the same effect.
         at_once: whether to give writers only a moment, as after a second Ctrl-C; events left then are
             lost. A Ctrl-C during the delivery has the same effect.
     """
-    trainer.running = False
+    trainer.delivering, trainer.running = True, False
     bus = trainer.bus
     if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
         bus.overtime = False
-    with bus.telling_losses():
+
+    def ends() -> bool:
+        return closes or trainer.ends_program
+
+    with bus.ending_run(ends):
         try:
-            report = bus.close(AT_ONCE_SECONDS if at_once else None) if closes else bus.flush()
+            if not ends():
+                report = bus.flush()
+            if ends():  # from a signal on, `drain_timeout` is all: the exit would wait as long again
+                report = bus.close(AT_ONCE_SECONDS if at_once else None)
         except KeyboardInterrupt:
             _tell_losses(bus.close(AT_ONCE_SECONDS))
             raise

@@ -14,17 +14,24 @@ from typing import Any, Protocol, Self
 
 from torch.utils.data import get_worker_info
 
+from eventloop.bus import Bus
 from eventloop.stops.stopping import Stopping
 
 logger = logging.getLogger("eventloop")
 
 INTERRUPTED = "interrupted by Ctrl-C"
+ENDED = (
+    "Ctrl-C: the run has ended, and waits at most {:g} s more for slow writers. Ctrl-C again ends at once."
+)
+"""The text for standard error at a first Ctrl-C that comes when only events are left to deliver."""
 
 
 class SignalledTrainer(Protocol):
     """The parts of a trainer that a StopSignals reads and sets."""
 
+    bus: Bus
     stops: Stopping
+    delivering: bool
     failure: BaseException | None
     ends_program: bool
     stop_signal: int | None
@@ -49,7 +56,7 @@ class StopSignals:
     calls the handler of this class, the call is passed on to the former handler.
 
     Args:
-        hint: a text for standard error at the first Ctrl-C.
+        hint: a text for standard error at the first Ctrl-C; `ENDED` replaces it when the run has ended.
         exits: end the program after the block as the signal would have ended it: by SystemExit(128 + number)
             or KeyboardInterrupt, after waiting for all ranks. If the program has a Python handler for the
             signal, that handler decides. Signals that the process ignores, as after nohup, stay ignored.
@@ -130,8 +137,10 @@ class StopSignals:
         self._taken = self._taken or signum
         self._trainer.request_stop(_reason(signum), signum=signum)
         if self._hint and signum == signal.SIGINT:
+            delivering, bus = self._trainer.delivering, self._trainer.bus
+            hint = ENDED.format(bus.drain_timeout) if delivering else self._hint
             with suppress(OSError):
-                os.write(2, f"{self._hint}\n".encode())  # the signal may interrupt a print
+                os.write(2, f"{hint}\n".encode())  # the signal may interrupt a print
         if self._nobody_else(signum):
             self._trainer.ends_program |= self._exits
         elif callable(self._before[signum]):

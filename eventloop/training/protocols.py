@@ -56,6 +56,7 @@ class LoopTrainer(Protocol):
     running: bool
     asked_to_stop: bool
     ends_program: bool
+    delivering: bool
     stop_reason: str | None
     failure: BaseException | None
     where_to_resume: str

@@ -126,7 +126,7 @@ class RunScope(Scope):
                 raise
             trainer.during_run.__exit__(kind, error, tb)
         finally:
-            trainer.failure = None
+            trainer.failure, trainer.delivering = None, False
             trainer.stops.end_run()
             trainer.clock.end_run()
 

@@ -204,6 +204,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.where_to_resume = ""
         """Sentence for the user, after a run has ended: from which checkpoint to resume."""
         self.asked_to_stop = self.running = self.ends_program = False
+        self.delivering = False
+        """True when a run has ended and waits for its background subscribers."""
         self.within: Within = ""
         """The part of the run that is done but not counted yet: "iter" from the optimizer's step to the end
         of the iteration, "epoch" during the events at the end of an epoch, else "".

@@ -86,7 +86,7 @@ def test_a_forgotten_bus_tells(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_loss_that_a_run_tells_is_not_doubled(caplog: pytest.LogCaptureFixture, end: str) -> None:
     """What a run has told of does not repeat; what is lost after it is logged."""
     bus = failing_bus()
-    with bus.telling_losses():
+    with bus.ending_run():
         getattr(bus, end)(DEADLINE)
     assert warnings_of(caplog) == []
     if end == "flush":

@@ -6,9 +6,11 @@ import re
 import threading
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from eventloop.background.closing import Closing
 from eventloop.bus import Bus
 from eventloop.eventlog.replay import replay
 from eventloop.eventlog.undelivered import find_left
@@ -266,6 +268,34 @@ def test_later_events_are_told_though_earlier_ones_were(caplog: pytest.LogCaptur
     first, second = warnings_of(caplog)[:2]
     assert "not everything was delivered in time: slow (2)" in first
     assert "events left undelivered: slow (1)" in second
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_a_close_delivers_in_its_last_moment_is_no_loss(
+    late: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time to wait until all is quiet was over, but the end of the queues had time for what was left. An event that
+    was emitted after that is told."""
+    bus, end = Bus(), Closing._end
+
+    def end_and_emit(*args: Any) -> bool:
+        ended = end(*args)
+        if late:
+            bus.emit(BeforeRun())
+        return ended
+
+    monkeypatch.setattr(Closing, "_settle", lambda *args: False)
+    monkeypatch.setattr(Closing, "_end", end_and_emit)
+    kept = Kept()
+    bus.subscribe(kept.write, BeforeRun, offload="thread", name="kept")
+    for _ in range(3):
+        bus.emit(BeforeRun())
+
+    report = bus.close(60)
+
+    assert (len(kept.seen), report.ok) == (3, not late)
+    assert ("subscribers or other threads went on emitting" in caplog.text) == late
+    assert bool(caplog.messages) == late
 
 
 @pytest.mark.slow

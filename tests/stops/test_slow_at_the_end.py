@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from threading import Semaphore
 
 import pytest
@@ -12,6 +14,8 @@ import pytest
 from eventloop import Bus, Trainer
 from eventloop.background.overtime import Overtime
 from eventloop.events import AfterTrainIter, Event
+from eventloop.interrupt import graceful_interrupt
+from eventloop.stops.signals import ENDED
 from eventloop.writers.writer import Writer
 from tests.support.process_support import until
 from tests.support.signals import Heard, send
@@ -117,3 +121,88 @@ def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard
     ending.trainer.val_loader = ending.trainer.train_loader
     ending.trainer.val()
     assert ending.writer.written == 6
+
+
+def in_the_final_wait(ending: Ending, *do: Callable[[], object]) -> threading.Thread:
+    """Call each of `do` on a thread: the first when the run has ended and its writer is waited for, the others when
+    the bus is being closed, too."""
+
+    def run() -> None:
+        try:
+            until(lambda: not ending.trainer.running and bool(ending.trainer.iter))
+            do[0]()
+            until(lambda: ending.trainer.bus.closed)
+            for each in do[1:]:
+                each()
+        finally:
+            ending.writer.let.release(1000)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_final_wait_closes_the_bus(
+    ending: Ending,
+    default_handlers: None,
+    signum: signal.Signals,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The close begins at the signal, and no further wait follows at the exit. What is delivered until then is no loss.
+    Of an iteration the text of Ctrl-C says nothing."""
+    ending.trainer.bus.drain_timeout = DEADLINE
+    thread = in_the_final_wait(ending, lambda: send(signum))
+
+    with pytest.raises(KeyboardInterrupt if signum == signal.SIGINT else SystemExit):
+        ending.trainer.train()
+
+    thread.join(DEADLINE)
+    assert ending.decided == []
+    assert ending.trainer.bus.closed
+    assert ending.writer.written == 6
+    assert caplog.messages == []
+    assert capfd.readouterr().err == (f"{ENDED.format(DEADLINE)}\n" if signum == signal.SIGINT else "")
+
+
+def test_a_signal_in_the_final_wait_names_what_is_left(
+    ending: Ending, default_handlers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In one line: that of the close."""
+    ending.meanwhile = lambda: send(signal.SIGTERM) if len(ending.decided) == 0 else None
+
+    with pytest.raises(SystemExit):
+        ending.trainer.train()
+
+    assert not any(ending.decided)
+    (line,) = caplog.messages  # two are delivered where it is decided whether the flush and the close go on
+    assert "events left undelivered: Slow (4)" in line
+
+
+def test_a_second_ctrl_c_ends_the_final_wait_at_once(
+    ending: Ending, default_handlers: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names what is left; one event is delivered where it is decided whether it waits on."""
+    ending.trainer.bus.drain_timeout = DEADLINE
+    ended, press = threading.Event(), partial(send, signal.SIGINT)
+    thread = in_the_final_wait(ending, press, press, lambda: ended.wait(DEADLINE))
+
+    with pytest.raises(KeyboardInterrupt):
+        ending.trainer.train()
+
+    ended.set()
+    thread.join(DEADLINE)
+    assert "events left undelivered: Slow (5)" in caplog.text
+
+
+def test_a_hint_of_ones_own_is_for_iterations_too(ending: Ending, capfd: pytest.CaptureFixture[str]) -> None:
+    """`graceful_interrupt` says the same once the run has ended; before and after a run it has its own text."""
+    ending.meanwhile = lambda: send(signal.SIGINT) if len(ending.decided) == 0 else None
+
+    with graceful_interrupt(ending.trainer, hint="stopping"):
+        ending.trainer.train()
+    with graceful_interrupt(ending.trainer, hint="stopping"):
+        send(signal.SIGINT)
+
+    assert capfd.readouterr().err == f"{ENDED.format(0.02)}\nstopping\n"
