@@ -64,8 +64,9 @@ class ConsoleWriter(Writer):
 
     Args:
         interval: minimum number of iterations between two training lines. The first line comes at a multiple
-            of it, counted from the start of the epoch, or later; values logged in between appear in the next
-            line. The progress bar follows every event, at most ten times a second.
+            of it, counted from the start of the epoch, or later; values logged in between, and those that
+            come without `time`, appear in the next line. The progress bar follows every event, at most ten
+            times a second.
         progress: True for the bar, False for lines, None for the bar in a notebook, and where the output is a
             terminal and rich is installed.
         stream: where to write; by default `sys.stdout` as it is when the run begins.
@@ -174,6 +175,7 @@ class ConsoleWriter(Writer):
         # the step of the last training line; at first of a multiple of `interval` in the epoch
         self._printed: int | None = None
         self._held: ScalarsLogged | None = None  # the last training event without a line
+        self._has_times = False  # whether the regular logs have the scalar `time`
         self._ended = False
 
     def _train(self, event: ScalarsLogged) -> None:
@@ -182,19 +184,23 @@ class ConsoleWriter(Writer):
             return  # the shares of `CostsHook`, one for each handler, are for curves
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
+        regular = "time" in event.scalars
+        if regular and not self._has_times:
+            self._has_times, self._printed = True, None  # the lines so far had only values of handlers
         if self._printed is None:  # the first line comes at the epoch's next multiple of `interval`
             beyond = (iteration_shown(event, self._run) - 1) % self.interval
             self._printed = event.step - 1 - beyond
         if self._bar is not None and not self._ended:
             self._bar.show(event, self._scalars, self._pace)
-        elif event.step - self._printed >= self.interval:
+        elif event.step - self._printed >= self.interval and (regular or not self._has_times):
             self._print(event)
         else:
             self._held = event
 
     def _print(self, event: ScalarsLogged) -> None:
         self._say(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
-        self._printed = event.step
+        if not self._has_times or "time" in self._scalars:  # else the next regular line would be late
+            self._printed = event.step
         self._scalars = {}
         self._held = None
 

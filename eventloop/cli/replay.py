@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -14,6 +15,7 @@ from importlib import import_module
 from os import PathLike
 from os.path import lexists
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.cli.output_file import failed
@@ -24,7 +26,7 @@ from eventloop.util.text import error_text
 if TYPE_CHECKING:  # not for --help
     from eventloop.eventlog.replay import ReplayReport
     from eventloop.eventlog.sinks import Sink
-    from eventloop.eventlog.undelivered import Left
+    from eventloop.eventlog.undelivered import Delivery, Left
 
 TARGETS = {
     "tensorboard": "TensorBoardWriter",
@@ -46,8 +48,11 @@ OUTPUT_ATTRIBUTES = {
 EXIT_CODES = (
     "exit codes: 0 done, also if a kill has torn the end of the log; 1 a file could not be written, or bytes "
     "in the middle of the log are damaged, and the whole events are replayed; 2 bad input, or a log without "
-    "an event (one line each); 130 ended by Ctrl-C"
+    "an event (one line each); 130 ended by Ctrl-C, 143 by SIGTERM; without --to, the next call "
+    "delivers the rest"
 )
+PROGRESS_SECONDS = 10.0
+"""The time between two lines about the progress of a delivery."""
 IMPORT = "--import MODULE imports the module that declares"
 
 
@@ -135,8 +140,6 @@ def _run(options: argparse.Namespace) -> int:
 
 def _deliver_left(options: argparse.Namespace) -> int:
     """Deliver the events that were queued at the end of a run to their writers; return the exit code."""
-    from eventloop.eventlog.undelivered import deliver
-
     try:
         found = _find_left(options)
     except (ImportError, OSError, ValueError) as error:
@@ -151,13 +154,55 @@ def _deliver_left(options: argparse.Namespace) -> int:
             code = 1
             continue
         try:
-            report = deliver(left, options.run)
+            report = _deliver(left, options.run)
         except Exception as error:  # of a writer; the next one may well succeed
             code = failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
         else:
             told = report.describe(into=left.recipe.name, unknown=f"{IMPORT} them")
             sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
     return code
+
+
+def _deliver(left: Left, run: Path) -> ReplayReport:
+    """Deliver one log; print its progress, and how far it came if it is stopped."""
+    from eventloop.eventlog.undelivered import Delivery
+
+    name = on_a_line(left.recipe.name)
+    printed = monotonic()
+
+    def progress(delivery: Delivery) -> None:
+        nonlocal printed
+        if (now := monotonic()) - printed >= PROGRESS_SECONDS:
+            printed = now
+            sys.stderr.write(
+                f"eventloop: {name}: {delivery.written:,} of {delivery.total:,} events delivered\n"
+            )
+
+    delivery = Delivery(left, run, progress)
+    try:
+        with _exiting_at_sigterm():
+            return delivery.run()
+    except BaseException:
+        done, total = delivery.stored, delivery.total
+        sys.stderr.write(
+            f"eventloop: {name}: {done:,} of {total:,} events delivered, {total - done:,} left for the next "
+            "replay\n"
+        )
+        raise
+
+
+@contextmanager
+def _exiting_at_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the command as Ctrl-C does, with exit code 143."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _find_left(options: argparse.Namespace) -> list[Left]:

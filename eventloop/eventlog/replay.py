@@ -11,7 +11,7 @@ but `replay` are imported from this module: `from eventloop.eventlog.replay impo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from os import PathLike
@@ -166,21 +166,15 @@ def replay(
     """
     writers = _check_target(onto, work_dir)
     reader = EventReader(run, only=only, on_torn=on_torn)
-    lost: dict[str, Loss] = {}
-    not_taken, flushed = 0, True
-    if isinstance(onto, Bus):
-        before = onto.stats()
-        emitted, flushed = _onto_bus(reader, onto)
-        lost = _lost_since(before, onto.stats())
-    else:
+    if not isinstance(onto, Bus):
         target = folder_of(reader.path) if work_dir is None else Path(work_dir)
-        emitted, not_taken = _into_writers(reader, writers, target)
-    left_out = reader.left_out + not_taken
-    return ReplayReport(
-        emitted, left_out, reader.unknown, reader.unreadable, reader.damaged, reader.torn, lost,
-        [found for w in writers if isinstance(found := getattr(w, "written", None), Written)], flushed,
-        not_taken,
-    )  # fmt: skip
+        with ExitStack() as closing:
+            counts = into_writers(reader, writers, target, closing)
+        return report_of(reader, writers, *counts)
+    before = onto.stats()
+    emitted, flushed = _onto_bus(reader, onto)
+    lost = _lost_since(before, onto.stats())
+    return msgspec.structs.replace(report_of(reader, [], emitted), lost=lost, flushed=flushed)
 
 
 def folder_of(log: Path) -> Path:
@@ -296,33 +290,55 @@ def _closed(bus: Bus, emitted: int) -> RuntimeError:
 # --- writers ----------------------------------------------------------------------------------------------
 
 
-def _into_writers(reader: EventReader, writers: list[Sink], work_dir: Path) -> tuple[int, int]:
-    """Write the events; return the numbers of written events and of events that no writer takes."""
+def into_writers(
+    reader: EventReader,
+    writers: list[Sink],
+    work_dir: Path,
+    closing: ExitStack,
+    note: Callable[[int], None] = lambda sequence: None,
+) -> tuple[int, int]:
+    """Write the events; return the numbers of written events and of events that no writer takes.
+
+    Args:
+        reader: yields the events.
+        writers: are opened here.
+        work_dir: the directory for the writers' files.
+        closing: closes the writers when the caller leaves it.
+        note: called after each write, with the sequence number of the last event in it.
+    """
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
     taken = {kind for kinds in wanted for kind in kinds or ()}
     emitted = not_taken = 0
     opened = False
-    with ExitStack() as closing:
-        for records in reader.blocks():
-            events = [record.event for record in records]
-            if not opened:
-                work_dir.mkdir(parents=True, exist_ok=True)
-                facts = _facts(reader.run, events, work_dir)
-                for writer in writers:
-                    closing.callback(writer.close)
-                    writer.open(facts)
-                opened = True
-            for writer, kinds in zip(writers, wanted, strict=True):
-                wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
-                _feed(writer, wanted_here)
-            count = len(events) if everything else sum(type(event) in taken for event in events)
-            emitted += count
-            not_taken += len(events) - count
-        if opened:
+    for records in reader.blocks():
+        events = [record.event for record in records]
+        if not opened:
+            work_dir.mkdir(parents=True, exist_ok=True)
+            facts = _facts(reader.run, events, work_dir)
             for writer in writers:
-                writer.flush()
+                closing.callback(writer.close)
+                writer.open(facts)
+            opened = True
+        for writer, kinds in zip(writers, wanted, strict=True):
+            wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
+            _feed(writer, wanted_here, note)
+        count = len(events) if everything else sum(type(event) in taken for event in events)
+        emitted += count
+        not_taken += len(events) - count
+    if opened:
+        for writer in writers:
+            writer.flush()
     return emitted, not_taken
+
+
+def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:
+    """Return the report of a replay that has emitted or written everything."""
+    written = [found for writer in writers if isinstance(found := getattr(writer, "written", None), Written)]
+    return ReplayReport(
+        emitted, reader.left_out + not_taken, reader.unknown, reader.unreadable, reader.damaged, reader.torn,
+        written=written, not_taken=not_taken,
+    )  # fmt: skip
 
 
 def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
@@ -331,7 +347,7 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
     return None if "*" in events else frozenset(find_event(event) for event in events)
 
 
-def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
+def _feed(writer: Sink, records: list[EventRecord[Event]], note: Callable[[int], None]) -> None:
     most = max(1, len(records)) if writer.batch is True else writer.batch or 1
     timed = writer if isinstance(writer, TimedSink) and writer.takes_times else None
     for start in range(0, len(records), most):
@@ -342,6 +358,7 @@ def _feed(writer: Sink, records: list[EventRecord[Event]]) -> None:
             writer.write_batch([record.event for record in several])
         else:
             writer.write(several[0].event)
+        note(several[-1].sequence)
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:

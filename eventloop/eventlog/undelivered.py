@@ -5,7 +5,8 @@
 Each subscriber that was not ready in time has its own event log in the folder `undelivered` of the run. A
 writer's log is accompanied by a JSON file with the writer's class and arguments. In Python, `replay(log,
 onto)` delivers such a log to a bus or to any writer. A subscriber may receive the event that it was handling
-at the end a second time.
+at the end a second time. If an interrupt or an error of the writer ends a delivery, the next one continues
+it; after a kill, the next one repeats it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from shlex import quote
@@ -24,8 +25,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from eventloop.bus import Bus
-from eventloop.eventlog.format import HEADER, RUN_TAG, pack
-from eventloop.eventlog.replay import ReplayReport, replay
+from eventloop.eventlog.format import HEADER, RUN_TAG, EventRecord, pack
+from eventloop.eventlog.reader import EventReader
+from eventloop.eventlog.replay import ReplayReport, into_writers, report_of
 from eventloop.eventlog.sinks import Sink
 from eventloop.events import Event
 from eventloop.events.base import event_name
@@ -34,6 +36,7 @@ from eventloop.registry import WRITERS
 from eventloop.util.append_file import replacing
 from eventloop.util.suggest import suggest
 from eventloop.util.surrogates import without_surrogates
+from eventloop.util.text import UnavailableError, error_text
 
 logger = logging.getLogger("eventloop")
 
@@ -52,6 +55,8 @@ class Recipe(msgspec.Struct, frozen=True):
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     """The keyword arguments, without `secret_arguments`, which the writer takes from the environment."""
+    delivered: int = 0
+    """The number of events at the begin of the log that were delivered since."""
 
 
 def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
@@ -84,8 +89,7 @@ class _Undelivered:
         run, recipe = self._facts.run, self._recipe(name)
         log = Path(run.work_dir, FOLDER, f"{self._new_stem(name, run.rank)}.evl")
         log.parent.mkdir(exist_ok=True)
-        with replacing(log.with_suffix(".json")) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n")
+        _write_recipe(log, recipe)
         _write(log, run, events)
         return bool(recipe.writer) and recipe.module != "__main__"
 
@@ -154,19 +158,88 @@ def find_left(work_dir: Path) -> list[Left]:
     return found
 
 
-def deliver(left: Left, work_dir: Path) -> ReplayReport:
-    """Deliver a log to its writer, which continues its files in `work_dir`, and remove the log.
+class Delivery:
+    """The delivery of a log to its writer, which continues its files in the run's directory.
+
+    If it is interrupted or the writer fails, the next delivery continues after the events that were
+    delivered. Their number is stored once the writer is closed, because until then it may hold events back;
+    so after a kill the next delivery repeats this one.
+
+    Args:
+        left: the log, with its writer.
+        work_dir: the run's directory.
+        progress: called after each write, with the delivery.
 
     Raises:
-        Exception: any error of the writer; then the log is kept.
+        OSError, EventLogError: the log cannot be read.
     """
-    assert left.writer is not None
-    report = replay(left.log, left.writer, on_torn="ignore", work_dir=work_dir)
-    for path in (left.log, left.log.with_suffix(".json")):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # others are left in it
-        left.log.parent.rmdir()
-    return report
+
+    def __init__(self, left: Left, work_dir: Path, progress: Callable[[Delivery], None]) -> None:
+        assert left.writer is not None
+        self._log, self._recipe, self._writer = left.log, left.recipe, left.writer
+        self._work_dir, self._progress = work_dir, progress
+        self.written = self.stored = left.recipe.delivered
+        """The numbers of events that were written, and that the next delivery leaves out."""
+        blocks = EventReader(left.log, on_torn="ignore").blocks()
+        self.total = max((block[-1].sequence + 1 for block in blocks), default=0)
+        """The number of events in the log, with those that were delivered."""
+
+    def run(self) -> ReplayReport:
+        """Deliver the events that are left, and remove the log.
+
+        Raises:
+            BaseException: an interrupt, or any error of the writer; then the log is kept.
+        """
+        reader, closing = _Rest(self._log, self.stored), ExitStack()
+        try:
+            counts = into_writers(reader, [self._writer], self._work_dir, closing, self._note)
+        except BaseException as error:
+            self._stop(closing, error)
+            raise
+        closing.close()
+        for path in (self._log, self._log.with_suffix(".json")):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # others are left in it
+            self._log.parent.rmdir()
+        return report_of(reader, [self._writer], *counts)
+
+    def _note(self, sequence: int) -> None:
+        self.written = sequence + 1
+        self._progress(self)
+
+    def _stop(self, closing: ExitStack, error: BaseException) -> None:
+        """Close the writer after `error`, and store how many events were delivered."""
+        try:
+            with closing:
+                if self.written > self.stored:
+                    self._writer.flush()
+            if not isinstance(error, UnavailableError):  # which says that events written before are lost
+                _write_recipe(self._log, msgspec.structs.replace(self._recipe, delivered=self.written))
+                self.stored = self.written
+        except Exception as another:
+            logger.error(
+                "%s: all events of this delivery will be delivered again, because the writer did not close: "
+                "%s", self._recipe.name, error_text(another),
+            )  # fmt: skip
+
+
+class _Rest(EventReader):
+    """A reader of the events of a kept log after the first `delivered` ones."""
+
+    def __init__(self, log: Path, delivered: int) -> None:
+        super().__init__(log, on_torn="ignore")
+        self._delivered = delivered
+
+    def blocks(self) -> Iterator[list[EventRecord[Event]]]:
+        for records in super().blocks():
+            before = sum(record.sequence < self._delivered for record in records)
+            if self.run is not None and before:
+                # a writer removes its records after `start_iter`, but no delivered one may be removed
+                steps = [_step_of(record.event) for record in records[:before]]
+                start = max(self.run.start_iter, *steps)
+                self.run = msgspec.structs.replace(self.run, start_iter=start)
+            if before < len(records):
+                yield records[before:]
 
 
 def _made_again(log: Path, recipe: Recipe) -> Sink:
@@ -189,6 +262,17 @@ def _made_again(log: Path, recipe: Recipe) -> Sink:
     return made
 
 
+def _write_recipe(log: Path, recipe: Recipe) -> None:
+    with replacing(log.with_suffix(".json")) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n")
+
+
+def _step_of(event: Event) -> int:
+    """Return the step or iteration of an event; 0 if it has none."""
+    step = getattr(event, "step", getattr(event, "iter", None))
+    return step if isinstance(step, int) else 0
+
+
 def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
     """Write a log of the events; log those that cannot be encoded."""
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
@@ -197,8 +281,7 @@ def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
         for event in events:
             if not count:
                 # as after the death of a worker process: a writer removes its records from this step on
-                step = getattr(event, "step", getattr(event, "iter", None))
-                start = max(run.start_iter, step) if isinstance(step, int) else run.start_iter
+                start = max(run.start_iter, _step_of(event))
                 facts = msgspec.structs.replace(run, start_iter=start)
                 file.write(HEADER + _record(_encoded(encode, (RUN_TAG, 0, time.time(), run.rank, facts))))
             kind = event_name(type(event))

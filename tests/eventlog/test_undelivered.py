@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -13,13 +15,15 @@ from typing import Any
 
 import pytest
 
-from eventloop import read_events
+from eventloop import Trainer, read_events
 from eventloop.bus import Bus
 from eventloop.cli import main
-from eventloop.events import AfterTrainIter, Event
-from eventloop.events.run import Run
+from eventloop.eventlog.undelivered import Delivery, find_left, keep_undelivered
+from eventloop.events import AfterTrainIter, Event, ScalarsLogged
+from eventloop.events.run import CurrentRun, Run
 from eventloop.registry import WRITERS
-from eventloop.writers import Writer
+from eventloop.util.text import UnavailableError
+from eventloop.writers import CSVWriter, Writer
 from tests.support.trainers import MakeTrainer
 
 WRITER = """
@@ -82,11 +86,14 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 class HeldLines(Writer):
-    """Write iterations as lines, until it is held; it fails if it is told to."""
+    """Write iterations as lines, until it is held; it fails, or gets a signal, if it is told to."""
 
     events = ("after_train_iter",)
     queue = 4
-    hold_at = fails = -1
+    hold_at = fails = stops_at = -1
+    error: Exception = OSError("disk full")
+    signal = signal.SIGINT
+    close_fails = False
     go_on = threading.Event()
 
     def __init__(self, filename: str | Path) -> None:
@@ -100,9 +107,15 @@ class HeldLines(Writer):
         if at == self.hold_at:
             self.go_on.wait(20.0)
         if at == self.fails:
-            raise OSError("disk full")
+            raise self.error
+        if at == self.stops_at:
+            signal.raise_signal(self.signal)
         with self.path.open("a") as file:
             file.write(f"{at}\n")
+
+    def close(self) -> None:
+        if self.close_fails:
+            raise OSError("nothing was sent")
 
 
 @pytest.fixture
@@ -145,6 +158,129 @@ def test_a_writer_gets_the_rest_later(
     assert not (trainer.work_dir / "undelivered").exists()
     assert main(["replay", run]) == 2
     assert "holds nothing: no events wait there for their writers" in capsys.readouterr().err
+
+
+@pytest.fixture
+def left_from_2(
+    make_trainer: MakeTrainer, held_lines: type[HeldLines], monkeypatch: pytest.MonkeyPatch
+) -> Trainer:
+    """A run whose writer has the events 0 and 1; a Ctrl-C of the command that delivers the others ends no test."""
+    trainer = make_trainer(
+        writers=[held_lines("lines.txt")], bus=Bus(drain_timeout=0.1), default_hooks={"checkpoint": None}
+    )
+    trainer.train()
+    trainer.close()
+    assert trainer.iter == 6
+    monkeypatch.setattr(held_lines, "hold_at", -1)
+    monkeypatch.setattr("eventloop.cli._end_at_once", lambda code: None)
+    return trainer
+
+
+def code_of_replay(trainer: Trainer) -> int | str | None:
+    """The exit code of a delivery, which a signal may end."""
+    try:
+        return main(["replay", str(trainer.work_dir)])
+    except SystemExit as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [({"stops_at": 4}, 130), ({"stops_at": 4, "signal": signal.SIGTERM}, 143), ({"fails": 4}, 1)],
+    ids=["Ctrl-C", "SIGTERM", "error"],
+)
+def test_a_delivery_that_is_stopped_continues_there(
+    how: dict[str, int],
+    code: int,
+    left_from_2: Trainer,
+    held_lines: type[HeldLines],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """No event arrives twice but the one under way, and the command tells how many are left."""
+    handler = signal.getsignal(signal.SIGTERM)
+    for name, value in how.items():
+        monkeypatch.setattr(held_lines, name, value)
+    assert code_of_replay(left_from_2) == code
+    assert "2 of 4 events delivered, 2 left for the next replay" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) == handler
+
+    monkeypatch.setattr(held_lines, "stops_at", -1)
+    monkeypatch.setattr(held_lines, "fails", 5)
+    assert code_of_replay(left_from_2) == 1
+    monkeypatch.setattr(held_lines, "fails", -1)
+    assert code_of_replay(left_from_2) == 0
+
+    assert "1 event replayed into HeldLines" in capsys.readouterr().err
+    lines = (left_from_2.work_dir / "lines.txt").read_text().split()
+    assert lines == [str(i) for i in range(6)]
+    assert not (left_from_2.work_dir / "undelivered").exists()
+
+
+@pytest.mark.parametrize(
+    ("how", "logged"),
+    [
+        ({"stops_at": 4, "close_fails": True}, "OSError: nothing was sent"),
+        ({"fails": 4, "error": UnavailableError("3 events were not written")}, ""),
+    ],
+    ids=["when it is closed", "in its error"],
+)
+def test_a_writer_that_lost_what_it_held_gets_all_again(
+    how: dict[str, Any],
+    logged: str,
+    left_from_2: Trainer,
+    held_lines: type[HeldLines],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An event that was passed to it may not be where it belongs yet."""
+    with monkeypatch.context() as patch:
+        for name, value in how.items():
+            patch.setattr(held_lines, name, value)
+        assert code_of_replay(left_from_2) != 0
+    assert " 0 of 4 events delivered, 4 left" in capsys.readouterr().err
+    assert logged in caplog.text
+
+    assert code_of_replay(left_from_2) == 0
+    assert "4 events replayed into HeldLines" in capsys.readouterr().err
+
+
+def test_a_continued_delivery_keeps_the_rows_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer removes the rows of repeated steps, but none that was delivered, in whatever order they came."""
+    steps, go_on = [3, 9, 4, 5, 10, 11], threading.Event()
+    monkeypatch.setattr(CSVWriter, "batch", 1)
+    bus = Bus(drain_timeout=0.1)
+    keep_undelivered(bus, CurrentRun(Run(work_dir=str(tmp_path), start_iter=2)), [CSVWriter()])
+    bus.subscribe(lambda event: go_on.wait(20.0), ScalarsLogged, offload="thread", name="CSVWriter")
+    for step in steps:
+        bus.emit(ScalarsLogged(step=step, scalars={"loss": 1.0}))
+    bus.close()
+    go_on.set()
+
+    def stop(delivery: Delivery) -> None:
+        if delivery.written == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Delivery(find_left(tmp_path)[0], tmp_path, stop).run()
+    assert Delivery(find_left(tmp_path)[0], tmp_path, stop).run().emitted == 2
+
+    rows = [row["step"] for row in csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())]
+    assert sorted(map(int, rows)) == sorted(steps)
+
+
+def test_a_long_delivery_tells_how_far_it_is(
+    left_from_2: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line from time to time."""
+    monkeypatch.setattr("eventloop.cli.replay.PROGRESS_SECONDS", 0.0)
+    assert code_of_replay(left_from_2) == 0
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "delivered" in line]
+    assert told == [f"eventloop: HeldLines: {i} of 4 events delivered" for i in range(1, 5)]
 
 
 @pytest.mark.slow

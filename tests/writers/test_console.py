@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Sequence
 from math import inf, nan
 from typing import Any, TextIO
 
@@ -185,6 +186,40 @@ def test_values_in_between_appear_in_the_next_line(console: Console) -> None:
 
     assert lines[1] == "Epoch(train)  [1][20]  loss: 0.5000      norm: 3.0000"
     assert [line.split("  loss")[0] for line in lines[2:]] == ["Epoch(train)  [1][25]", "Epoch(val)  [1]"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "logs", "shown"),
+    [
+        (range(20, 176, 20), [10, 20, 30, 40], ["10", "20", "30", "40"] * 4),
+        (range(15, 172, 15), [40], ["30", "40", "40", "40", "40"]),  # one line before any log
+    ],
+    ids=["as often as lines", "seldom"],
+)
+def test_the_value_of_a_handler_costs_no_line(
+    attach: Attach, steps: Sequence[int], logs: Sequence[int], shown: list[str]
+) -> None:
+    """A value that comes alone, between two logs, is in the line of the next log, whatever the length of an epoch."""
+    alone = {step: train(step, (step - 1) // 44, w_norm=1.0) for step in steps}
+    regular = {
+        44 * epoch + i: train(44 * epoch + i, epoch, loss=1.0, time=0.1) for epoch in range(4) for i in logs
+    }
+    events = [event for _, event in sorted((alone | regular).items())]
+
+    lines = Console(attach, iters_per_epoch=44).lines(*events)
+
+    assert [place.split("/")[0] for place in steps_of(lines)] == shown
+    assert sum("loss" in line for line in lines) == len(regular)
+
+
+def test_a_value_that_a_notice_shows_early_costs_no_line(console: Console) -> None:
+    """A handler's value before the notice has a line of its own, and the log after it another one."""
+    first, *rest = (train(step, loss=1.0, time=0.1) for step in (10, 20, 30))
+
+    lines = console.lines(first, train(16, norm=3.0), StopRequested(reason="x"), *rest)
+
+    assert lines.pop(2) == "Stop requested: x"
+    assert steps_of(lines) == ["10", "16", "20", "30"]
 
 
 def test_a_second_run_starts_over(console: Console) -> None:
