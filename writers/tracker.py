@@ -147,7 +147,9 @@ class TrackerWriter(TimedWriter):
     def waits_for(self) -> str:
         """Return the tracker's name and address, its error, and how many events wait for it."""
         error = f" ({self._error})" if self._error else ""
-        waiting = f", for which {len(self._pending):,} events wait; {self._later()}" if self._pending else ""
+        count = len(self._pending)
+        events = "1 event waits" if count == 1 else f"{count:,} events wait"
+        waiting = f", for which {events}; {self._later()}" if count else ""
         return f"{self.service}{self.where()}{error}{waiting}"
 
     # --- called by the engine ------------------------------------------------------------------------------

@@ -681,7 +681,7 @@ def test_a_collector_that_hangs_is_named_with_its_error(
 
     waiting = (
         f", waiting for the OTLP collector at {collector.url} (OSError: {collector.url}/v1/metrics "
-        "answered 503 Service Unavailable), for which 1 events wait; `eventloop replay "
+        "answered 503 Service Unavailable), for which 1 event waits; `eventloop replay "
     )
     assert waiting in account(bus).error
 
