@@ -122,7 +122,8 @@ class OpenTelemetryWriter(TrackerWriter):
         offload: str | None = None,
     ) -> None:
         super().__init__(name, offload)
-        _check_protocol()
+        if not endpoint:  # both variables are of one collector
+            _check_protocol()
         self._endpoint = _check_endpoint(
             *setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )

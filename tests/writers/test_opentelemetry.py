@@ -643,15 +643,17 @@ def test_another_protocol_is_refused(
 ) -> None:
     """The port of another protocol would not answer; the message says what to do."""
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
 
     with pytest.raises(
         ValueError,
         match=f"^OTEL_EXPORTER_OTLP_PROTOCOL must be http/protobuf .*, got '{protocol}': unset it, and .* 4318",
     ):
-        OpenTelemetryWriter(collector.url)
+        OpenTelemetryWriter()
 
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
     OpenTelemetryWriter(collector.url)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+    OpenTelemetryWriter()
 
 
 def test_an_unreachable_collector_is_named(attach: Attach, collector: Collector, account: Account) -> None:
