@@ -179,9 +179,9 @@ class MLflowWriter(TrackerWriter):
     def _send_other(self, event: Event) -> None:
         match event:
             case RunInfo():
-                self._send_tags(
-                    self._known.id, {f"eventloop.{key}": text for key, text in event.info.items()}
-                )
+                # the plan is a table of several kilobytes, longer than a tag may be
+                facts = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
+                self._send_tags(self._known.id, facts)
             case ImageLogged():
                 self._send_image(event)
             case TextLogged():

@@ -138,9 +138,9 @@ class Spans:
             self.stages.info = {f"eventloop.{key}": text for key, text in event.info.items() if key != "plan"}
 
     def end_killed(self) -> None:
-        """End the run, if it is open, and the stages in it, with the error "killed"."""
-        if "run" in self.stages.open:
-            self._end("run", {}, "killed")
+        """End all open stages, the run last, with the error "killed"."""
+        for name in [*reversed(self.stages.open)]:
+            self._end(name, {}, "killed")
 
     def read_traces(self, work_dir: Path, done: float = inf) -> None:
         """Add the iterations, with their phases, of this run's trace files of the first `done` iterations."""
@@ -179,16 +179,17 @@ class Spans:
         if span_id in self.stages.recent:  # read from the log once more
             return
         self.stages.recent = [*self.stages.recent, span_id][-RECENT:]
-        self.finished.append(SpanFacts(name, began, ended, span_id, self._run_span(), attributes, error))
+        parent = b"" if name == "run" else self._run_span()
+        self.finished.append(SpanFacts(name, began, ended, span_id, parent, attributes, error))
 
     def _run_span(self) -> bytes:
-        """Return the id of the span of the run, b"" if no run is open."""
-        return self.stages.open.get("run", (0, b""))[1]
+        """Return the id of the span of the last run, which may have ended; b"" before the first."""
+        return self._id("run") if self.stages.run else b""
 
     def _epoch_of(self, iteration: int) -> bytes:
         """Return the span of the epoch with an iteration; that of the run if there is no such epoch."""
         begun = [span_id for first, span_id in self.stages.epochs if first <= iteration]
-        return begun[-1] if begun else self._run_span() or self._id("run")
+        return begun[-1] if begun else self._run_span()
 
     def _add_iterations(self, trace: Any) -> None:
         origin = int(trace["otherData"]["began"] * SECOND)

@@ -261,13 +261,14 @@ def test_a_fact_that_mlflow_refuses_is_told(
 ) -> None:
     """A text is cut at MLflow's limit and a name of other characters is left out, each with one line; the others
     arrive."""
-    facts = RunInfo(info={"model": "Net", "config": "x" * 9000, "b?d": "y"})
+    facts = RunInfo(info={"model": "Net", "config": "x" * 9000, "b?d": "y", "plan": "z" * 9000})
 
     write(attach(make(tmp_path)), facts, facts, AfterRun())
 
     tags = the_run(tmp_path).data.tags
     assert tags["eventloop.model"] == "Net"
     assert len(tags["eventloop.config"]) == 5000
+    assert "eventloop.plan" not in tags
     assert [record.getMessage().partition(": expected")[0] for record in caplog.records] == [
         "MLflow: the tag 'eventloop.config' of 9,000 characters is cut after 5,000",
         "MLflow: the tag 'eventloop.b?d' is left out",

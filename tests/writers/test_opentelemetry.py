@@ -329,6 +329,28 @@ def test_what_a_kill_took_is_read_from_the_log(collector: Collector, tmp_path: P
     assert [step for _, step, _ in collector.points()] == [2]
 
 
+def test_what_came_after_the_end_of_a_killed_part_is_in_its_run(collector: Collector, tmp_path: Path) -> None:
+    """A worker process that outlived the kill has ended the run; the log may have later events."""
+    sent = at(1e9, BeforeRun(), BeforeTrain(), BeforeTrainEpoch())
+    taken = at(1e9 + 1, CheckpointSaved(path="iter_1", iter=1), AfterTrainEpoch(iter=1), BeforeVal(iter=1))
+    run = Run(work_dir=str(tmp_path), trainer_id="a")
+    writer, log, again = make(collector), EventLogWriter(), make(collector)
+    for each, events in ((writer, sent), (log, [*sent, *taken])):
+        each.open(run)
+        each.write_timed(events)
+        each.close()
+
+    again.open(Run(work_dir=str(tmp_path), trainer_id="b", start_iter=1))
+    again.write_timed(at(1e9 + 9, BeforeRun(iter=1), AfterRun(iter=2)))
+    again.close()
+
+    assert parts(collector.spans()) == [
+        ("checkpoint", ""), ("epoch", "killed"), ("run", ""), ("run", "killed"), ("validation", "killed"),
+    ]  # fmt: skip
+    killed = next(span for span in collector.spans() if (span.name, span.status.message) == ("run", "killed"))
+    assert {span.parent_span_id for span in collector.spans() if span.name != "run"} == {killed.span_id}
+
+
 def test_a_writer_that_outlives_a_kill_ends_the_spans(attach: Attach, collector: Collector) -> None:
     """A close without the end of the run sends the spans that are open, as a worker process does."""
     bus = attach(make(collector))
