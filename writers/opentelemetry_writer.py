@@ -146,17 +146,17 @@ class OpenTelemetryWriter(TrackerWriter):
         self._resource = self._resource_of(run, run_id)
         left = self._send_again()
         self._resumes = left.id == run_id and run.trainer_id not in ("", known.trainer_id)
-        self._spans = Spans(bytes.fromhex(run_id), time.time(), self._stages(run, known, left))
+        stages = self._stages(run, known, left)
+        self._spans = Spans(bytes.fromhex(run_id), time.time(), stages, of_log=not run.trainer_id)
         return Known(run_id, left.last if left.id == run_id else known.last)
 
     def _stages(self, run: Run, known: Known, left: _InFlight) -> Stages:
         """Return the stages to continue; send the spans of those that a killed program has left open."""
-        if not run.trainer_id:  # a replay, which has the events of all runs
-            return Stages()
-        is_new_worker = run.trainer_id == known.trainer_id
-        if is_new_worker or self._resumes:
+        is_new_worker, is_replay = run.trainer_id == known.trainer_id, not run.trainer_id
+        if is_new_worker or self._resumes or (is_replay and left.id == known.id):
             return left.stages
-        self._send_killed(run, left)
+        if not is_replay:
+            self._send_killed(run, left)
         return Stages()
 
     def _catch_up(self, start: int) -> None:

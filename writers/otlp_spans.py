@@ -101,18 +101,26 @@ class Spans:
         trace_id: the trace of the run.
         since: the Unix time before which trace files are ignored; a run that began earlier sets it back.
         stages: those that a killed program or worker process has left open.
+        of_log: whether the events are those of a log: all of them, if the first one begins a run, else the
+            last ones of the run.
     """
 
-    def __init__(self, trace_id: bytes, since: float = inf, stages: Stages | None = None) -> None:
+    def __init__(
+        self, trace_id: bytes, since: float = inf, stages: Stages | None = None, *, of_log: bool = False
+    ) -> None:
         self.finished: list[SpanFacts] = []
         self.stages = stages or Stages()
         self._trace_id = trace_id
         self._since = since
+        self._of_log = of_log
         self._read: set[Path] = set()
 
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
+        if self._of_log and isinstance(event, BeforeRun):
+            self.stages = Stages()
+        self._of_log = False
         if isinstance(event, BeforeRun):
             if "run" in self.stages.open and abs(time - self.stages.open["run"][0]) < SAME:
                 return  # the same event once more, for a new worker process, or from the log

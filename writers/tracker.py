@@ -89,6 +89,8 @@ class TrackerWriter(TimedWriter):
     """The name of the tracker in messages."""
     target: ClassVar[str]
     """The tracker's name as an extra, in `eventloop replay --to`, and in the file with the id of the run."""
+    checkpoints = False
+    """Whether each saved checkpoint is sent."""
     secret_variables: ClassVar[tuple[str, ...]] = ()
     """Environment variables whose values no message may contain."""
 
@@ -262,14 +264,20 @@ class TrackerWriter(TimedWriter):
         if not log.is_file():
             return
         for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
-            due = (record for record in records if step_of(record.event) <= start)
+            due = (each for each in records if step_of(each.event) <= start and self._lacks(each.event))
             self.write_timed([Timed(record.time, record.event) for record in due])
         self._begin_training()
 
+    def _lacks(self, event: Event) -> bool:
+        """Return False for a checkpoint that was sent, or that the run has removed."""
+        if not isinstance(event, CheckpointSaved):
+            return True
+        sent = self._known.last.get(key_of_checkpoint(event), -1)
+        return event.iter > sent and Path(event.path).exists()
+
     def _logged(self) -> list[type[Event]]:
-        logged: tuple[type[Event], ...] = (
-            ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, CheckpointSaved,
-        )  # fmt: skip
+        logged: list[type[Event]] = [ScalarsLogged, ImageLogged, HistogramLogged, TextLogged]
+        logged += [CheckpointSaved] if self.checkpoints else []
         return [event for event in logged if event in self.events]
 
     # --- sending -------------------------------------------------------------------------------------------
@@ -349,10 +357,8 @@ class TrackerWriter(TimedWriter):
             return None
 
     def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
-        """Return the path of a checkpoint to send; None if it was sent, or, with a warning, if it is gone."""
+        """Return the path of a checkpoint; None, with a line in the log, if it is no longer there."""
         path = Path(event.path)
-        if event.iter <= self._known.last.get(key_of_checkpoint(path), -1):
-            return None
         if path.exists():
             return path
         self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
@@ -360,7 +366,7 @@ class TrackerWriter(TimedWriter):
 
     def note_sent(self, checkpoint: CheckpointSaved) -> None:
         """Note that a checkpoint was sent, so that a resumed run does not send it again."""
-        note_last(self._known.last, [key_of_checkpoint(Path(checkpoint.path))], checkpoint.iter)
+        note_last(self._known.last, [key_of_checkpoint(checkpoint)], checkpoint.iter)
 
     def tell(self, key: str, text: str) -> None:
         """Log a warning, once for each key."""

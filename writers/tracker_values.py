@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
-from eventloop.events import Event, HistogramLogged, ImageLogged, ScalarsLogged, TextLogged
+from eventloop.events import CheckpointSaved, Event, HistogramLogged, ImageLogged, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.util.surrogates import escaped
 
@@ -57,9 +57,9 @@ def key_of(event: Named) -> str:
     return f"{event.mode}/{event.name}"
 
 
-def key_of_checkpoint(path: Path) -> str:
+def key_of_checkpoint(event: CheckpointSaved) -> str:
     """Return the name under which the last iteration of a checkpoint that was sent is kept."""
-    return f"{_CHECKPOINT}{path.name}"
+    return f"{_CHECKPOINT}{event.path}"
 
 
 def checkpoints_of(last: dict[str, int]) -> dict[str, int]:

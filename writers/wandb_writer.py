@@ -139,6 +139,7 @@ class WandbWriter(TrackerWriter):
 
     def connect(self, run: Run, known: Known) -> Known:
         lib, folder = self._lib, Path(run.work_dir)
+        self._continues = bool(known.id)
         run_id = known.id or token_hex(4)
         last = self._read_back(folder, run_id)
         while [*folder.glob(f"wandb/*run-{strftime('%Y%m%d_%H%M%S')}-{run_id}")]:
@@ -161,6 +162,8 @@ class WandbWriter(TrackerWriter):
         """Save no state of a disabled run: a run that continues this one sends the steps that W&B lacks."""
         if not self._run.disabled:
             super()._save()
+        elif not self._continues:
+            self._state_path.unlink(missing_ok=True)  # of an earlier run, which this one does not continue
 
     def begin_in_worker(self, facts: Run, *, restarts: int, first: Event) -> None:
         """Silence wandb in the worker process, because this writer logs errors itself."""
@@ -311,16 +314,15 @@ def _check_environment(lib: Any) -> None:
             lib.Settings().update_from_env_vars({name: value})
         except Exception as error:
             reason = error.errors()[0]["msg"] if hasattr(error, "errors") else error  # of pydantic
-            secrets = [value] if any(word in name for word in _SECRET) else _secrets_of(value)
-            text = f"{name} must be a value that wandb takes, got {value!r}: {reason}"
-            for secret in secrets:
-                text = text.replace(secret, "***")
-            raise ValueError(text) from None
+            shown = "***" if any(word in name for word in _SECRET) else _without_secrets(value)
+            text = f"{name} must be a value that wandb takes, got {shown!r}"
+            raise ValueError(text if value in str(reason) else f"{text}: {reason}") from None
 
 
-def _secrets_of(value: str) -> list[str]:
-    """Return the parts of a value that may be a login or a key, if it is a URL."""
-    return [part for part in (value.rpartition("@")[0], value.partition("?")[2]) if part]
+def _without_secrets(value: str) -> str:
+    """Return a value without the parts that may be a login or a key, if it is a URL."""
+    address, query, _ = value.rpartition("@")[2].partition("?")
+    return "***@" * ("@" in value) + address + "?***" * bool(query)
 
 
 def _check_key() -> None:

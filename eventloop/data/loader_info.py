@@ -109,11 +109,12 @@ def refuse_tensors(**loaders: Loaders | None) -> None:
     """
     for argument, given in loaders.items():
         for name, loader in named_loaders(given).items():
-            if isinstance(loader, list | tuple) and all(isinstance(each, torch.Tensor) for each in loader):
+            is_list = isinstance(loader, list | tuple) and len(loader) > 0
+            if is_list and all(isinstance(each, torch.Tensor) for each in loader):
                 step = "train_step" if argument == "train_loader" else "val_step"
                 raise TypeError(
                     f"{argument}{f'[{name!r}]' * bool(name)} must give batches (inputs, target), got a "
-                    f"{type(loader).__name__} of {len(loader)} tensors, each of which would be a batch: give "
+                    f"{type(loader).__name__} of tensors, each of which would be a batch: give "
                     f"DataLoader(TensorDataset(x, y), batch_size=...), or pass {step}=... for such batches"
                 )
 

@@ -56,7 +56,7 @@ class Recipe(msgspec.Struct, frozen=True):
     kwargs: dict[str, Any] = {}
     """The keyword arguments, without `secret_arguments`, which the writer takes from the environment."""
     delivered: int = 0
-    """The number of events at the begin of the log that were delivered since."""
+    """The number of events at the start of the log that have been delivered."""
 
 
 def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:

@@ -39,11 +39,12 @@ def knowing_others(function: Callable[P, T]) -> Callable[P, T]:
     """
     # not those of a function that it wraps, which a user's wrapper may call with other arguments
     parameters = inspect.signature(function, follow_wrapped=False).parameters
+    any_number = any(each.kind is Parameter.VAR_POSITIONAL for each in parameters.values())
     kinds = {name: parameter.kind for name, parameter in [*parameters.items()][1:]}
     named = [name for name, kind in kinds.items() if kind is Parameter.KEYWORD_ONLY]
     any_name = Parameter.VAR_KEYWORD in kinds.values()
-    any_number = Parameter.VAR_POSITIONAL in kinds.values()
-    known = [name for name, kind in kinds.items() if kind is not Parameter.VAR_POSITIONAL]
+    various = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    known = [name for name, kind in kinds.items() if kind not in various]
     nameless = [name for name in known if name not in named]
     needed = [name for name in known if parameters[name].default is Parameter.empty]
     owner = function.__qualname__.rpartition("<locals>.")[2].removesuffix(".__init__")

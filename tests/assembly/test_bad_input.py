@@ -121,11 +121,11 @@ SAMPLES = (torch.ones(4, 2), torch.ones(4).long())
         (
             {"train_loader": SAMPLES},
             TypeError,
-            r"^train_loader must give .*, got a tuple of 2 tensors, .*: give DataLoader\(TensorDataset\(x, y\), .*, or pass train_step=",
+            r"^train_loader must give .*, got a tuple of tensors, .*: give DataLoader\(TensorDataset\(x, y\), .*, or pass train_step=",
         ),
-        ({"train_loader": [*SAMPLES, SAMPLES[0]]}, TypeError, "train_loader must give .*, got a list of 3 tensors"),
-        ({"val_loader": [*SAMPLES]}, TypeError, "val_loader must give .*, got a list of 2 tensors, .*, or pass val_step="),
-        ({"test_loader": {"a": SAMPLES}}, TypeError, r"test_loader\['a'\] must give .*, got a tuple of 2 tensors"),
+        ({"train_loader": [*SAMPLES, SAMPLES[0]]}, TypeError, "train_loader must give .*, got a list of tensors"),
+        ({"val_loader": [*SAMPLES]}, TypeError, "val_loader must give .*, got a list of tensors, .*, or pass val_step="),
+        ({"test_loader": {"a": SAMPLES}}, TypeError, r"test_loader\['a'\] must give .*, got a tuple of tensors"),
         ({"val_intervall": 2}, TypeError, "Trainer has no argument 'val_intervall': did you mean 'val_interval'"),
     ],
 )  # fmt: skip

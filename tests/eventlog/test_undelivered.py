@@ -240,7 +240,7 @@ def test_a_writer_that_lost_what_it_held_gets_all_again(
             patch.setattr(held_lines, name, value)
         assert code_of_replay(left_from_2) != 0
     assert " 0 of 4 events delivered, 4 left" in capsys.readouterr().err
-    assert logged in caplog.text
+    assert (logged in caplog.text) if logged else (caplog.messages == [])
 
     assert code_of_replay(left_from_2) == 0
     assert "4 events replayed into HeldLines" in capsys.readouterr().err

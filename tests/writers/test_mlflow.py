@@ -43,6 +43,12 @@ if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlal
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
+@pytest.fixture(autouse=True)
+def folder_of_artifacts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow keeps the artifacts of a database's runs in the current directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 def uri(folder: Path) -> str:
     return f"sqlite:///{folder}/mlflow.db"
 
@@ -316,26 +322,37 @@ def test_files_that_are_not_taken_hold_up_no_number(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_sends_the_checkpoints_that_a_kill_took(attach: Attach, tmp_path: Path) -> None:
-    """Those of the event log that MLflow lacks, each once."""
+def test_a_resumed_run_sends_the_checkpoints_that_a_kill_took(
+    attach: Attach, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the event log that MLflow lacks and that are there, each once; what the run saves again replaces it."""
+    caplog.set_level(logging.WARNING)
+    removed = CheckpointSaved(path=str(tmp_path / "iter_0"), iter=0)
     saved = []
-    for number in (1, 2):
+    for number in (1, 2, 3):
         (folder := tmp_path / f"iter_{number}").mkdir()
         (folder / "state.pth").write_bytes(b"weights")
         saved.append(CheckpointSaved(path=str(folder), iter=number))
     EventLogWriter().attach(log := Bus(), lambda: Run(work_dir=str(tmp_path)))
-    write(log, BeforeTrain(), *train(1), saved[0], *train(2), saved[1])
-    write(attach(make(tmp_path, checkpoints=True), trainer_id="a"), BeforeTrain(), *train(1), saved[0])
-    (tmp_path / "iter_1/state.pth").write_bytes(b"changed")
+    write(log, BeforeTrain(), removed, *train(1), saved[0], *train(2), saved[1], *train(3), saved[2])
+    write(
+        attach(make(tmp_path, checkpoints=True), trainer_id="a"), BeforeTrain(), *train(1), saved[0], saved[2]
+    )
+    for number in (1, 3):
+        (tmp_path / f"iter_{number}/state.pth").write_bytes(b"changed")
 
     again = attach(make(tmp_path, checkpoints=True), trainer_id="b", start_iter=2)
-    write(again, BeforeTrain(iter=2), *train(3), AfterRun())
+    write(again, BeforeTrain(iter=2), *train(3), saved[2], AfterRun())
 
     run, store = the_run(tmp_path), client(tmp_path)
     found = {folder.path for folder in store.list_artifacts(run.info.run_id, "checkpoints")}
-    assert found == {"checkpoints/iter_1", "checkpoints/iter_2"}
-    first = store.download_artifacts(run.info.run_id, "checkpoints/iter_1/state.pth", str(tmp_path / "down"))
-    assert Path(first).read_bytes() == b"weights"
+    assert found == {f"checkpoints/iter_{number}" for number in (1, 2, 3)}
+    held = [
+        Path(store.download_artifacts(run.info.run_id, f"checkpoints/iter_{number}/state.pth")).read_bytes()
+        for number in (1, 2, 3)
+    ]
+    assert held == [b"weights", b"weights", b"changed"]  # the last was saved again by the resumed run
+    assert caplog.messages == []
 
 
 @pytest.mark.slow

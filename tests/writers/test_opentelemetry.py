@@ -329,6 +329,50 @@ def test_what_a_kill_took_is_read_from_the_log(collector: Collector, tmp_path: P
     assert [step for _, step, _ in collector.points()] == [2]
 
 
+def test_the_rest_of_a_run_ends_its_spans(collector: Collector, tmp_path: Path) -> None:
+    """Events that a hanging collector did not take are delivered later, without those before them."""
+    begin, rest = (
+        at(1e9, BeforeRun(), BeforeTrainEpoch()),
+        at(1e9 + 1, AfterTrainEpoch(iter=1), AfterRun(iter=1)),
+    )
+    writer, later = make(collector), make(collector)
+    writer.open(Run(work_dir=str(tmp_path), trainer_id="a"))
+    writer.write_timed(begin)
+    kill = Kill(tmp_path)
+    writer.close()
+    kill.restore()
+    collector.messages["/v1/traces"].clear()
+
+    later.open(Run(work_dir=str(tmp_path)))
+    later.write_timed(rest)
+    later.close()
+
+    assert parts(collector.spans()) == [("epoch", ""), ("run", "")]
+
+
+def test_many_resumes_send_each_checkpoint_once(collector: Collector, tmp_path: Path) -> None:
+    """However many there are, and however often the run is killed, or its worker."""
+    saved = [CheckpointSaved(path=f"iter_{number}", iter=number) for number in range(20)]
+    for number, trainer in enumerate("aabc"):
+        run = Run(work_dir=str(tmp_path), trainer_id=trainer, start_iter=20 if number else 0)
+        events = at(
+            1e9 + number, BeforeRun(iter=run.start_iter), *(saved if not number else []), *train(21 + number)
+        )
+        writer, log = make(collector), EventLogWriter()
+        for each in (log, writer):
+            each.open(run)
+            each.write_timed(events)
+        log.close()
+        kill = Kill(tmp_path)
+        before = dict(collector.messages)
+        writer.close()
+        kill.restore()
+        collector.messages.update(before)
+
+    sent = [span.span_id for span in collector.spans() if span.name == "checkpoint"]
+    assert len(sent) == len({*sent}) == 20
+
+
 def test_what_came_after_the_end_of_a_killed_part_is_in_its_run(collector: Collector, tmp_path: Path) -> None:
     """A worker process that outlived the kill has ended the run; the log may have later events."""
     sent = at(1e9, BeforeRun(), BeforeTrain(), BeforeTrainEpoch())

@@ -81,6 +81,20 @@ def test_a_disabled_run_writes_nothing(
 
 
 @pytest.mark.slow
+def test_a_disabled_run_is_not_continued_as_the_one_before(attach: Attach, tmp_path: Path) -> None:
+    """A run of W&B that is in the work dir already is another run than the disabled one, and than its resumed part."""
+    write(attach(make(), trainer_id="a"), BeforeTrain(), *train(1, 2, 3), AfterRun())
+    first = run_id(tmp_path)
+    disabled = WandbWriter("digits", mode="disabled", offload="thread")
+    write(attach(disabled, trainer_id="b"), BeforeTrain(), *train(1, 2), AfterRun())
+
+    write(attach(make(), trainer_id="c", start_iter=2), BeforeTrain(iter=2), *train(3), AfterRun())
+
+    assert run_id(tmp_path) != first
+    assert points(tmp_path) == [("train/loss", 3, 0.75)]
+
+
+@pytest.mark.slow
 def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> None:
     """The resumed run has the same id, steps that are run again are left out, and W&B's own step goes on."""
     write(attach(make()), BeforeTrain(), *train(1, 2, 3, loss=1.0))
@@ -364,6 +378,8 @@ def test_bad_arguments(
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
+        ("WANDB_API_KEY", "s3cr3t\r", r"WANDB_API_KEY must be .*, got '\*\*\*'"),
+        ("WANDB_BASE_URL", "ftp://me:s3cr3t'\r@h", r"WANDB_BASE_URL must be .*, got '\*\*\*@h'"),
         ("WANDB_PROJECT", "a/b", "^WANDB_PROJECT must have at most 128 characters, none .*, got 'a/b'"),
         ("WANDB_PROJECT", "  ", "WandbWriter needs project, got WANDB_PROJECT='  ': pass project=, or set"),
         (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from traceback import print_exc
 from types import TracebackType
 from typing import Self
 
@@ -80,7 +81,10 @@ def log_again(body: bytes) -> None:
             logger.name, record.level, record.path, record.line, record.message, (), None, record.function
         )
         made.exc_text = record.traceback or None  # a formatter prints it as that of an exception
-        logger.handle(made)
+        try:
+            logger.handle(made)
+        except Exception:  # of a filter or handler of the program, which must not end the subscriber
+            print_exc()
 
 
 def _pack(record: logging.LogRecord) -> bytes:
