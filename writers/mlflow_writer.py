@@ -292,7 +292,7 @@ def _check_uri(lib: Any, uri: str, source: str) -> None:
 
 
 def _try_uri(lib: Any, uri: str) -> None:
-    """Let the libraries check a URI; no database is opened, and a temporary folder replaces the given one."""
+    """Let MLflow and SQLAlchemy check a URI, without opening a database; for a folder try a temporary one."""
     parts = urlsplit(uri)
     scheme = uri if uri in _DATABRICKS else parts.scheme.partition("+")[0]
     if scheme in ("http", "https"):

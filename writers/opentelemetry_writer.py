@@ -151,11 +151,10 @@ class OpenTelemetryWriter(TrackerWriter):
         return Known(run_id, left.last if left.id == run_id else known.last)
 
     def _stages(self, run: Run, known: Known, left: _InFlight) -> Stages:
-        """Return the stages to continue; send the spans of those that a killed program has left open."""
-        is_new_worker, is_replay = run.trainer_id == known.trainer_id, not run.trainer_id
-        if is_new_worker or self._resumes or (is_replay and left.id == known.id):
+        """Return the stages to continue; if another run was killed in this folder, send its open spans."""
+        if left.id == known.id:
             return left.stages
-        if not is_replay:
+        if run.trainer_id:  # a training from the beginning, not a replay
             self._send_killed(run, left)
         return Stages()
 

@@ -83,7 +83,7 @@ class Stages(msgspec.Struct):
     open: dict[str, tuple[int, bytes]] = {}
     """When each stage began, and the id of its span, by its name, such as "epoch"."""
     epochs: list[tuple[int, bytes]] = []
-    """The first iteration of each epoch of the run, and the id of its span."""
+    """For each epoch of the run, its first iteration and the id of its span."""
     info: dict[str, str] = {}
     """The facts of the run."""
     last_time: int = 0

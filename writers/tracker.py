@@ -36,6 +36,7 @@ from eventloop.events import (
     ScalarsLogged,
     TextLogged,
 )
+from eventloop.events.base import step_of
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
@@ -45,7 +46,7 @@ from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
 from eventloop.writers.tracker_arguments import check_texts, masked, set_options
-from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, note_last, number_of, step_of
+from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, note_last, number_of
 from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")

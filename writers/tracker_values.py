@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
-from eventloop.events import CheckpointSaved, Event, HistogramLogged, ImageLogged, ScalarsLogged, TextLogged
+from eventloop.events import CheckpointSaved, HistogramLogged, ImageLogged, ScalarsLogged, TextLogged
 from eventloop.events.run import Run
 from eventloop.util.surrogates import escaped
 
@@ -65,12 +65,6 @@ def key_of_checkpoint(event: CheckpointSaved) -> str:
 def checkpoints_of(last: dict[str, int]) -> dict[str, int]:
     """Return those of the last steps that are of checkpoints, which no tracker knows."""
     return {name: step for name, step in last.items() if name.startswith(_CHECKPOINT)}
-
-
-def step_of(event: Event) -> int:
-    """Return the step of an event, or the completed iterations at it."""
-    step: int = getattr(event, "step", getattr(event, "iter", 0))
-    return step
 
 
 def values_of(event: ScalarsLogged) -> dict[str, float]:

@@ -159,7 +159,7 @@ class WandbWriter(TrackerWriter):
         return Known(run_id, known.last if last is None else {**checkpoints_of(known.last), **last})
 
     def _save(self) -> None:
-        """Save no state of a disabled run: a run that continues this one sends the steps that W&B lacks."""
+        """Save the state, unless the run is disabled: W&B has none of its steps, a resumed run sends them."""
         if not self._run.disabled:
             super()._save()
         elif not self._continues:
@@ -209,7 +209,10 @@ class WandbWriter(TrackerWriter):
         return f"{' at ' * bool(url)}{masked(url, secrets_of(url))}, whose log is {log}"
 
     def secrets(self) -> list[str]:
-        """Return the key, from the environment or `wandb login`, also as wandb sends it."""
+        """Return the API key, plain and as the HTTP header has it.
+
+        It is in the environment, or in the file in which `wandb login` stored it.
+        """
         keys = super().secrets()
         with suppress(ImportError):
             find_login: Any = import_module("requests.utils").get_netrc_auth
@@ -320,13 +323,13 @@ def _check_environment(lib: Any) -> None:
 
 
 def _without_secrets(value: str) -> str:
-    """Return a value without the parts that may be a login or a key, if it is a URL."""
+    """Return a value without the parts that are a login or a key in a URL, also if it is no whole URL."""
     address, query, _ = value.rpartition("@")[2].partition("?")
     return "***@" * ("@" in value) + address + "?***" * bool(query)
 
 
 def _check_key() -> None:
-    """Refuse a WANDB_API_KEY that is no key; only the server knows whether it is a right one.
+    """Refuse a WANDB_API_KEY of a wrong form; whether the key is valid, only the server can say.
 
     Raises:
         ValueError: with wandb's reason.

@@ -28,9 +28,9 @@ NOTHING = -1
 
 
 class StepBack(msgspec.Struct, frozen=True):
-    """The record of a resume from a checkpoint that was not the newest, or of a new run.
+    """A record that a run resumed from a checkpoint other than the newest, or that a new run began.
 
-    Newer checkpoints are abandoned, all of them by a new run.
+    Checkpoints newer than `back_to` are abandoned; when a new run begins, all are.
 
     If the hooks of a run save in several directories, each directory gets the record, which may name
     checkpoints of another directory.

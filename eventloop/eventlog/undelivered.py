@@ -30,7 +30,7 @@ from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import ReplayReport, into_writers, report_of
 from eventloop.eventlog.sinks import Sink
 from eventloop.events import Event
-from eventloop.events.base import event_name
+from eventloop.events.base import event_name, step_of
 from eventloop.events.run import CurrentRun, Run
 from eventloop.registry import WRITERS
 from eventloop.util.append_file import replacing
@@ -208,7 +208,7 @@ class Delivery:
         self._progress(self)
 
     def _stop(self, closing: ExitStack, error: BaseException) -> None:
-        """Close the writer after `error`, and store how many events were delivered."""
+        """Close the writer after an error or a signal, and store how many events were delivered."""
         try:
             with closing:
                 if self.written > self.stored:
@@ -235,7 +235,7 @@ class _Rest(EventReader):
             before = sum(record.sequence < self._delivered for record in records)
             if self.run is not None and before:
                 # a writer removes its records after `start_iter`, but no delivered one may be removed
-                steps = [_step_of(record.event) for record in records[:before]]
+                steps = [step_of(record.event) for record in records[:before]]
                 start = max(self.run.start_iter, *steps)
                 self.run = msgspec.structs.replace(self.run, start_iter=start)
             if before < len(records):
@@ -267,12 +267,6 @@ def _write_recipe(log: Path, recipe: Recipe) -> None:
         file.write(msgspec.json.format(msgspec.json.encode(recipe), indent=1) + b"\n")
 
 
-def _step_of(event: Event) -> int:
-    """Return the step or iteration of an event; 0 if it has none."""
-    step = getattr(event, "step", getattr(event, "iter", None))
-    return step if isinstance(step, int) else 0
-
-
 def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
     """Write a log of the events; log those that cannot be encoded."""
     encode = msgspec.msgpack.Encoder(enc_hook=_plain_value).encode
@@ -281,7 +275,7 @@ def _write(path: Path, run: Run, events: Iterable[Event]) -> None:
         for event in events:
             if not count:
                 # as after the death of a worker process: a writer removes its records from this step on
-                start = max(run.start_iter, _step_of(event))
+                start = max(run.start_iter, step_of(event))
                 facts = msgspec.structs.replace(run, start_iter=start)
                 file.write(HEADER + _record(_encoded(encode, (RUN_TAG, 0, time.time(), run.rank, facts))))
             kind = event_name(type(event))

@@ -88,3 +88,9 @@ class Event(
         refuse_live_fields(cls)
         if not cls.__name__.startswith("_"):
             declare(snake_case(cls.__name__), cls)
+
+
+def step_of(event: Event) -> int:
+    """Return the step of an event, else its iteration; 0 if it has neither, or no int."""
+    step = getattr(event, "step", getattr(event, "iter", None))
+    return step if isinstance(step, int) else 0

@@ -17,6 +17,7 @@ from eventloop.events.run import Run
 from eventloop.writers import Writer
 from tests.conftest import DEADLINE
 from tests.support.trainers import make_trainer
+from tests.writers.otlp_collector import Collector
 
 __all__ = ["make_trainer"]
 
@@ -44,6 +45,14 @@ def attach(tmp_path: Path) -> Iterator[Attach]:
     yield make
     for bus in buses:
         bus.close()
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    """An OTLP collector, which ends with the test."""
+    collector = Collector()
+    yield collector
+    collector.close()
 
 
 @pytest.fixture

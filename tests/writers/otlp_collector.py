@@ -8,6 +8,10 @@ from importlib.util import find_spec
 from time import sleep
 from typing import Any
 
+from eventloop.writers import OpenTelemetryWriter
+
+KEY = "Bearer s3cr3t"
+
 
 def is_missing(module: str) -> bool:
     """Return whether a module is not installed, or the package it is in."""
@@ -106,3 +110,10 @@ def _decode(path: str, body: bytes) -> Any:
         "/v1/logs": ExportLogsServiceRequest,
     }  # fmt: skip
     return kinds[path].FromString(body)
+
+
+def make(collector: Collector, **options: Any) -> OpenTelemetryWriter:
+    """Return a writer on a thread that sends to a collector, with a key."""
+    return OpenTelemetryWriter(
+        collector.url, **{"headers": {"authorization": KEY}, "offload": "thread", **options}
+    )

@@ -56,7 +56,7 @@ class LogForwarder(logging.Handler):
         logger.removeHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; `logging` prints the error of a record that cannot be formatted."""
+        """Send a record to the program. If its message cannot be formatted, `logging` prints that error."""
         try:
             self._send(_pack(record))
         except OSError:
