@@ -51,6 +51,18 @@ def make(**options: Any) -> WandbWriter:
     return WandbWriter("digits", mode="offline", **{"offload": "thread", **options})
 
 
+KEY = "a1b2c3d4" * 5
+
+
+def run_script(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script, with a folder as its argument, in a process of its own: wandb reads the environment once."""
+    return subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        env={**os.environ, "PYTHONPATH": ROOT, **environment},
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("offload", ["thread", "process"])
 def test_every_value_is_in_the_file(attach: Attach, tmp_path: Path, offload: str) -> None:
@@ -229,8 +241,7 @@ def test_a_refused_login_is_one_line(
 ) -> None:
     """Without a server, or with a wrong key, the writer is disabled and the key is in no message; wandb prints
     nothing."""
-    key = "a1b2c3d4" * 5
-    monkeypatch.setenv("WANDB_API_KEY", key)
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     # in a process of its own, because wandb reads the environment once
     bus = attach(WandbWriter("digits", mode="online", offload="process"))
@@ -239,7 +250,7 @@ def test_a_refused_login_is_one_line(
 
     (line,) = [r.getMessage() for r in caplog.records if r.name == "eventloop"]
     assert "W&B cannot be used" in line
-    assert key not in line
+    assert KEY not in line
     assert account(bus).failed + account(bus).dropped == 1
     assert "wandb:" not in "".join(capfd.readouterr())
 
@@ -268,19 +279,7 @@ bus.flush()
 term.termlog("back")
 bus.close()
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={
-            **os.environ,
-            "WANDB_API_KEY": "a1b2c3d4" * 5,
-            "WANDB_BASE_URL": "http://127.0.0.1:9",
-            "PYTHONPATH": ROOT,
-        },
-    )
+    ran = run_script(script, tmp_path, WANDB_API_KEY=KEY, WANDB_BASE_URL="http://127.0.0.1:9")
 
     assert [line for line in ran.stderr.splitlines() if line.startswith("wandb:")] == [
         "wandb: ERROR loud",
@@ -321,14 +320,7 @@ WandbWriter("digits", mode="online", offload="thread").attach(bus, lambda: Run(s
 bus.emit(train(1)[0])
 bus.close()
 """
-    ran = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        env={**os.environ, "WANDB_API_KEY": "a1b2c3d4" * 5, "PYTHONPATH": ROOT},
-    )
+    ran = run_script(script, tmp_path, WANDB_API_KEY=KEY)
 
     (line,) = ran.stderr.splitlines()
     assert "W&B cannot be used: " in line
@@ -382,9 +374,7 @@ Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=to
         train_loader=[(torch.ones(4, 2), torch.ones(4, 1))] * 20, max_epochs=1, work_dir=sys.argv[1],
         writers=[WandbWriter("digits", mode="offline", offload="thread")]).train()
 """
-    environment = {**os.environ, "PYTHONPATH": ROOT, "WANDB_SILENT": "true"}
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    ran = run_script(script, tmp_path, WANDB_SILENT="true")
 
     assert "WandbWriter" not in ran.stderr
     assert [step for name, step, _ in points(tmp_path) if name == "train/loss"] == [10, 20]
