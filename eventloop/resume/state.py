@@ -86,19 +86,24 @@ class TrainerState:
         self._resumed: Resumed | None = None  # until the training starts
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
+        self._finish_saves: list[Callable[[], None]] = []
 
-    def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
+    def saves_in(
+        self, directory: Path, watched: Sequence[str] = (), finish: Callable[[], None] = lambda: None
+    ) -> None:
         """Register a directory in which a hook saves checkpoints.
 
         A resume searches all registered directories; the first one becomes `checkpoint_dir`.
 
         Args:
             watched: the metrics whose best checkpoints the hook keeps in that directory.
+            finish: waits for the hook's running saves, so that a load within a training finds them.
         """
         if not self._directories:
             self._trainer.checkpoint_dir = directory
         self._directories.append(Anchored(directory))
         self._watched += watched
+        self._finish_saves.append(finish)
 
     @property
     def directories(self) -> list[Path]:
@@ -292,6 +297,8 @@ class TrainerState:
             logger.warning(RATE_STAYS_ZERO, found, f"of {name!r} " if name else "")
 
     def _find(self, path: str | Path, check: Check | None) -> tuple[Path, dict[str, Any]]:
+        for finish in self._finish_saves:
+            finish()
         if str(path) == "auto":
             return load_newest(self.directories, check)
         if str(path) == "best":

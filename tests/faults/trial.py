@@ -157,6 +157,8 @@ def _prepare(trial: Trial, trainer: Trainer, *, by_process: bool) -> None:
     journal = os.open(Path(trial.directory, "announced"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def note(event: CheckpointSaved) -> None:
+        if not Path(event.path).exists():  # a later one, which is announced next, has replaced it already
+            return
         manifest = read_manifest(Path(event.path))
         score = float(manifest.metrics["acc"]) if manifest.best else None
         os.write(journal, msgspec.json.encode(Said(Path(event.path).name, manifest.sequence, score)) + b"\n")

@@ -15,6 +15,7 @@ from eventloop.checkpoint.commit import Outcome, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.snapshot import Rest
+from eventloop.hooks import CheckpointHook, Hook
 from eventloop.training.trainer import Trainer
 
 DEADLINE = 60.0
@@ -76,6 +77,18 @@ class Gate(Writes):
         self.names.append(path.name)
         self.entered.set()
         assert self.open.wait(DEADLINE)
+
+
+class Ended(Hook):
+    """A hook that waits in each iteration until the saves of another hook have ended."""
+
+    def __init__(self, hook: CheckpointHook) -> None:
+        self.hook = hook
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Wait before the other hook's turn."""
+        for saving in self.hook.saves.under_way:
+            saving.written.exception(DEADLINE)
 
 
 def assert_same(loaded: dict[str, Any], value: float) -> None:

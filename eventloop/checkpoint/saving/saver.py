@@ -6,8 +6,8 @@
    optimizer's state are copied during the next forward and backward pass (`Rest`).
 2. Encode. The structure is pickled, the tensors are described for the manifest.
 3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
-   copies. A thread of the training process writes if no process can be started, if the process failed, and
-   if the training waits for the save, because the process has the lowest priority.
+   copies. A thread of the training process writes if no process can be started, if the process failed or
+   stands still, and at the end of a run, when the training does nothing else.
 """
 
 from __future__ import annotations
@@ -56,9 +56,6 @@ AT_ONCE_SECONDS = 0.1
 """Seconds that `abandon` waits for running saves; most are done by then."""
 EXIT_SECONDS = 10.0
 """Seconds that the interpreter's exit waits for the saves of an open saver, the same as for a bus."""
-TIMEOUT_SECONDS = 30.0
-SLOWEST = 10e6
-"""The speed in bytes a second that, with `TIMEOUT_SECONDS` added, limits the time of a group of saves."""
 
 
 class SaveReplacedError(RuntimeError):
@@ -118,10 +115,14 @@ class Saver:
     Args:
         write: the function with which the thread writes, `commit` or a replacement in tests.
         process: whether a process writes, if one can be started.
+        urgent: returns whether a signal has asked the program to end. Then no process is started any more,
+            and one that stands still is given up after a second.
     """
 
-    def __init__(self, write: Write = commit, *, process: bool = True) -> None:
-        self._write = write
+    def __init__(
+        self, write: Write = commit, *, process: bool = True, urgent: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._write, self._urgent = write, urgent
         self._shared = process and process_possible()
         self._snapshots: list[Snapshot] = []
         self._copier: SaverThread | None = None
@@ -131,7 +132,9 @@ class Saver:
         self._lock = threading.Lock()  # held to decide whether a task is written or replaced
         self._given_up = threading.Event()
         self._size = 0  # bytes of the last state
+        self._folders: dict[Path, tuple[int, int] | None] = {}  # where saves go, by device and inode number
         self._starts = 0
+        self._removes = False  # whether the process may have replaced checkpoints left to remove
         self.process: SaverProcess | None = None
 
     def save(
@@ -159,6 +162,7 @@ class Saver:
         self._size = bytes_of(tensors)
         # absolute paths, because the program or its process may change the working directory
         job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
+        self._folders.setdefault(job.path.parent, _identity(job.path.parent))
         task = _Task(job, self._size)
         try:
             self._copy(task, state, later)
@@ -189,11 +193,14 @@ class Saver:
         return bool(running) and sum(task.size for task in running) + self._size > QUEUE_BYTES
 
     def drop_waiting(self) -> None:
-        """Drop the saves that are not being written yet; their promises raise SaveReplacedError."""
+        """Drop the saves that are not being written yet, except those that must be written.
+
+        Their promises raise SaveReplacedError.
+        """
         self.join()  # nothing may be copied into their buffers any more
         with self._lock:
             for task in self._running():
-                if not task.begun:
+                if not (task.begun or task.job.must):
                     task.begun = True
                     task.written.set_exception(SaveReplacedError("a newer state was to be saved"))
 
@@ -325,6 +332,36 @@ class Saver:
                 task.written.set_exception(outcome.error)
             else:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
+        self._warn_of_new_folders({task.job.path.parent for task in group})
+        if any(task.job.replaces for task in group):
+            self._removes = True
+        if self._removes and not self._waiting:  # else the next group's sync serves the removals, too
+            self._finish_removals()
+
+    def _warn_of_new_folders(self, folders: Collection[Path]) -> None:
+        """Warn if a folder was renamed or removed since the last save, so that saves go to a new one."""
+        for folder in folders:
+            before, now = self._folders[folder], _identity(folder)
+            if before is not None and before != now:
+                logger.warning(
+                    "%s was renamed or removed while the run saves in it: checkpoints go on in a new "
+                    "directory of that name, and earlier ones are no longer found there; end the run before "
+                    "you move its directory",
+                    folder,
+                )
+            self._folders[folder] = now or before
+
+    def _finish_removals(self) -> None:
+        self._removes = False
+        if self.process is None:
+            return  # a thread removes with each commit
+        try:
+            warnings = self.process.finish_removals()
+        except ProcessGoneError:
+            self.process = None  # the checkpoints are hidden, and a later run removes them
+        else:
+            for warning in warnings:
+                logger.warning("%s", warning)
 
     def _commit(self, group: Sequence[_Task]) -> list[Outcome]:
         """Write a group of saves in the process if possible; write failed ones again on this thread."""
@@ -332,7 +369,7 @@ class Saver:
             return [Outcome(error=SaveGivenUp(f"{task.job.path} was given up")) for task in group]
         saves = [task.save for task in group if task.save is not None]
         outcomes = None
-        if not any(task.job.awaited for task in group) and all(task.seen_by_process for task in group):
+        if not any(task.job.last for task in group) and all(task.seen_by_process for task in group):
             outcomes = self._commit_in_process(group, saves)
         if outcomes is None:
             return self._write(saves, given_up=self._given_up)
@@ -349,9 +386,12 @@ class Saver:
         for task in group:
             task.process = process
         try:
-            return process.commit(saves, TIMEOUT_SECONDS + sum(task.size for task in group) / SLOWEST)
+            return process.commit(saves)
         except ProcessGoneError as error:
-            logger.warning("a checkpoint is written by a thread, because the process could not: %s", error)
+            always = "" if self._starts < STARTS else "; from now on a thread writes all of them"
+            logger.warning(
+                "a checkpoint is written by a thread, because the process could not: %s%s", error, always
+            )
         self.process = None
         for task in group:
             for path in (task.job.path, *task.job.replaces):  # it may have died while it removed one of them
@@ -360,10 +400,10 @@ class Saver:
         return None
 
     def _running_process(self) -> SaverProcess | None:
-        if self.process is None and self._shared and self._starts < STARTS:
+        if self.process is None and self._shared and self._starts < STARTS and not self._urgent():
             self._starts += 1
             try:
-                self.process = SaverProcess()
+                self.process = SaverProcess(self._urgent)
             except (OSError, ValueError) as error:  # a limit of processes or descriptors, a sandbox
                 logger.warning(
                     "a checkpoint is written by a thread, because no process could be started: %s", error
@@ -373,6 +413,15 @@ class Saver:
     def _end_process(self) -> None:
         if self.process is not None:
             self.process.end()
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    """Return the device and inode number of a folder; None if it does not exist."""
+    try:
+        found = folder.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 _open: set[Saver] = set()
