@@ -18,17 +18,32 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.commit import Outcome, Save
 from eventloop.checkpoint.manifest import Label, read_manifest
 from eventloop.checkpoint.saving import saver_client
-from eventloop.checkpoint.saving.saver import STARTS, Saver
+from eventloop.checkpoint.saving.group_writer import STARTS
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess
 from eventloop.checkpoint.serialize import serialize
 from eventloop.hooks.preemption import KNOWN
 from eventloop.processes.launch import bare_command
 from tests import forked
-from tests.support.saving import DEADLINE, Late, a_state, assert_same, nothing_is_small, pointers
+from tests.support.saving import (
+    DEADLINE,
+    Late,
+    a_state,
+    assert_same,
+    no_thread_while_it_starts,
+    nothing_is_small,
+    pointers,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
 Make = Callable[..., Saver]
+
+
+@pytest.fixture(autouse=True)
+def from_the_first_save_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process write the first save, too."""
+    no_thread_while_it_starts(monkeypatch)
 
 
 def no_thread(saves: Sequence[Save], given_up: object = None) -> list[Outcome]:

@@ -24,7 +24,7 @@ DEADLINE = 60.0
 
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every state be saved like a large one."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.task.SMALL", 0)
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
 
 
@@ -38,6 +38,11 @@ def a_state(value: float) -> dict[str, Any]:
         },
         "optimizer": {"state": {0: {"momentum": torch.full((12,), -value)}}},
     }
+
+
+def no_thread_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every save wait for the start of the process, as one of more than 64 MB does."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.group_writer.STARTING_BYTES", -1)
 
 
 class Writes:

@@ -88,12 +88,27 @@ class SaverProcess:
     def __init__(self, urgent: Callable[[], bool] = lambda: False) -> None:
         self._child = ChildProcess(lambda answers: bare_command(_PROGRAM, str(answers)))
         self._urgent = urgent
-        self._left = False
+        self._left = self._ready = False
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._child.pid
+
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Return whether the process has started, and can write at once; wait for it for some seconds.
+
+        Raises:
+            ProcessGoneError: the process has ended.
+        """
+        while not self._ready:
+            if self._child.gone:
+                raise ProcessGoneError(f"it ended: {self.end(0.0)}")
+            answers = self._child.exchange(min(timeout, LOOK_SECONDS))
+            self._ready = any(answer.kind == Kind.READY for answer in answers)
+            if (timeout := timeout - LOOK_SECONDS) <= 0.0:
+                break
+        return self._ready
 
     def leave(self) -> None:
         """Never kill the process for its silence again, because no thread waits for it any more."""
@@ -126,6 +141,7 @@ class SaverProcess:
             unsent = self._child.backlog
             answers = self._child.exchange(LOOK_SECONDS)
             for answer in answers:
+                self._ready = True
                 if answer.kind == Kind.DONE:
                     return answer.body
             lives = bool(answers) or self._child.backlog < unsent
@@ -137,5 +153,8 @@ class SaverProcess:
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")
 
     def end(self, patience: float = EXIT_SECONDS) -> str:
-        """Ask the process to end, kill it after `patience` seconds, and describe how it ended."""
-        return self._child.end(patience)
+        """Ask the process to end, kill it after `patience` seconds, and describe how it ended.
+
+        A process that is still starting has nothing to do, and is killed at once.
+        """
+        return self._child.end(patience if self._ready else 0.0)

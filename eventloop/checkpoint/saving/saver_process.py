@@ -36,6 +36,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
     answers, inbox, removals = _Answers(int(sys.argv[1])), Inbox(0), Removals()
     memory: dict[Mapped, memoryview] = {}
+    answers.write(frame(Kind.READY))
     while inbox.read():
         for asked in inbox.frames():
             with answers.reports_life():
@@ -67,14 +68,15 @@ class _Answers:
 
     def send(self, answer: object) -> None:
         """Send the outcomes of a group, or the warnings of removals."""
-        self._write(frame(Kind.DONE, 0, pickle.dumps(answer)))
+        self.write(frame(Kind.DONE, 0, pickle.dumps(answer)))
 
     def _report(self) -> None:
         while self._works.wait():
-            self._write(frame(Kind.ALIVE))
+            self.write(frame(Kind.ALIVE))
             sleep(ALIVE_SECONDS)
 
-    def _write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> None:
+        """Write a whole frame, while the other thread waits."""
         left = memoryview(data)
         with self._lock, suppress(BrokenPipeError):  # the parent has ended
             while left:
