@@ -76,9 +76,10 @@ class Gate(Writes):
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
         self.names: list[str] = []
-        super().__init__(self._hold)
+        super().__init__(self.hold)
 
-    def _hold(self, path: Path) -> None:
+    def hold(self, path: Path) -> None:
+        """Wait until the gate is opened."""
         self.names.append(path.name)
         self.entered.set()
         assert self.open.wait(DEADLINE)
