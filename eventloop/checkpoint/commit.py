@@ -121,7 +121,7 @@ class Removals:
         self._renamed: list[Path] = []
 
     def rename(self, paths: Sequence[Path], spares: int = 0) -> list[str]:
-        """Give replaced checkpoints temporary names; return a sentence for each one that could not get one.
+        """Give replaced checkpoints temporary names; return a sentence for each error.
 
         A path without a manifest is left alone: the names may come from the checkpoint that the run resumed
         from, which another program may have written.

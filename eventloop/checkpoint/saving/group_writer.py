@@ -35,7 +35,7 @@ class GroupWriter:
         write: the function with which the calling thread writes.
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
-            and one that stands still is given up after a second.
+            and a process that stands still is killed after a second.
     """
 
     def __init__(self, write: Write, *, process: bool, urgent: Callable[[], bool]) -> None:

@@ -60,7 +60,7 @@ class Saver:
         write: the function with which the thread writes, `commit` or a replacement in tests.
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
-            and one that stands still is given up after a second.
+            and a process that stands still is killed after a second.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Saver:
 
     @property
     def process(self) -> SaverProcess | None:
-        """Return the process that writes; None if there is none at present."""
+        """Return the process that writes; None while a thread writes."""
         return self._groups.process
 
     def save(

@@ -1,4 +1,4 @@
-"""Define a running save: what is saved, the copy of its state, and the promise of its result.
+"""Define a running save: its job, the copy of the state, and the promise of the result.
 
 The saver makes one for each save, and its threads fill it in.
 """
