@@ -151,8 +151,8 @@ def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
         raise CheckpointError(
             f"{' and '.join(rank for rank, _ in others)} would load other weights of {source} than "
             f"{ranks[0][0]}: expected the SHA-256 {expected:.8}..., got {others[0][1]:.8}...; all have read "
-            "the same bytes: a handler of after_load_checkpoint changes them on some ranks only, or memory is "
-            "damaged there"
+            "the same bytes: a handler of after_load_checkpoint changes them on some ranks only, or memory "
+            "is damaged there"
         )
 
 
