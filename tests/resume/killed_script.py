@@ -42,6 +42,8 @@ def main() -> None:
         train_loader=[(torch.randn(4, 200), torch.tensor([0, 1, 2, 0]))] * 1000, max_iters=1_000_000,
         hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)], work_dir=Path("run"), writers=[],
     )  # fmt: skip
+    dist.barrier()
+    Path(f"{sys.argv[2]}-{RANK}").touch()
     time.sleep(LATE * RANK)
     try:
         trainer.resume("auto")
