@@ -334,8 +334,7 @@ class CheckpointHook(Hook):
             )
         self.saves.finish(trainer)
         if event.reason != ERROR and self.can_be_resumed:
-            saved = self.saves.newest is not None  # on rank 0
-            where = where_to_resume(_usable(trainer)[0]) if saved else trainer.where_to_resume
+            where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
             trainer.where_to_resume = where if event.reason == LEFT else _from_rank_0(trainer, where)
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])

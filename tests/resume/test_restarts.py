@@ -89,6 +89,11 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def await_another(run: Path, known: set[Path]) -> None:
+    """Wait until the ranks have saved a checkpoint that was not there before."""
+    wait_for(lambda: {*run.glob("iter_*")} - known)
+
+
 def send(signum: signal.Signals, processes: list[int]) -> None:
     for pid in processes:
         with suppress(ProcessLookupError):
@@ -99,7 +104,8 @@ def send(signum: signal.Signals, processes: list[int]) -> None:
 def test_ranks_killed_and_restarted_while_their_saver_lags(tmp_path: Path) -> None:
     """Both ranks are killed while the saver's process is stopped, it goes on while they restart, and one of them is
     late: they resume from one checkpoint each time, never from an older one than before."""
-    times, run, savers = random.Random(0), tmp_path / "run", []
+    times, run = random.Random(0), tmp_path / "run"
+    savers: list[int] = []
     found: list[list[Any]] = []
     try:
         for number in range(KILLS):
@@ -114,8 +120,7 @@ def test_ranks_killed_and_restarted_while_their_saver_lags(tmp_path: Path) -> No
                 time.sleep(times.uniform(0, late / 2))
                 send(signal.SIGCONT, savers)
                 found.append([line_of(rank) for rank in ranks])
-                known = {*run.glob("iter_*")}
-                wait_for(lambda known=known: {*run.glob("iter_*")} - known)
+                await_another(run, {*run.glob("iter_*")})
                 savers = savers_of(ranks[0])
                 send(signal.SIGSTOP, savers)
                 time.sleep(0.2)  # the training goes on, and asks for more saves
