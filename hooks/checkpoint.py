@@ -40,7 +40,7 @@ from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_opti
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
-from eventloop.state.exchange import has_other_ranks, of_rank_0
+from eventloop.state.exchange import decided_by_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
 from eventloop.stops.ending import ERROR, LEFT, ends_at_once
@@ -236,8 +236,7 @@ class CheckpointHook(Hook):
             )
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
-        if trainer.rank == 0:
-            self._inspect_directory(trainer)
+        decided_by_rank_0(lambda: self._inspect_directory(trainer) if trainer.rank == 0 else None)
         resumed, self._resumed = self._resumed, False
         if resumed and (last := self.retention.last) is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
@@ -346,8 +345,9 @@ class CheckpointHook(Hook):
                 trainer, self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
             )
         self.saves.finish(trainer)
-        if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
-            trainer.where_to_resume = where_to_resume(_usable(trainer)[0])
+        if event.reason != ERROR and self.can_be_resumed:
+            where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
+            trainer.where_to_resume = where if event.reason == LEFT else _from_rank_0(trainer, where)
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
@@ -492,4 +492,4 @@ def _from_rank_0(trainer: Trainer, own: T) -> T:
     Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do
     not save.
     """
-    return of_rank_0(own) if trainer.world_size > 1 and has_other_ranks() else own
+    return decided_by_rank_0(lambda: own) if trainer.world_size > 1 else own
