@@ -42,11 +42,16 @@ from benchmarks.helpers.company_engines import BARE, BY_HAND, ENGINES, WHOLE
 from benchmarks.helpers.company_job import TRAININGS, Training
 from benchmarks.helpers.company_peers import PEERS
 from benchmarks.helpers.company_runs import COMPANIES, Company, Failed, Prepared, Run, busy
-from benchmarks.helpers.own_trainings import missing
-from benchmarks.helpers.timing import command_line, environment, publish
+from benchmarks.helpers.timing import NOT_INSTALLED, command_line, environment, publish, version_of
 
-SHORT_PARTS, SHORT_COMPANIES = 4, ("alone", "busy1")
-"""The short form has this part of the iterations, and every training in these companies."""
+SHORT_PARTS = 4
+SHORT_ROWS = {
+    "peers": ["busy1"],
+    "checkpoint_stall": ["loader"],
+    "small_checkpoints": ["alone", "busy2"],
+    "slow_writers": ["ranks"],
+}
+"""The short form has a fourth of the iterations, and every training and every company once, unless rows are named."""
 Cell = dict[str, list[Run]]
 """The runs of one training in one company, by engine, one a round."""
 
@@ -60,7 +65,10 @@ def page_of(record: dict[str, Any]) -> str:
 
 def not_installed() -> dict[str, str]:
     """The peers that lack something, with what."""
-    lacks = {name: missing(needs) for name, (needs, _) in PEERS.items()}
+    lacks = {
+        name: [each for each in needs if version_of(each) == NOT_INSTALLED]
+        for name, (needs, _) in PEERS.items()
+    }
     return {name: f"not installed: {', '.join(absent)}" for name, absent in lacks.items() if absent}
 
 
@@ -103,7 +111,13 @@ def measure_cell(
         for name, run in take_round(left[begin:] + left[:begin], training, company, options, failed).items():
             runs[name].append(run)
     whole = {name: taken for name, taken in runs.items() if name not in failed}
-    return {"engines": compare(whole), "failed": failed, "runs": msgspec.to_builtins(whole)}
+    losses = {run.loss for taken in whole.values() for run in taken}
+    return {
+        "engines": compare(whole),
+        "failed": failed,
+        "loss_difference": max(losses) - min(losses) if losses else 0.0,
+        "runs": msgspec.to_builtins(whole),
+    }
 
 
 def compare(runs: Cell) -> dict[str, dict[str, float]]:
@@ -132,17 +146,24 @@ def ratio(own: list[Run], other: list[Run] | None, field: str) -> float | None:
     return statistics.median(a / b for a, b in pairs) if all(a and b for a, b in pairs) else None
 
 
+def rows_of(options: argparse.Namespace) -> dict[str, list[str]]:
+    """The companies of each training that is to be measured."""
+    if options.short and not (options.training or options.company):
+        return SHORT_ROWS
+    return {name: options.company or [*COMPANIES] for name in options.training or TRAININGS}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Everything, as it is kept."""
     absent = not_installed()
     peers = [name for name in PEERS if name not in absent and not options.short]
     if options.short:
         absent = {**dict.fromkeys(PEERS, "left out of the short form"), **absent}
-    cells: dict[str, dict[str, Any]] = {}
-    for name in options.training:
+    rows = rows_of(options)
+    cells: dict[str, dict[str, Any]] = {name: {} for name in rows}
+    for name, companies in rows.items():
         training = TRAININGS[name].shortened(SHORT_PARTS if options.short else 1)
-        cells[name] = {}
-        for company in options.company:
+        for company in companies:
             print(f"{name}, {company}", file=sys.stderr, flush=True)
             cells[name][company] = measure_cell(training, COMPANIES[company], [*ENGINES, *peers], options)
     record = {
@@ -151,7 +172,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "torch", "tensorboard", *(n for needs, _ in PEERS.values() for n in needs)
         ),
         "options": {"rounds": options.rounds, "limit": options.limit, "short": options.short},
-        "companies": {name: COMPANIES[name].text for name in options.company},
+        "companies": {
+            name: each.text for name, each in COMPANIES.items() if any(name in row for row in cells.values())
+        },
         "absent": absent,
         "cells": cells,
     }
@@ -173,7 +196,7 @@ def failures(cells: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--training", nargs="+", choices=TRAININGS, default=[*TRAININGS])
+    parser.add_argument("--training", nargs="+", choices=TRAININGS)
     parser.add_argument("--company", nargs="+", choices=COMPANIES)
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds after which a run is killed")
@@ -187,7 +210,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path)
     options = parser.parse_args()
     options.rounds = options.rounds or (1 if options.short else 3)
-    options.company = options.company or [*(SHORT_COMPANIES if options.short else COMPANIES)]
     return options
 
 

@@ -169,12 +169,12 @@ def stamped_lines(job: Job, notes: Notes) -> Any:
     class StampedLines(JSONLWriter):
         def write_batch(self, events: list[Event]) -> None:
             for event in events:
-                is_log = isinstance(event, ScalarsLogged) and event.mode == "train"
-                if is_log:
+                step = event.step if isinstance(event, ScalarsLogged) and event.mode == "train" else None
+                if step is not None:
                     time.sleep(job.training.slow_seconds)
                 super().write_batch([event])
-                if is_log:
-                    notes.logged(event.step)
+                if step is not None:
+                    notes.logged(step)
 
     return StampedLines()
 

@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from math import lcm
 from pathlib import Path
 from time import monotonic, thread_time
 from typing import Any
@@ -39,6 +40,7 @@ class Training(msgspec.Struct, frozen=True):
     depth: int
     batch: int
     iterations: int
+    """A multiple of the two intervals, as engines differ in whether they validate after the last iteration."""
     save_each: int
     val_each: int
     scalars: int = 1
@@ -49,20 +51,19 @@ class Training(msgspec.Struct, frozen=True):
     """Processor time for each batch in a worker of the loader, where loader workers are the company."""
 
     def shortened(self, parts: int) -> Training:
-        """Return the training with a part of its iterations, with a save at the end and a validation at least."""
-        least = max(self.val_each, self.iterations // parts)
-        saves = -(-least // self.save_each)
-        return msgspec.structs.replace(self, iterations=saves * self.save_each)
+        """Return the training with about a part of its iterations, of which the last one still saves and validates."""
+        both = lcm(self.save_each, self.val_each)
+        return msgspec.structs.replace(self, iterations=max(1, self.iterations // parts // both) * both)
 
 
 TRAININGS = {
-    "peers": Training(64, 256, 2, 64, iterations=600, save_each=150, val_each=110, scalars=1),
+    "peers": Training(64, 256, 2, 64, iterations=600, save_each=100, val_each=150, scalars=1),
     "checkpoint_stall": Training(
-        1024, 1024, 6, 24, iterations=40, save_each=10, val_each=16, burn_seconds=0.06
+        1024, 1024, 6, 24, iterations=60, save_each=10, val_each=15, burn_seconds=0.06
     ),
-    "small_checkpoints": Training(70, 70, 2, 256, iterations=560, save_each=28, val_each=45),
+    "small_checkpoints": Training(70, 70, 2, 256, iterations=560, save_each=28, val_each=40),
     "slow_writers": Training(
-        128, 192, 2, 64, iterations=600, save_each=150, val_each=110, scalars=9, slow_seconds=0.02
+        128, 192, 2, 64, iterations=600, save_each=100, val_each=150, scalars=9, slow_seconds=0.02
     ),
 }
 """The state of `checkpoint_stall` has 50 MB here, so that the table is complete in bearable time."""
@@ -103,6 +104,9 @@ class Job(Steps):
         count = (os.cpu_count() or 1) if workers else 0
         self.loader = DataLoader(data, batch_size=None, num_workers=count)
         self.val_batch = (data.inputs, data.target)
+        self.val_loader = DataLoader(
+            Batches(msgspec.structs.replace(training, iterations=1), 0.0), batch_size=None
+        )
         self.began: list[float] = []
         self._scores = 0
 

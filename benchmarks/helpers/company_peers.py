@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from benchmarks.helpers.company_engines import Lines, Train, timed
 from benchmarks.helpers.company_job import EVERY, Job, Notes
@@ -105,9 +104,7 @@ def prepare_lightning() -> Train:
             **_ranks(),
         )
         trainer.save_checkpoint = timed(notes, trainer.save_checkpoint)
-        trainer.fit(
-            module_of(lightning, job, notes), job.loader, DataLoader([job.val_batch], batch_size=None)
-        )
+        trainer.fit(module_of(lightning, job, notes), job.loader, job.val_loader)
 
     return train
 
@@ -122,7 +119,7 @@ def _ranks() -> dict[str, Any]:
 def module_of(lightning: Any, job: Job, notes: Notes) -> Any:
     """The job as a LightningModule."""
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
             super().__init__()
             self.model = job.model

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from benchmarks.helpers.company_engines import WHOLE
-from benchmarks.helpers.company_peers import PEERS
 from benchmarks.helpers.company_job import SMALL_STATE
+from benchmarks.helpers.company_peers import PEERS
 from benchmarks.helpers.company_runs import ALONE
 from benchmarks.helpers.in_short import section
 from benchmarks.helpers.timing import markdown_table, yes_no
@@ -40,6 +40,10 @@ def page_of(title: str, record: dict[str, Any]) -> str:
             for engine, why in cell["failed"].items()
         ]
         parts += [f"## The training of {name}", markdown_table(COLUMNS, rows), *failed]
+    difference = max(cell["loss_difference"] for each in record["cells"].values() for cell in each.values())
+    parts.append(
+        f"The losses after the training differ by {difference:.1g} at most between the engines of a row."
+    )
     parts += [f"{name}: {why}." for name, why in record["absent"].items()]
     return "\n\n".join(parts)
 
