@@ -6,8 +6,8 @@ The same training, whose steps leave reference cycles and keep objects for good 
 with `GarbageCollectionHook`; with the collection of the middle generation every 50 steps that torchtitan makes; and
 with none at all, in interleaved rounds. A step lasts from before_train_iter to after_train_iter; an iteration
 is the mean from one to the next, with the collections between them. Every collection is
-timed by `gc.callbacks`. The long one with which `GarbageCollectionHook` begins comes before the first step, and is
-given beside. What steps keep is looked at by every full collection until the training ends: it may become a cycle yet.
+timed by `gc.callbacks`. A long one before the first step, with which the last two begin, is given beside. What steps
+keep is looked at by every full collection until the training ends: it may become a cycle yet.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakSet
+from typing import Any
 
 import pytest
 import torch
@@ -18,30 +17,11 @@ from eventloop.bus import Bus
 from eventloop.hooks.garbage_collection import FROZEN_AT_START, GarbageCollectionHook
 from eventloop.training.trainer import Trainer
 from tests import forked
-from tests.conftest import count_frozen
+from tests.hooks.collector import ALL, MIDDLE, YOUNG, Node, Now, asked, collector_as_it_was, cycle, no_nodes
 from tests.hooks.conftest import Batch
 
 Make = Callable[..., Trainer]
-YOUNG, MIDDLE, ALL = range(3)
-
-
-@pytest.fixture(autouse=True)
-def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test begins with the collector on and nothing frozen, and has to end so."""
-    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
-    gc.unfreeze()
-    gc.enable()
-    yield
-    frozen = gc.get_freeze_count()
-    gc.freeze()  # what other tests count on
-    assert gc.isenabled()
-    assert frozen == 0
-
-
-class Now:
-    """What is going on."""
-
-    name = ""
+__all__ = ["asked", "collector_as_it_was", "no_nodes"]  # fixtures
 
 
 @pytest.fixture
@@ -56,20 +36,6 @@ def seen() -> Iterator[list[tuple[int, str]]]:
     gc.callbacks.append(note)
     yield seen
     gc.callbacks.remove(note)
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """The same, without Python's own collections."""
-    asked: list[tuple[int, str]] = []
-    collect = gc.collect
-
-    def note(generation: int = ALL) -> int:
-        asked.append((generation, Now.name))
-        return collect(generation)
-
-    monkeypatch.setattr(gc, "collect", note)
-    return asked
 
 
 def follow(trainer: Trainer) -> Trainer:
@@ -87,32 +53,6 @@ def follow(trainer: Trainer) -> Trainer:
     return trainer
 
 
-class Node:
-    """Half of a reference cycle."""
-
-    alive: ClassVar[WeakSet[Node]] = WeakSet()
-
-    def __init__(self) -> None:
-        Node.alive.add(self)
-        self.other: Node | None = None
-
-
-def cycle() -> Node:
-    """Two objects that only a collection frees."""
-    a, b = Node(), Node()
-    a.other, b.other = b, a
-    return a
-
-
-@pytest.fixture
-def no_nodes() -> Iterator[None]:
-    """None of another test."""
-    gc.collect()
-    assert not Node.alive
-    yield
-    gc.collect()
-
-
 def allocate(trainer: Trainer, batch: Batch) -> torch.Tensor:
     """A step that makes so many lasting and passing objects that Python would collect all generations in it."""
     trainer.kept = getattr(trainer, "kept", [])  # type: ignore[attr-defined]
@@ -127,8 +67,8 @@ def allocate(trainer: Trainer, batch: Batch) -> torch.Tensor:
 def test_no_full_collection_inside_a_step(
     make_trainer: Make, seen: list[tuple[int, str]], no_nodes: None, hook: dict[str, int] | None
 ) -> None:
-    """Nothing is collected in a step, however much it allocates; all generations once before the first step, and after
-    evaluations. Without the hook Python collects in the middle of such steps."""
+    """Nothing is collected in a step, however much it allocates; all generations are collected after evaluations.
+    Without the hook Python collects in the middle of such steps."""
     trainer = make_trainer(
         batches=12, max_epochs=2, train_step=allocate, val_loader=[torch.zeros(1)],
         val_step=lambda trainer, batch: {"acc": 1.0}, default_hooks={"garbage_collection": hook},
@@ -140,7 +80,7 @@ def test_no_full_collection_inside_a_step(
 
     assert any(where == "step" for _, where in seen) == (hook is None)
     if hook is not None:
-        assert [where for generation, where in seen if generation == ALL] == ["", "after_val", "after_val"]
+        assert [where for generation, where in seen if generation == ALL] == ["after_val", "after_val"]
 
 
 @pytest.mark.slow
@@ -226,24 +166,6 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     assert seen[4] == (0, 2)
     assert seen[5][0] > 50_000
     assert seen[5][1] == 0
-
-
-@pytest.mark.parametrize(
-    ("interval", "freeze", "expected"), [(10, True, [ALL]), (2, False, [ALL, YOUNG, YOUNG, YOUNG, YOUNG])]
-)
-def test_the_one_long_collection_is_before_the_first_step(
-    make_trainer: Make, asked: list[tuple[int, str]], interval: int, freeze: bool, expected: list[int]
-) -> None:
-    """Until what lasts is frozen there is no other; `freeze=False` collects at the same points, and freezes nothing."""
-    trainer = make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval, freeze)])
-    frozen: list[int] = []
-    trainer.bus.subscribe(lambda event: frozen.append(gc.get_freeze_count()), "after_train_iter")
-
-    follow(trainer).train()
-
-    assert set(frozen) == {0}
-    assert asked[0] == (ALL, "")
-    assert [generation for generation, _ in asked] == expected
 
 
 End = Callable[[Bus], object]
