@@ -375,7 +375,8 @@ class CheckpointHook(Hook):
             return  # an earlier handler failed, so the state must not be resumed from
         path, began = self.directory / name, perf_counter()
         trainer.copying.join()  # a hook's state_dict may change parameters, so end running copies
-        skips = self._make_room(trainer, must=bool(best) or not within or self._is_end(trainer, within))
+        ends = not within or self._is_end(trainer, within)
+        skips = self._make_room(trainer, must=bool(best) or ends)
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
@@ -398,7 +399,7 @@ class CheckpointHook(Hook):
             sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
             job = Job(
                 path, self.retention.label(sequences, best), self._paths(replaced.names), replaced.spares,
-                must=bool(best) or not within, last=not within,
+                must=bool(best) or ends, last=ends,
             )  # fmt: skip
             self.saves.begin(trainer, state, job, best=bool(best), overlap=self._overlap, began=began)
         else:
