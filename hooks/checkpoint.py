@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from eventloop.checkpoint.prune import remove_dead
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.retention.retention import Replaced, Retention, Values
@@ -186,9 +185,7 @@ class CheckpointHook(Hook):
         """
         refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._by_epoch = unit_of(trainer, self._by_epoch)
-        work_dir = trainer.work_dir
-        self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        trainer.state.saves_in(self.directory, self._watched.metrics)
+        self.place(trainer)
         _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None and not trainer.host:
@@ -204,6 +201,12 @@ class CheckpointHook(Hook):
                 self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks
             )
 
+    def place(self, trainer: Trainer) -> None:
+        """Choose the directory of the checkpoints, by the work_dir of the trainer."""
+        work_dir = trainer.work_dir
+        self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
+        trainer.state.saves_in(self.directory, self._watched.metrics)
+
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
         """Discard validations from before this run, whose scores do not count.
@@ -218,10 +221,9 @@ class CheckpointHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Inspect the checkpoint directory, and begin to compare the scores of validations.
 
-        Files of saves that were killed are removed, and a run that went back to an earlier checkpoint is
-        recorded. A warning is logged when this run would save among another run's files. A validation that an
-        earlier handler of this event ran counts too, as does the one after which a resumed checkpoint was
-        saved.
+        A run that went back to an earlier checkpoint is recorded. A warning is logged when this run would
+        save among another run's files. A validation that an earlier handler of this event ran counts too, as
+        does the one after which a resumed checkpoint was saved.
         """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
@@ -241,7 +243,6 @@ class CheckpointHook(Hook):
         self._save_validated(trainer)
 
     def _inspect_directory(self, trainer: Trainer) -> None:
-        remove_dead(self.directory)
         found = self.retention.scan_directory(self.directory)
         self.retention.keep_existing([path.name for path in found.manifests])
         newest = next(iter(found.newest_first()), None)
@@ -377,6 +378,8 @@ class CheckpointHook(Hook):
         if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)
             self.saves.skip(trainer, path)
+        elif trainer.rank == 0 and trainer.ownership.lost:  # the directory is another run's by now
+            self.retention.failed(name)
         elif trainer.rank == 0:
             sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
             job = Job(

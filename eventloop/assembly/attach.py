@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.state.exchange import host_group
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
+from eventloop.util.temporary_names import temporary_path
 from eventloop.util.terminal import in_notebook, is_terminal
 
 
@@ -86,11 +86,11 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
         return path if exists else Path(tempfile.mkdtemp(dir=plan.parent))
     try:
         if work_dir is None:
-            path = _new_directory(path)
+            path = free_directory(path / time.strftime("%Y%m%d_%H%M%S"))
         if path.is_file():
             raise FileExistsError(errno.EEXIST, "it is a file")
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
+        probe = temporary_path(path / "probe", "tmp")
         probe.touch()
         probe.unlink(missing_ok=True)
     except OSError as error:
@@ -100,10 +100,10 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
     return path
 
 
-def _new_directory(parent: Path) -> Path:
-    """Create a directory named by the time, the same one for all ranks."""
+def free_directory(path: Path) -> Path:
+    """Create a directory, the same one for all ranks; while its name is taken, with a number after it."""
     rank, world_size = rank_and_world_size()
-    made = [parent / time.strftime("%Y%m%d_%H%M%S")]
+    made = [path]
     if rank == 0:
         made = [_make_free(made[0])]
     if world_size > 1:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, temporary_path
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.lineage import (
     LINE,
@@ -26,6 +26,7 @@ from eventloop.checkpoint.lineage import (
 )
 from eventloop.checkpoint.manifest import Manifest, read_manifest
 from eventloop.util.errors import CheckpointError
+from eventloop.util.temporary_names import temporary_path
 
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""

@@ -100,6 +100,11 @@ class TrainerState:
         self._directories.append(Anchored(directory))
         self._watched += watched
 
+    def forget_directories(self) -> None:
+        """Forget the directories of `saves_in`, before a trainer moves to another work_dir."""
+        self._directories.clear()
+        self._watched.clear()
+
     @property
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
@@ -168,6 +173,7 @@ class TrainerState:
         check_changed(changed)
         trainer = self._trainer
         trainer.copying.join()
+        newest = trainer.ownership.look()
         found, checkpoint = self._find(path, check_usable)
         with Rollback(found) as rollback:
             with trainer.bus.holding(AfterLoadCheckpoint):  # a refused checkpoint emits nothing
@@ -175,6 +181,7 @@ class TrainerState:
                 steps, changes, lines = self._load(found, checkpoint, changed, rollback)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+        trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
         for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
             logger.warning("%s: %s", found, line)

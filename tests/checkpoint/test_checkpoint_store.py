@@ -15,8 +15,9 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
-from eventloop.checkpoint.commit import PAYLOAD, commit, leftovers, remove_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD, commit, remove_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import verify_checkpoint
 from tests.support.recording_disk import RecordingDisk

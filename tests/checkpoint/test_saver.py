@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job

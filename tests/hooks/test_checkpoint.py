@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from eventloop.checkpoint import find_checkpoints, load_checkpoint
-from eventloop.checkpoint.commit import PAYLOAD, leftovers
+from eventloop.checkpoint.commit import PAYLOAD
+from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook

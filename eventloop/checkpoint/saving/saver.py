@@ -23,7 +23,7 @@ from typing import Any
 
 from eventloop.checkpoint.commit import Outcome, Save, commit
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.prune import remove_unfinished
+from eventloop.checkpoint.leftovers import remove_unfinished
 from eventloop.checkpoint.saving.saver_client import (
     Job,
     ProcessGoneError,
