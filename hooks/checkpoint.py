@@ -185,7 +185,9 @@ class CheckpointHook(Hook):
         """
         refuse_sharded_model("CheckpointHook", unwrap(trainer.model))
         self._by_epoch = unit_of(trainer, self._by_epoch)
-        self.place(trainer)
+        work_dir = trainer.work_dir
+        self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
+        trainer.state.saves_in(self.directory, self._watched.metrics)
         _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None and not trainer.host:
@@ -200,12 +202,6 @@ class CheckpointHook(Hook):
             warn_of_late_hooks(
                 self, "after_train_epoch" if self._by_epoch else "after_train_iter", trainer.hooks
             )
-
-    def place(self, trainer: Trainer) -> None:
-        """Choose the directory of the checkpoints, by the work_dir of the trainer."""
-        work_dir = trainer.work_dir
-        self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        trainer.state.saves_in(self.directory, self._watched.metrics)
 
     @on(priority=Priority.LOWEST)
     def before_run(self, trainer: Trainer, event: BeforeRun) -> None:

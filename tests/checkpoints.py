@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.temporary.leftovers import leftovers
 
 
 def rewrite(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:

@@ -21,9 +21,9 @@ from eventloop.events.run import CurrentRun, Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.state.exchange import host_group
+from eventloop.temporary.names import temporary_path
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
-from eventloop.util.temporary_names import temporary_path
 from eventloop.util.terminal import in_notebook, is_terminal
 
 

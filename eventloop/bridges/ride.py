@@ -35,6 +35,7 @@ from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches
+from eventloop.resume.state import TrainerState
 from eventloop.state.rollback import Rollback
 from eventloop.stops.signals import StopSignals
 from eventloop.util.checks import check_bools, check_path
@@ -260,10 +261,10 @@ def _move(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
     except OSError:
         trainer.work_dir = Path(tempfile.mkdtemp(prefix="eventloop-"))
     trainer.checkpoint_dir = trainer.work_dir
-    trainer.state.forget_directories()
+    trainer.state = TrainerState(trainer)
     for hook in trainer.hooks:
         if isinstance(hook, CheckpointHook):
-            hook.place(trainer)
+            hook.check(trainer)
     logger.error("%s; this run of %s writes in %s instead", error, trainer.host, trainer.work_dir)
 
 

@@ -26,8 +26,8 @@ from typing import NamedTuple
 
 from eventloop.checkpoint.archive import write_archive
 from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories
-from eventloop.checkpoint.leftovers import remove_dead
-from eventloop.util.temporary_names import temporary_path
+from eventloop.temporary.leftovers import remove_dead
+from eventloop.temporary.names import temporary_path
 
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"

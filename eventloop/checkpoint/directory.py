@@ -25,8 +25,8 @@ from eventloop.checkpoint.lineage import (
     write_steps_back,
 )
 from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.temporary.names import temporary_path
 from eventloop.util.errors import CheckpointError
-from eventloop.util.temporary_names import temporary_path
 
 SUFFIXES = (".pth", ".pt", ".ckpt")
 """The suffixes of single files that are read as checkpoints."""

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 from eventloop.checkpoint.directory import Found, scan
-from eventloop.checkpoint.leftovers import is_alive, leftovers
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.verify import SAFETENSORS, check_sizes, verify_checkpoint, verify_published
 from eventloop.state.keys import NEEDED
+from eventloop.temporary.leftovers import is_alive, leftovers
+from eventloop.temporary.names import process_of
 from eventloop.util.errors import CheckpointError
-from eventloop.util.temporary_names import process_of
 
 
 class Item(msgspec.Struct, kw_only=True):

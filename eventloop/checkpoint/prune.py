@@ -16,8 +16,8 @@ import msgspec
 
 from eventloop.checkpoint.commit import remove_checkpoint
 from eventloop.checkpoint.disk import DISK
-from eventloop.checkpoint.leftovers import is_alive
 from eventloop.checkpoint.listing import Stock, list_leftovers
+from eventloop.temporary.leftovers import is_alive
 
 
 class Plan(msgspec.Struct):

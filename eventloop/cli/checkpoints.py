@@ -79,7 +79,7 @@ def _check_something(stock: Stock) -> None:
     """Refuse a directory that holds no checkpoints, damaged checkpoints or leftovers of saves."""
     from eventloop.checkpoint.commit import MANIFEST
     from eventloop.checkpoint.directory import find_checkpoints
-    from eventloop.checkpoint.leftovers import leftovers
+    from eventloop.temporary.leftovers import leftovers
 
     run = stock.directory
     if (run / MANIFEST).is_file():

@@ -31,7 +31,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.ownership.taking import owning
-from eventloop.registry import WRITERS
+from eventloop.registry import WRITERS, find_class
 
 REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"
 FOLDER = "replay"
@@ -305,12 +305,9 @@ def into_writers(
     Args:
         reader: yields the events.
         writers: are opened here.
-        work_dir: the directory for the writers' files.
+        work_dir: the directory for the writers' files; WorkDirInUseError is raised if a live run owns it.
         closing: closes the writers, and gives the directory back, when the caller leaves it.
         note: called after each write, with the sequence number of the last event in it.
-
-    Raises:
-        WorkDirInUseError: a live run owns the directory.
     """
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
@@ -342,8 +339,7 @@ def into_writers(
 
 def _writes_files(writers: list[Sink]) -> bool:
     """Return whether a writer may write files: not if all of them are console writers."""
-    console = WRITERS.find("ConsoleWriter")
-    return not all(isinstance(console, type) and isinstance(writer, console) for writer in writers)
+    return any(not isinstance(writer, find_class("ConsoleWriter")) for writer in writers)
 
 
 def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:

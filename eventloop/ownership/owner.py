@@ -14,8 +14,8 @@ from time import sleep
 import msgspec
 
 from eventloop.ownership.records import Record, State, read_record, records_in
-from eventloop.util.process_identity import lives, this_process
-from eventloop.util.temporary_names import directory_time
+from eventloop.temporary.names import directory_time
+from eventloop.temporary.process_identity import lives, this_process
 
 SILENT_SECONDS = 30.0
 """Seconds without a sign of life after which a run elsewhere counts as dead."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 import msgspec
 
-from eventloop.util.process_identity import Process, this_process
+from eventloop.temporary.process_identity import Process, this_process
 
 State = Literal["claiming", "training", "evaluating", "pruning", "replaying", "ending"]
 """What an owner does in its directory; one that is claiming it may not become the owner."""

@@ -14,12 +14,12 @@ from typing import Protocol
 import torch.distributed as dist
 
 from eventloop.checkpoint.directory import scan
-from eventloop.checkpoint.leftovers import remove_dead
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
 from eventloop.ownership.taking import await_end, take
 from eventloop.state.exchange import has_other_ranks, of_rank_0
+from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
 
 logger = logging.getLogger("eventloop")

@@ -12,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from time import monotonic, sleep
 
-from eventloop.checkpoint.leftovers import running_saves
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import Owner, owners_in, read_owner
 from eventloop.ownership.records import Record, State, create_record, new_path
+from eventloop.temporary.leftovers import running_saves
+from eventloop.temporary.names import process_of
+from eventloop.temporary.process_identity import this_process
 from eventloop.util.errors import WorkDirInUseError
-from eventloop.util.process_identity import this_process
-from eventloop.util.temporary_names import process_of
 
 logger = logging.getLogger("eventloop")
 

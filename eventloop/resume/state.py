@@ -100,11 +100,6 @@ class TrainerState:
         self._directories.append(Anchored(directory))
         self._watched += watched
 
-    def forget_directories(self) -> None:
-        """Forget the directories of `saves_in`, before a trainer moves to another work_dir."""
-        self._directories.clear()
-        self._watched.clear()
-
     @property
     def directories(self) -> list[Path]:
         """Return the directories with the run's checkpoints, `checkpoint_dir` first."""
@@ -361,7 +356,6 @@ class TrainerState:
                 f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
                 "in their order, or call load_checkpoint(path), which loads the weights alone"
             )
-
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 

@@ -486,7 +486,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.state.settings.note()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
-        self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
+        if not self.fast_dev_run:  # its directory is new
+            self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
         self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = False

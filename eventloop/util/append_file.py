@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
-from eventloop.util.temporary_names import temporary_path
+from eventloop.temporary.names import temporary_path
 
 logger = logging.getLogger("eventloop")
 

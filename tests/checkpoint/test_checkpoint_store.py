@@ -17,9 +17,9 @@ import torch
 from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD, commit, remove_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import verify_checkpoint
+from eventloop.temporary.leftovers import leftovers
 from tests.support.recording_disk import RecordingDisk
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

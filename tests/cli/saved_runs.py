@@ -11,9 +11,9 @@ from typing import Any
 from eventloop import cli
 from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.disk import Disk
-from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.manifest import Label
-from eventloop.util.temporary_names import temporary_path
+from eventloop.temporary.leftovers import leftovers
+from eventloop.temporary.names import temporary_path
 from tests.checkpoints import with_pid
 from tests.cli.conftest import ENVIRONMENT
 from tests.forked import Forked

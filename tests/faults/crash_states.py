@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import remove_replaced
 from eventloop.checkpoint.directory import scan
-from eventloop.checkpoint.leftovers import leftovers, remove_dead
 from eventloop.checkpoint.manifest import Label
+from eventloop.temporary.leftovers import leftovers, remove_dead
 from tests.checkpoints import orphan
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed

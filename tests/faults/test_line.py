@@ -10,8 +10,8 @@ import pytest
 
 from eventloop.checkpoint import load_newest
 from eventloop.checkpoint.directory import go_back, scan
-from eventloop.checkpoint.leftovers import leftovers, remove_dead
 from eventloop.checkpoint.lineage import read_steps_back
+from eventloop.temporary.leftovers import leftovers, remove_dead
 from tests.checkpoints import orphan
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values

@@ -15,10 +15,10 @@ import torch
 
 from eventloop.checkpoint import find_checkpoints, load_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.leftovers import leftovers
 from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
+from eventloop.temporary.leftovers import leftovers
 from eventloop.training.trainer import Trainer
 from tests.support.saving import Writes
 

@@ -23,7 +23,8 @@ if slow := options.get("slow_sync"):
     import eventloop.checkpoint.disk as disk
     sync = disk.Disk.sync
     def delayed(self, file):
-        if Path(str(file.name)).name == "state.pth":
+        path = Path(str(file.name))
+        if path.name == "state.pth" and path.parent.name.startswith(".iter_"):  # not the best one, which is awaited
             time.sleep(slow)
         sync(self, file)
     disk.Disk.sync = delayed
@@ -156,7 +157,7 @@ def contents(directory: Path) -> dict[str, str]:
 def steps(run: Path) -> list[tuple[str, int]]:
     """Return the mode and step of each line of losses and scores in the file of lines."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [(line["mode"], line["step"]) for line in lines if "step" in line]
+    return [(line["mode"], line["step"]) for line in lines if "event" not in line]
 
 
 KILL = signal.SIGKILL

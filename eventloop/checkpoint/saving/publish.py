@@ -18,9 +18,9 @@ from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, req
 from eventloop.checkpoint.store import load_checkpoint
 from eventloop.checkpoint.weights import unwrap
 from eventloop.state.keys import NEEDED
+from eventloop.temporary.names import temporary_path
 from eventloop.util.checks import check_choice, strings
 from eventloop.util.errors import CheckpointError
-from eventloop.util.temporary_names import temporary_path
 
 PublishedFormat = Literal["pth", "safetensors"]
 

@@ -23,7 +23,6 @@ from typing import Any
 
 from eventloop.checkpoint.commit import Outcome, Save, commit
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.leftovers import remove_unfinished
 from eventloop.checkpoint.saving.saver_client import (
     Job,
     ProcessGoneError,
@@ -35,6 +34,7 @@ from eventloop.checkpoint.saving.saver_thread import SaverThread
 from eventloop.checkpoint.saving.snapshot import Packed, Snapshot
 from eventloop.checkpoint.serialize import serialize
 from eventloop.state.tensors import bytes_of, tensors_of
+from eventloop.temporary.leftovers import remove_unfinished
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
 

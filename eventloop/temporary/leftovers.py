@@ -1,7 +1,7 @@
 """Find and remove what killed saves have left: temporary files and directories whose process has ended.
 
 A training looks for them when it begins, and each save once it is durable. Which process writes a path is in
-its name: `eventloop.util.temporary_names`. The saver's process runs this module, so it imports only the
+its name: `eventloop.temporary.names`. The saver's process runs this module, so it imports only the
 standard library.
 """
 
@@ -11,9 +11,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from eventloop.checkpoint.disk import DISK
-from eventloop.util.process_identity import this_process
-from eventloop.util.temporary_names import directory_time, process_of
+from eventloop.temporary.names import directory_time, process_of
+from eventloop.temporary.process_identity import this_process
 
 ABANDONED_SECONDS = 3600.0
 """Seconds without a write after which a save on another machine, or of an earlier version, counts as dead."""
@@ -71,7 +70,7 @@ def remove_dead(directory: Path, *, owned: bool = False) -> None:
     for left in leftovers(directory):
         with suppress(OSError):
             if not is_alive(left, owned=owned):
-                DISK.remove(left)
+                remove(left)
 
 
 def remove_unfinished(path: Path, process: int) -> None:
@@ -79,7 +78,21 @@ def remove_unfinished(path: Path, process: int) -> None:
     for left in leftovers(path.parent, process):
         if left.name.startswith(f".{path.name}."):
             with suppress(OSError):
-                DISK.remove(left)
+                remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a temporary file, or a directory with its contents.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        from shutil import rmtree  # 4 ms of the start of the saver's process
+
+        rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _last_write(path: Path) -> float:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint import save_checkpoint
-from eventloop.checkpoint.leftovers import is_alive, leftovers, remove_dead, running_saves
-from eventloop.util.process_identity import this_process
+from eventloop.temporary.leftovers import is_alive, leftovers, remove_dead, running_saves
+from eventloop.temporary.process_identity import this_process
 from tests.cli.saved_runs import checkpoints
 from tests.support.trainers import build_trainer
 

@@ -11,20 +11,18 @@ from time import time
 
 import pytest
 
-from eventloop.util import process_identity
-from eventloop.util.process_identity import Process, has_number, lives, this_process
-from eventloop.util.temporary_names import directory_time, process_of, temporary_path
+from eventloop.temporary import process_identity
+from eventloop.temporary.names import directory_time, process_of, temporary_path
+from eventloop.temporary.process_identity import Process, has_number, lives, this_process
 
-PRINTS = (
-    "from eventloop.util.process_identity import this_process; print(*this_process(), flush=True); input()"
-)
+PRINTS = "from eventloop.temporary.process_identity import this_process; print(*this_process(), flush=True); input()"
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
 @pytest.fixture
 def no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A system without /proc."""
-    monkeypatch.setattr("eventloop.util.process_identity.PROC", tmp_path / "proc")
+    monkeypatch.setattr("eventloop.temporary.process_identity.PROC", tmp_path / "proc")
     process_identity._identity.cache_clear()
     yield
     process_identity._identity.cache_clear()

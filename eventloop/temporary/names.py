@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.util.process_identity import Process, has_number, lives, this_process
+from eventloop.temporary.process_identity import Process, has_number, lives, this_process
 
 _NAME = re.compile(r"^\..+\.(?P<pid>\d{1,19})(-(?P<place>[0-9a-f]{12})-(?P<start>\d{1,20}))?-\d+\.(tmp|old)$")
 _numbers = itertools.count(1)
