@@ -257,7 +257,7 @@ def _move(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
     """Give a trainer a new directory beside its own, which another live run owns, and log that."""
     own = trainer.work_dir
     try:
-        trainer.work_dir = free_directory(own.with_name(f"{own.name}-2"))
+        trainer.work_dir = free_directory(own)  # which exists, so the new one has a number
     except OSError:
         trainer.work_dir = Path(tempfile.mkdtemp(prefix="eventloop-"))
     trainer.checkpoint_dir = trainer.work_dir

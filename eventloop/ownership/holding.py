@@ -102,7 +102,7 @@ class Heartbeat:
 
     def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
-        self._told = False
+        self._told = self._ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
         thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
         self._thread: threading.Thread | None = thread
@@ -113,7 +113,8 @@ class Heartbeat:
 
     def ending(self) -> None:
         """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
-        if self._process == os.getpid():
+        if self._process == os.getpid() and not self._ends:
+            self._ends = True
             self._words.put("ending")
 
     def end(self) -> None:

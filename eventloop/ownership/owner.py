@@ -113,8 +113,11 @@ def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
 
 
 def _is_heard(directory: Path, touched: int) -> bool | None:
-    """Return False if the owner has been silent for too long, else None: it may have died just now."""
-    return False if directory_time(directory) - touched / 1e9 > SILENT_SECONDS else None
+    """Return False if the owner has been silent for too long, else None: it may have died just now.
+
+    A time in the future is not of this clock, so it is no sign of life either.
+    """
+    return False if abs(directory_time(directory) - touched / 1e9) > SILENT_SECONDS else None
 
 
 def _is_copied(path: Path, record: Record) -> bool:

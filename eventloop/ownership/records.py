@@ -106,7 +106,7 @@ def write_record(path: Path, record: Record) -> None:
         FileNotFoundError: another owner has removed the file.
         OSError: the file cannot be written.
     """
-    descriptor = os.open(path, os.O_WRONLY)
+    descriptor = os.open(path, os.O_WRONLY | getattr(os, "O_NOFOLLOW", 0))
     try:
         os.write(descriptor, _encode(record))
     finally:

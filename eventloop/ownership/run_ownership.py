@@ -7,13 +7,16 @@ is raised on all of them.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
 import torch.distributed as dist
 
+from eventloop.bus import Bus
 from eventloop.checkpoint.directory import scan
+from eventloop.events import Event
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
@@ -23,6 +26,10 @@ from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
 
 logger = logging.getLogger("eventloop")
+
+
+class _DiscardedError(Exception):
+    """Events are discarded that were held back."""
 
 
 class SavesIn(Protocol):
@@ -175,6 +182,17 @@ class RunOwnership:
             with suppress(OSError):  # a directory that cannot be read
                 await_end(self._directories())
         return self._last_sequence()
+
+    @contextmanager
+    def holding(self, bus: Bus, event: type[Event]) -> Iterator[None]:
+        """Hold back events of a type from background subscribers until the block ends, as `Bus.holding` does.
+
+        If another live run owns the work_dir, they are discarded: writers would write them into its files.
+        """
+        with suppress(_DiscardedError), bus.holding(event):
+            yield
+            if not self.may_write:
+                raise _DiscardedError
 
     def resumed_from(self, path: Path, newest: int) -> None:
         """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""

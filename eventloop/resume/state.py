@@ -171,7 +171,7 @@ class TrainerState:
         newest = trainer.ownership.look()
         found, checkpoint = self._find(path, check_usable)
         with Rollback(found) as rollback:
-            with trainer.bus.holding(AfterLoadCheckpoint):  # a refused checkpoint emits nothing
+            with trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):  # a refused one emits nothing
                 checkpoint = self._announce(found, checkpoint)
                 steps, changes, lines = self._load(found, checkpoint, changed, rollback)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
@@ -321,7 +321,7 @@ class TrainerState:
         """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
         self._trainer.copying.join()
         place, checkpoint = self._find(path, None)
-        with self._trainer.bus.holding(AfterLoadCheckpoint):
+        with self._trainer.ownership.holding(self._trainer.bus, AfterLoadCheckpoint):
             checkpoint = self._announce(place, checkpoint)
             load_model_state(
                 unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)

@@ -148,6 +148,7 @@ class RunScope(Scope):
         if not self._outermost:
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
+        trainer.ownership.ending()
         closes = error is not None or trainer.ends_program
         try:
             text = None if error is None else error_text(error)

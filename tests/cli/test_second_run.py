@@ -16,9 +16,9 @@ from tests.support.process_support import until
 
 def stopped(first: Training, run: Path) -> dict[str, str]:
     """Let a training own its directory and stand still; return the hashes of its files."""
-    first.until("holding")
+    first.reach("holding")
     until((run / "iter_10").exists)
-    first.send(signal.SIGSTOP)
+    first.stand_still()
     return contents(run)
 
 

@@ -56,11 +56,12 @@ def test_an_owner_dies_with_its_process(run: Path) -> None:
         assert (owner.state, owner.lives) == ("training", False)
 
 
-@pytest.mark.parametrize(("age", "lives"), [(0.0, None), (20.0, None), (31.0, False)])
+@pytest.mark.parametrize(("age", "lives"), [(0.0, None), (20.0, None), (31.0, False), (-60.0, False)])
 def test_an_owner_elsewhere_lives_by_its_heartbeat(
     run: Path, forge: Forge, age: float, lives: bool | None
 ) -> None:
-    """After thirty seconds of silence it is dead; before, it may have died just now."""
+    """After thirty seconds of silence it is dead; before, it may have died just now. A time in the future is no sign of
+    life."""
     forge(age)
 
     owner = read_owner(run)

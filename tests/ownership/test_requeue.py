@@ -41,7 +41,7 @@ def test_the_successor_waits_for_the_final_checkpoint(tmp_path: Path, resume: bo
         training(run, iters=30, holds=[7], interval=100, thread=True, slow_sync=SLOW) as first,
         training(run, iters=30, interval=100, resume=resume) as second,
     ):
-        first.until("holding")
+        first.reach("holding")
         assert second.said() == "ready"
         first.send(signal.SIGTERM)
         until(lambda: state_of(run) == "ending")
@@ -67,7 +67,7 @@ def test_the_successor_waits_for_a_saver_that_outlived_its_run(tmp_path: Path) -
         training(run, iters=30, holds=[8], interval=7) as first,
         training(run, iters=30, interval=7, resume=True) as second,
     ):
-        first.until("holding")
+        first.reach("holding")
         until((run / "iter_7").exists)  # its saver's process is there now
         first.send(KILL)
         first.process.wait()
@@ -83,7 +83,7 @@ def test_another_run_between_resume_and_train(tmp_path: Path) -> None:
         training(run, iters=20, resume=True, between=True) as second,
         training(run, iters=15, resume=True) as first,
     ):
-        second.until("resumed")
+        second.reach("resumed")
         assert first.run() == {"resumed": "iter_10", "trained": 15}
         second.go()
         refused = second.run()["refused"]
@@ -127,7 +127,7 @@ def test_the_wait_ends_with_the_predecessor(tmp_path: Path) -> None:
         training(run, iters=30, holds=[7], interval=100, thread=True, slow_sync=100.0) as first,
         training(run, iters=30, interval=100) as second,
     ):
-        first.until("holding")
+        first.reach("holding")
         assert second.said() == "ready"
         first.send(signal.SIGTERM)
         first.go()

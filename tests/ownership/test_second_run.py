@@ -20,6 +20,7 @@ from eventloop.ownership.records import records_in
 from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter
 from tests.ownership.conftest import ELSEWHERE
 from tests.ownership.trainings import KILL, alive, contents, steps, training
+from tests.ranks import run_ranks
 from tests.support.process_support import until
 from tests.support.trainers import batches, build_trainer
 
@@ -69,9 +70,9 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
     """It is refused before it has written a byte, also with `resume`, and the first one goes on."""
     run = tmp_path / "run"
     with training(run, holds=[12]) as first:
-        first.until("holding")
+        first.reach("holding")
         until((run / "iter_10").exists)
-        first.send(signal.SIGSTOP)  # so that its writers write nothing meanwhile
+        first.stand_still()
         before = contents(run)
         for options in ({}, {"resume": True}):
             with training(run, **options) as second:
@@ -88,7 +89,7 @@ def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
     """Also while its process is a zombie; the new run resumes what the killed one has saved."""
     run = tmp_path / "run"
     with training(run, holds=[12]) as first, training(run, resume=True) as second:
-        first.until("holding")
+        first.reach("holding")
         until((run / "iter_10").exists)
         first.send(KILL)
         assert second.run() == {"resumed": "iter_10", "trained": 20}
@@ -204,9 +205,9 @@ def test_an_evaluation_beside_a_training(tmp_path: Path) -> None:
     """It looks at checkpoints and writes nothing; with a writer of files it is refused."""
     run = tmp_path / "run"
     with training(run, holds=[12]) as first:
-        first.until("holding")
+        first.reach("holding")
         until((run / "iter_10").exists)
-        first.send(signal.SIGSTOP)
+        first.stand_still()
         before = contents(run)
         for writers in ([], [ConsoleWriter()]):
             trainer = build_trainer(run, test_loader=batches(2), val_loader=batches(2), writers=writers)
@@ -275,3 +276,39 @@ def test_alive_helper_is_refused_by_name(tmp_path: Path) -> None:
             f"{run} is in use: process {first.process.pid} on {owner.host} owns it since {owner.since}, and is "
             "training: wait until it has ended, or end it, or give this run a directory of its own (work_dir=)"
         )
+
+
+RANKS = """
+import json, sys
+import torch, torch.distributed as dist
+from eventloop.ownership import WorkDirInUseError
+from tests.support.trainers import build_trainer
+
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+said = []
+for name in ("run", "free"):
+    try:
+        build_trainer(name, max_epochs=1).train()
+    except WorkDirInUseError as error:
+        said.append(str(error))
+    else:
+        said.append("trained")
+print(json.dumps(said))
+dist.destroy_process_group()
+"""
+
+
+def test_all_ranks_are_refused(tmp_path: Path) -> None:
+    """Rank 0 finds the owner, and the error is raised on every rank; then they train together elsewhere."""
+    loop = (trainer := build_trainer(tmp_path / "run")).epochs()
+    next(loop)
+
+    said = run_ranks(RANKS, tmp_path)
+
+    assert said[0] == said[1]
+    refused, trained = said[0]
+    assert f"run is in use: process {os.getpid()} on " in refused
+    assert trained == "trained"
+    assert read_owner(tmp_path / "free") is None
+    trainer.close()

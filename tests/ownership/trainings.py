@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.forked import ROOT, Forked
+from tests.support.process_support import until
 
 PROGRAM = """
 import json, os, sys, time
@@ -93,7 +94,7 @@ class Training:
         assert line, self.end()[1]
         return json.loads(line) if line.startswith("{") else line.strip()
 
-    def until(self, word: str) -> None:
+    def reach(self, word: str) -> None:
         """Read up to the line in which it says that it waits."""
         while (said := self.said()) != word:
             assert isinstance(said, dict) or said == "ready"
@@ -109,6 +110,13 @@ class Training:
     def send(self, signum: int) -> None:
         """Send it a signal."""
         os.kill(self.process.pid, signum)
+
+    def stand_still(self) -> None:
+        """Stop it as Ctrl-Z does, so that its writers write nothing, and wait until it stands."""
+        self.send(signal.SIGSTOP)
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        if stat.exists():
+            until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T")
 
     def end(self) -> tuple[str, str]:
         """Let it end, and return what else it says, on both streams."""
@@ -141,7 +149,7 @@ def training(run: Path, iters: int = 20, **options: Any) -> Iterator[Training]:
 def alive(run: Path, **options: Any) -> Iterator[Training]:
     """A training that holds after its second iteration, with its directory its own."""
     with training(run, holds=[2], **options) as one:
-        one.until("holding")
+        one.reach("holding")
         yield one
 
 
