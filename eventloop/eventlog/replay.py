@@ -31,7 +31,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.ownership.taking import owning
-from eventloop.registry import WRITERS, find_class
+from eventloop.registry import WRITERS
 
 REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"
 FOLDER = "replay"
@@ -339,7 +339,8 @@ def into_writers(
 
 def _writes_files(writers: list[Sink]) -> bool:
     """Return whether a writer may write files: not if all of them are console writers."""
-    return any(not isinstance(writer, find_class("ConsoleWriter")) for writer in writers)
+    console: Any = WRITERS.find("ConsoleWriter")
+    return not all(isinstance(writer, console) for writer in writers)
 
 
 def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:

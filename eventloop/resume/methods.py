@@ -22,6 +22,9 @@ class Resumable:
 
         trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
 
+        If another run is ending in the run's directories, as after a signal, this waits for its last
+        checkpoint, up to two minutes. `train` is refused if another run saves there after this call.
+
         Args:
             path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
                 regular one rather than the best one), "best" for its best checkpoint (by the first metric of

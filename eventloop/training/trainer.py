@@ -109,8 +109,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go
             without.
-        work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
-            relative to the current directory, also if the program changes that later.
+        work_dir: directory of the run's files, which one live run owns; by default a new one under runs/. A
+            relative path is relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
             are modules; by default all stay where they are.
             "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.

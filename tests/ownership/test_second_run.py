@@ -86,12 +86,13 @@ def test_a_second_run_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_is_followed_at_once(tmp_path: Path) -> None:
-    """Also while its process is a zombie; the new run resumes what the killed one has saved."""
+    """The new run resumes what the killed one has saved."""
     run = tmp_path / "run"
     with training(run, holds=[12]) as first, training(run, resume=True) as second:
         first.reach("holding")
         until((run / "iter_10").exists)
         first.send(KILL)
+        first.process.wait()
         assert second.run() == {"resumed": "iter_10", "trained": 20}
     assert read_owner(run) is None
     assert max(step for _, step in steps(run)) == 20
@@ -312,3 +313,19 @@ def test_all_ranks_are_refused(tmp_path: Path) -> None:
     assert trained == "trained"
     assert read_owner(tmp_path / "free") is None
     trainer.close()
+
+
+def test_a_directory_that_is_renamed_under_a_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One line says so; what is saved later is in a new directory of the old name, which the run owns."""
+    run = tmp_path / "run"
+    trainer = build_trainer(run, hooks=[CheckpointHook(1)])
+
+    @trainer.bus.on("after_train_epoch", once=True, priority=0)
+    def rename(event: Event) -> None:
+        run.rename(tmp_path / "renamed")
+
+    trainer.train()
+
+    assert caplog.text.count(f"{run} was renamed or removed while a run writes there") == 1
+    assert (run / "epoch_2").is_dir()
+    assert read_owner(run) is None
