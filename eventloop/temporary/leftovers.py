@@ -51,7 +51,7 @@ def is_alive(path: Path, *, owned: bool = False) -> bool:
         return False
     if life is None:
         limit = SILENT_SECONDS if owned else ABANDONED_SECONDS
-        return directory_time(path.parent) - _last_write(path) < limit
+        return abs(directory_time(path.parent) - _last_write(path)) < limit
     return True
 
 
