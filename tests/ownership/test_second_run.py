@@ -108,6 +108,7 @@ def test_two_in_one_process(tmp_path: Path) -> None:
     first, second = a_trainer(run), a_trainer(run)
     loop = first.epochs()
     next(loop)
+    first.bus.flush()
     before = contents(run)
     with pytest.raises(
         WorkDirInUseError, match=r"another run of this process .*trainer.close\(\) ends a loop"
