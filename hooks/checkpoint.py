@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from eventloop.checkpoint.prune import remove_dead
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.retention.retention import Replaced, Retention, Values
@@ -221,10 +220,9 @@ class CheckpointHook(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Inspect the checkpoint directory, and begin to compare the scores of validations.
 
-        Files of saves that were killed are removed, and a run that went back to an earlier checkpoint is
-        recorded. A warning is logged when this run would save among another run's files. A validation that an
-        earlier handler of this event ran counts too, as does the one after which a resumed checkpoint was
-        saved.
+        A run that went back to an earlier checkpoint is recorded. A warning is logged when this run would
+        save among another run's files. A validation that an earlier handler of this event ran counts too, as
+        does the one after which a resumed checkpoint was saved.
         """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
@@ -244,7 +242,6 @@ class CheckpointHook(Hook):
         self._save_validated(trainer)
 
     def _inspect_directory(self, trainer: Trainer) -> None:
-        remove_dead(self.directory)
         found = self.retention.scan_directory(self.directory)
         resumed_here = trainer.state.resumed_from is not None and trainer.state.resumed_from in {
             path.absolute() for path in found.manifests
@@ -395,6 +392,8 @@ class CheckpointHook(Hook):
         if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)
             self.saves.skip(trainer, path)
+        elif trainer.rank == 0 and trainer.ownership.lost:  # the directory is another run's by now
+            self.retention.failed(name)
         elif trainer.rank == 0:
             sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
             job = Job(

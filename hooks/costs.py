@@ -167,6 +167,8 @@ def _check_seconds(name: str, value: object) -> None:
 
 
 def _try_to_write(trainer: Trainer, costs: RunCosts) -> None:
+    if not trainer.ownership.may_write:  # an evaluation beside another run's training
+        return
     try:
         if costs.phases.iterations or not _has_iterations(trainer.work_dir, costs.rank):
             write_costs(trainer.work_dir, costs)

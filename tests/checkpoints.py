@@ -8,6 +8,7 @@ from typing import Any
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.temporary.leftovers import leftovers
 
 
 def rewrite(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
@@ -17,3 +18,18 @@ def rewrite(path: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
     label = Label(sequence=manifest.sequence, best=manifest.best, metrics=manifest.metrics)
     save_checkpoint(state, path, label)
     return path
+
+
+NOBODY = 2**22 + 1
+"""A process id that Linux never gives."""
+
+
+def orphan(directory: Path) -> list[Path]:
+    """Give what this process has left in a directory the names that a process that has ended would have given."""
+    return [path.rename(with_pid(path, NOBODY)) for path in leftovers(directory)]
+
+
+def with_pid(path: Path, pid: int) -> Path:
+    """Return a temporary name with another process id in it."""
+    stem, process, why = path.name.rsplit(".", 2)
+    return path.with_name(f"{stem}.{pid}{process[len(process.partition('-')[0]) :]}.{why}")

@@ -15,6 +15,7 @@ PUBLIC_MODULES = (
     "eventloop.writers",
     "eventloop.metrics",
     "eventloop.checkpoint",
+    "eventloop.ownership",
     "eventloop.optim",
     "eventloop.optim.schedulers",
     "eventloop.registry",

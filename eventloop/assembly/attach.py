@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import tempfile
 import time
@@ -23,6 +22,7 @@ from eventloop.events.run import CurrentRun, Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.state.exchange import decided_by_rank_0, raised_together
+from eventloop.temporary.names import temporary_path
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
@@ -91,16 +91,10 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
         _open_directory(path)
         return path
     with raised_together("creating the directory of the run"):  # also on a rank that sees another disk
-        path = decided_by_rank_0(lambda: _new_directory(path))
+        with _naming(path):
+            path = free_directory(path / time.strftime("%Y%m%d_%H%M%S"))
         _open_directory(path)
     return path
-
-
-def _new_directory(parent: Path) -> Path:
-    """Create a directory named by the time."""
-    path = parent / time.strftime("%Y%m%d_%H%M%S")
-    with _naming(path):
-        return _make_free(path)
 
 
 def _open_directory(path: Path) -> None:
@@ -109,7 +103,7 @@ def _open_directory(path: Path) -> None:
         if path.is_file():
             raise FileExistsError(errno.EEXIST, "it is a file")
         path.mkdir(parents=True, exist_ok=True)
-        probe = path / f".probe.{os.getpid()}"
+        probe = temporary_path(path / "probe", "tmp")
         probe.touch()
         probe.unlink(missing_ok=True)
 
@@ -122,6 +116,11 @@ def _naming(path: Path) -> Iterator[None]:
         raise type(error)(
             error.errno, f"work_dir {str(path)!r} cannot be written: {error.strerror or error}"
         ) from error
+
+
+def free_directory(path: Path) -> Path:
+    """Create a directory, the same one for all ranks; while its name is taken, with a number after it."""
+    return decided_by_rank_0(lambda: _make_free(path))
 
 
 def _make_free(path: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import signal
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
@@ -17,6 +19,7 @@ from eventloop.assembly.attach import (
     check_bus_owners,
     check_owner,
     check_writers,
+    free_directory,
 )
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.foreign import Foreign
@@ -26,14 +29,19 @@ from eventloop.checkpoint.weights import unwrap
 from eventloop.data.plain_values import plain
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.events.catalogue import find_event
+from eventloop.hooks.checkpoint import CheckpointHook
 from eventloop.hooks.hook import check_events
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
 from eventloop.resume.hook_states import load_hooks, log_mismatches
+from eventloop.resume.state import TrainerState
 from eventloop.state.rollback import Rollback
 from eventloop.stops.signals import StopSignals
 from eventloop.util.checks import check_bools, check_path
+from eventloop.util.errors import WorkDirInUseError
+
+logger = logging.getLogger("eventloop")
 
 
 class HasRide:
@@ -170,7 +178,11 @@ class Ride:
         trainer.iter = trainer.metrics.iter = iter
         trainer.epoch = trainer.metrics.epoch = epoch
         self._load_states(trainer)
-        trainer.begin_run(training=training)
+        try:
+            trainer.begin_run(training=training)
+        except WorkDirInUseError as error:
+            _move(trainer, error)
+            trainer.begin_run(training=training)
         return trainer
 
     def state_dict(self) -> dict[str, Any]:
@@ -239,6 +251,21 @@ class Ride:
             finally:
                 self.bus.close()
                 self.ended(self.trainer)
+
+
+def _move(trainer: DrivenTrainer, error: WorkDirInUseError) -> None:
+    """Give a trainer a new directory beside its own, which another live run owns, and log that."""
+    own = trainer.work_dir
+    try:
+        trainer.work_dir = free_directory(own)  # which exists, so the new one has a number
+    except OSError:
+        trainer.work_dir = Path(tempfile.mkdtemp(prefix="eventloop-"))
+    trainer.checkpoint_dir = trainer.work_dir
+    trainer.state = TrainerState(trainer)
+    for hook in trainer.hooks:
+        if isinstance(hook, CheckpointHook):
+            hook.check(trainer)
+    logger.error("%s; this run of %s writes in %s instead", error, trainer.host, trainer.work_dir)
 
 
 def stop_at_sigterm(trainer: DrivenTrainer) -> None:

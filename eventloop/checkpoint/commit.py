@@ -19,7 +19,6 @@ import hashlib
 import itertools
 import mmap
 import os
-import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,13 +30,11 @@ from typing import NamedTuple
 
 from eventloop.checkpoint.archive import write_archive
 from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories, run_together
+from eventloop.temporary.leftovers import remove_dead
+from eventloop.temporary.names import temporary_path
 
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"
-under_way: set[str] = set()
-"""The names of the temporary directories that running saves of this process use."""
-_ASIDE = re.compile(r"^\..+\.(?P<process>\d+)-\d+\.(tmp|old)$")
-_numbers = itertools.count(1)
 
 
 class Mapped(NamedTuple):
@@ -198,6 +195,8 @@ def commit(
         for each in staged:
             each.attempt(lambda save: save.rename_replaced(own))
         warnings += own.finish() if removals is None else []
+        for folder in {save.path.parent for save in saves}:
+            remove_dead(folder)
     finally:  # also after a KeyboardInterrupt
         for each in staged:
             each.end()
@@ -261,7 +260,6 @@ class _Staged:
         """Write all files into a new directory; the manifest comes last, as it has the payload's hash."""
         make_directories(self.path.parent, self._disk)
         self._work = temporary_path(self.path, "tmp")
-        under_way.add(self._work.name)
         self._disk.make_directory(self._work)
         records = self._save.open_records()
         payload = self._write_file(PAYLOAD, lambda sink: write_archive(records, sink))
@@ -329,7 +327,6 @@ class _Staged:
             file.close()
         if self._work is None:
             return
-        under_way.discard(self._work.name)
         if self._at:
             return
         moved = self._name is not None and not self._work.exists()  # else another program has that name
@@ -361,32 +358,6 @@ def seal(manifest: bytes, files: dict[str, FileHash]) -> bytes:
 def sealed(field: str, body: bytes) -> bytes:
     """Return the bytes of a JSON file that has `body` under `field`, and its SHA-256 before it."""
     return b'{"sha256":"%s","%s":%s}' % (hashlib.sha256(body).hexdigest().encode(), field.encode(), body)
-
-
-def temporary_path(path: Path, why: str) -> Path:
-    """Return an unused hidden name in the folder of `path`, with this process's id in it.
-
-    In a container every run may have process id 1, so an existing name is skipped: a killed run may have left
-    it.
-
-    Args:
-        path: the final path of the checkpoint or file.
-        why: the suffix: "tmp" for new files and directories, "old" for those that are being removed.
-    """
-    names = (path.with_name(f".{path.name}.{os.getpid()}-{number}.{why}") for number in _numbers)
-    return next(name for name in names if not name.exists())
-
-
-def leftovers(directory: Path, process: int | None = None) -> list[Path]:
-    """Return the temporary paths of killed or running saves in a directory: of one process, or of all."""
-    found = [(p, writer_of(p)) for p in directory.glob(".*")]
-    return [p for p, writer in found if writer is not None and process in (None, writer)]
-
-
-def writer_of(path: Path) -> int | None:
-    """Return the process id in a name that `temporary_path` made; None for any other name."""
-    match = _ASIDE.match(path.name)
-    return int(match["process"]) if match else None
 
 
 def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, temporary_path
+from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.lineage import (
     LINE,
@@ -25,6 +25,7 @@ from eventloop.checkpoint.lineage import (
     write_steps_back,
 )
 from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.temporary.names import temporary_path
 from eventloop.util.errors import CheckpointError
 
 SUFFIXES = (".pth", ".pt", ".ckpt")

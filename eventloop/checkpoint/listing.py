@@ -16,11 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from eventloop.checkpoint.commit import leftovers, writer_of
 from eventloop.checkpoint.directory import Found, scan
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.verify import SAFETENSORS, check_sizes, verify_checkpoint, verify_published
 from eventloop.state.keys import NEEDED
+from eventloop.temporary.leftovers import is_alive, leftovers
+from eventloop.temporary.names import process_of
 from eventloop.util.errors import CheckpointError
 
 
@@ -77,8 +78,8 @@ class Leftover(msgspec.Struct):
     Attributes:
         name: the name in the directory.
         bytes: the size of all its files.
-        process: the id of the process that writes it.
-        alive: whether a process with that id exists now.
+        process: the id of the process that writes it, on the machine that it runs on.
+        alive: whether that process lives, or may still be writing on another machine.
     """
 
     name: str
@@ -109,13 +110,17 @@ class Stock:
     Sizes of files are compared at once. Contents are read and hashed on request, once. A checkpoint that a
     run removes or replaces in the meantime is dropped from the stock, and does not count as damaged.
 
+    Args:
+        directory: the directory.
+        owned: whether no other run lives in it; leftovers there are then of killed saves.
+
     Raises:
         OSError: the directory cannot be read.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, owned: bool = False) -> None:
         os.scandir(directory).close()  # raises; a glob ignores a directory that it may not read
-        self.directory = directory
+        self.directory, self.owned = directory, owned
         self.found = scan(directory)
         self.files = _single_files(directory, self.found)
         self._damage: dict[Path, str | None] = {}
@@ -181,7 +186,8 @@ class Stock:
         best = {metric: found.ranking(metric)[: found.best_kept(metric)] for metric in found.watched()}
         own = [path for path in self.found.paths if path in self.found.manifests]
         items = [self._item(path, best) for path in [*self.files, *own]]
-        return Inventory(str(self.directory), items, self.damaged(), list_leftovers(self.directory))
+        left = list_leftovers(self.directory, owned=self.owned)
+        return Inventory(str(self.directory), items, self.damaged(), left)
 
     def _item(self, path: Path, best: dict[str, list[Path]]) -> Item:
         manifest = self.found.manifests.get(path)
@@ -224,25 +230,18 @@ def _single_files(directory: Path, found: Found) -> list[Path]:
     return [path for _, _, path in sorted(timed)]
 
 
-def list_leftovers(directory: Path) -> list[Leftover]:
-    """Describe the temporary paths that killed or running saves have in a directory, sorted by name."""
-    found = [(path, writer_of(path)) for path in sorted(leftovers(directory))]
+def list_leftovers(directory: Path, *, owned: bool = False) -> list[Leftover]:
+    """Describe the temporary paths that killed or running saves have in a directory, sorted by name.
+
+    Args:
+        owned: whether this process owns the directory, so that no other run lives in it.
+    """
+    found = [(path, process_of(path)) for path in sorted(leftovers(directory))]
     return [
-        Leftover(path.name, _bytes_of(path), process, is_alive(process))
-        for path, process in found
-        if process is not None
+        Leftover(path.name, _bytes_of(path), writer.pid, is_alive(path, owned=owned))
+        for path, writer in found
+        if writer is not None
     ]
-
-
-def is_alive(process: int) -> bool:
-    """Return whether a process with this id, of any user, runs on this machine."""
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass
-    return True
 
 
 def _bytes_of(path: Path) -> int:

@@ -1,24 +1,23 @@
 """Remove superfluous checkpoints and the leftovers of killed saves from a directory.
 
 The command `eventloop checkpoints --prune` uses it: `make_plan` first, then `carry_out`. A checkpoint that is
-damaged, a link or a single file is never removed. `CheckpointHook` and the saver use `remove_dead` and
-`remove_unfinished`. This module imports no torch.
+damaged, a link or a single file is never removed. The caller owns the directory. This module imports no
+torch.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 import msgspec
 
-from eventloop.checkpoint.commit import leftovers, remove_checkpoint, under_way, writer_of
+from eventloop.checkpoint.commit import remove_checkpoint
 from eventloop.checkpoint.disk import DISK
-from eventloop.checkpoint.listing import Stock, is_alive, list_leftovers
+from eventloop.checkpoint.listing import Stock, list_leftovers
+from eventloop.temporary.leftovers import is_alive
 
 
 class Plan(msgspec.Struct):
@@ -49,7 +48,7 @@ def make_plan(stock: Stock, count: int) -> Plan:
         _whole(stock, (path for path in own if stock.could_be_whole(path) and not stock.missing(path)), 1)
     )
     rest = [path for path in reversed(own) if path not in keep and stock.could_be_whole(path)]
-    dead = [left.name for left in list_leftovers(stock.directory) if not left.alive]
+    dead = [left.name for left in list_leftovers(stock.directory, owned=stock.owned) if not left.alive]
     return Plan(
         keep=[path.name for path in reversed(own) if path in keep],
         remove=[path.name for path in rest] if keep else [],
@@ -83,39 +82,16 @@ def carry_out(stock: Stock, plan: Plan) -> list[str]:
             continue
         except OSError as error:
             failed.append(f"{path} was not removed: {error}")
-    return [*failed, *_remove_leftovers(stock.directory, plan.leftovers)]
+    return [*failed, *_remove_leftovers(stock, plan.leftovers)]
 
 
-def _remove_leftovers(directory: Path, names: Iterable[str]) -> list[str]:
+def _remove_leftovers(stock: Stock, names: Iterable[str]) -> list[str]:
     failed = []
-    for name in names:
-        process = writer_of(Path(name))
-        if process is None or is_alive(process):  # a new process may have the old id
+    for path in (stock.directory / name for name in names):
+        if is_alive(path, owned=stock.owned):  # of an earlier version, and a new process has the old id
             continue
         try:
-            DISK.remove(directory / name)
+            DISK.remove(path)
         except OSError as error:
-            failed.append(f"{directory / name} was not removed: {error}")
+            failed.append(f"{path} was not removed: {error}")
     return failed
-
-
-def remove_dead(directory: Path) -> None:
-    """Remove the leftovers of killed saves from a directory.
-
-    A leftover with this process's id belongs to an earlier run, because in a container each run may have the
-    same id, unless another trainer of this process is writing it.
-    """
-    for left in leftovers(directory):
-        writer = writer_of(left)
-        former = writer == os.getpid() and left.name not in under_way
-        if writer is not None and (former or not is_alive(writer)):
-            with suppress(OSError):
-                DISK.remove(left)
-
-
-def remove_unfinished(path: Path, process: int) -> None:
-    """Remove the incomplete files of one checkpoint that a process was writing."""
-    for left in leftovers(path.parent, process):
-        if left.name.startswith(f".{path.name}."):
-            with suppress(OSError):
-                DISK.remove(left)

@@ -8,14 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventloop.cli.output_file import failed, tell
+from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.terminal import at_least_one, say
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.checkpoint.listing import Stock
+    from eventloop.checkpoint.prune import Plan
 
 EXIT_CODES = (
     "exit codes: 0 done, 1 something is damaged or was not removed, 2 bad input (one line), 130 ended by "
-    "Ctrl-C. Prune on the machine of the run: only there the command can see whether a save is in progress."
+    "Ctrl-C. A run that is under way removes its own checkpoints, so nothing is pruned during it."
+)
+REMEDY = (
+    "prune once it has ended; a run keeps as many checkpoints as its CheckpointHook(max_keep_ckpts=...) says"
 )
 
 
@@ -44,10 +49,12 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; return its exit code."""
     try:
         stock = _stock(options)
+        if options.prune is not None:
+            _refuse_live_owner(options.run)
         if options.verify:
             stock.verify()
         return _list(options, stock) if options.prune is None else _prune(options, stock)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, WorkDirInUseError) as error:
         return failed(options, error, 2)
 
 
@@ -63,15 +70,16 @@ def _stock(options: argparse.Namespace) -> Stock:
         raise ValueError("--yes needs --prune N: without it nothing is removed")
     if not options.run.is_dir():
         raise ValueError(f"no directory at {options.run}: give the directory that holds the checkpoints")
-    stock = Stock(options.run)
+    stock = Stock(options.run, owned=options.prune is not None)
     _check_something(stock)
     return stock
 
 
 def _check_something(stock: Stock) -> None:
     """Refuse a directory that holds no checkpoints, damaged checkpoints or leftovers of saves."""
-    from eventloop.checkpoint.commit import MANIFEST, leftovers
+    from eventloop.checkpoint.commit import MANIFEST
     from eventloop.checkpoint.directory import find_checkpoints
+    from eventloop.temporary.leftovers import leftovers
 
     run = stock.directory
     if (run / MANIFEST).is_file():
@@ -96,7 +104,7 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
 
 def _prune(options: argparse.Namespace, stock: Stock) -> int:
     """Show the checkpoints to remove, ask for confirmation, remove them, and return the exit code."""
-    from eventloop.checkpoint.prune import carry_out, make_plan
+    from eventloop.checkpoint.prune import make_plan
     from eventloop.cli.listing_text import as_json, as_lines, plan_lines
 
     plan = make_plan(stock, options.prune)  # verifies what stays, so that the list names damaged checkpoints
@@ -106,12 +114,35 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
         say(shown)
     going = bool(plan.remove or plan.leftovers)
     agreed, code = _ask(options, shown) if going else (False, 0)
-    failed = carry_out(stock, plan) if agreed else []
+    failed = _carry_out(stock, plan) if agreed else []
     for reason in failed:
         tell(reason)
     if options.json:
         say(as_json(inventory, plan, removed=agreed, failed=failed))
     return code or (1 if inventory.damaged or failed or not plan.keep else 0)
+
+
+def _carry_out(stock: Stock, plan: Plan) -> list[str]:
+    """Remove what the plan lists as the owner of the directory; return a sentence for each failure."""
+    from eventloop.checkpoint.prune import carry_out
+    from eventloop.ownership.taking import owning
+
+    with owning(stock.directory, "pruning", REMEDY):
+        return carry_out(stock, plan)
+
+
+def _refuse_live_owner(run: Path) -> None:
+    """Refuse to prune the directory of a run that is under way.
+
+    Raises:
+        WorkDirInUseError: the directory has a live owner.
+    """
+    from eventloop.ownership import read_owner
+    from eventloop.ownership.taking import describe
+
+    owner = read_owner(run)
+    if owner is not None and owner.lives is not False:
+        raise WorkDirInUseError(f"{describe(owner)}: {REMEDY}")
 
 
 def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:

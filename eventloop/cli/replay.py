@@ -19,6 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventloop.cli.output_file import failed
+from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.formatting import on_a_line
 from eventloop.util.terminal import drop_output
 from eventloop.util.text import error_text
@@ -129,6 +130,8 @@ def _run(options: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader has left, as in `eventloop replay ... --to console | head`
         drop_output()
         return 0
+    except WorkDirInUseError as error:
+        return failed(options, error, 2)
     except OSError as error:
         return failed(options, error, 1)
     if report.empty:
@@ -239,7 +242,7 @@ def _where(job: Job, report: ReplayReport) -> Path | None:
     if job.made is not None:
         return job.made if job.made.exists() else None
     wrote = report.emitted and not _is_a("ConsoleWriter", job.writer)
-    return job.out if wrote and any(job.out.iterdir()) else None
+    return job.out if wrote and any(not path.name.startswith(".") for path in job.out.iterdir()) else None
 
 
 # --- input ------------------------------------------------------------------------------------------------

@@ -30,8 +30,10 @@ from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
+from eventloop.ownership.taking import owning
 from eventloop.registry import WRITERS
 
+REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"
 FOLDER = "replay"
 """The folder in the run's directory for the files of writers, separate from the run's own files."""
 BUS_BATCH = 256
@@ -161,6 +163,7 @@ def replay(
             `on_torn="raise"`.
         TypeError, ValueError: an unknown event, something that is neither a bus nor a writer, or a bad
             option; the default `work_dir` is a link, or a link in it leads out of it.
+        WorkDirInUseError: a live run owns `work_dir`.
         RuntimeError: the bus is closed, or was closed before it had delivered everything.
         Exception: any error of a handler or a writer.
     """
@@ -302,8 +305,8 @@ def into_writers(
     Args:
         reader: yields the events.
         writers: are opened here.
-        work_dir: the directory for the writers' files.
-        closing: closes the writers when the caller leaves it.
+        work_dir: the directory for the writers' files; WorkDirInUseError is raised if a live run owns it.
+        closing: closes the writers, and gives the directory back, when the caller leaves it.
         note: called after each write, with the sequence number of the last event in it.
     """
     wanted = [_types_of(writer) for writer in writers]
@@ -314,6 +317,8 @@ def into_writers(
     for records in reader.blocks():
         events = [record.event for record in records]
         if not opened:
+            if _writes_files(writers):
+                closing.enter_context(owning(work_dir, "replaying", REMEDY))
             work_dir.mkdir(parents=True, exist_ok=True)
             facts = _facts(reader.run, events, work_dir)
             for writer in writers:
@@ -330,6 +335,12 @@ def into_writers(
         for writer in writers:
             writer.flush()
     return emitted, not_taken
+
+
+def _writes_files(writers: list[Sink]) -> bool:
+    """Return whether a writer may write files: not if all of them are console writers."""
+    console: Any = WRITERS.find("ConsoleWriter")
+    return not all(isinstance(writer, console) for writer in writers)
 
 
 def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:

@@ -34,6 +34,7 @@ from eventloop.events.base import event_name, step_of
 from eventloop.events.run import CurrentRun, Run
 from eventloop.registry import WRITERS
 from eventloop.util.append_file import replacing
+from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.suggest import suggest
 from eventloop.util.surrogates import without_surrogates
 from eventloop.util.text import UnavailableError, error_text
@@ -188,11 +189,14 @@ class Delivery:
         """Deliver the events that are left, and remove the log.
 
         Raises:
+            WorkDirInUseError: a live run owns the directory.
             BaseException: an interrupt, or any error of the writer; then the log is kept.
         """
         reader, closing = _Rest(self._log, self.stored), ExitStack()
         try:
             counts = into_writers(reader, [self._writer], self._work_dir, closing, self._note)
+        except WorkDirInUseError:  # nothing has been written
+            raise
         except BaseException as error:
             self._stop(closing, error)
             raise

@@ -28,6 +28,9 @@ class Resumable:
         weights are loaded, their SHA-256 is compared over the ranks, which takes one hash of them on the CPU.
         An error of one rank is raised on all, with the rank and its host, and leaves all as they were.
 
+        If another run is ending in the run's directories, as after a signal, this waits for its last
+        checkpoint, up to two minutes. `train` is refused if another run saves there after this call.
+
         Args:
             path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
                 regular one rather than the best one), "best" for its best checkpoint (by the first metric of

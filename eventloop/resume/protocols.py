@@ -15,6 +15,7 @@ from eventloop.data.limits import Limits
 from eventloop.data.position import LoaderPosition
 from eventloop.events import Event
 from eventloop.metrics import EventStorage
+from eventloop.ownership.run_ownership import RunOwnership
 
 
 class EvaluationSchedule(Protocol):
@@ -35,6 +36,7 @@ class ResumableTrainer(Protocol):
     metrics: EventStorage
     position: LoaderPosition
     copying: Copying
+    ownership: RunOwnership
     autocast: Callable[[], AbstractContextManager[Any]]
     iter: int
     epoch: int

@@ -38,7 +38,7 @@ from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
-from eventloop.state.exchange import gather_on_rank_0, has_other_ranks, raised_together
+from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
 from eventloop.util.anchored_path import Anchored
@@ -172,16 +172,18 @@ class TrainerState:
         with raised_together("the resume"):
             check_changed(changed)
             trainer.copying.join()
+        newest = decided_by_rank_0(trainer.ownership.look)
         found, checkpoint = self._find(path, check_usable, together=True)
-        with Rollback(
-            found
-        ) as rollback:  # around the exchanges: an error of one rank leaves all as they were
-            with raised_together("the resume"), trainer.bus.holding(AfterLoadCheckpoint):
+        # around the exchanges, so that an error of one rank leaves all as they were
+        with Rollback(found) as rollback:
+            # a refused one emits nothing
+            with raised_together("the resume"), trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):
                 checkpoint = self._announce(found, checkpoint)
                 steps, changes, lines = self._load(found, checkpoint, changed, rollback)
             check_same_weights(_weights_of(checkpoint), found)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+        trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
         for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
             logger.warning("%s: %s", found, line)
@@ -315,7 +317,7 @@ class TrainerState:
         with Rollback(place) as rollback:
             with (
                 raised_together(what) if together else nullcontext(),
-                trainer.bus.holding(AfterLoadCheckpoint),
+                trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint),
             ):
                 checkpoint = self._announce(place, checkpoint)
                 load, strangers = prepare_model_state(
@@ -359,7 +361,6 @@ class TrainerState:
                 f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
                 "in their order, or call load_checkpoint(path), which loads the weights alone"
             )
-
         check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
         self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
 

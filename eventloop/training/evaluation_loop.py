@@ -33,13 +33,13 @@ class Evaluations(LoopTrainer):
     @knowing_calls
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics."""
-        with RunScope(self):
+        with RunScope(self, trains=False):
             return evaluate(self, "val")
 
     @knowing_calls
     def test(self) -> dict[str, float]:
         """Test once and return the metrics."""
-        with RunScope(self):
+        with RunScope(self, trains=False):
             return evaluate(self, "test")
 
     @knowing_calls
@@ -74,7 +74,7 @@ class Evaluations(LoopTrainer):
             RuntimeError: a writer did not receive all batches.
         """
         check_loader("loader", loader, may_be_empty=has_other_ranks())
-        with RunScope(self):
+        with RunScope(self, trains=False):
             return predict(self, loader, to)
 
     def predict_step(self, batch: Any) -> Any:

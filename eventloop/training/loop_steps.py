@@ -78,7 +78,7 @@ class LoopSteps(LoopTrainer):
             RuntimeError: a run of the trainer is already open.
         """
         self.refuse_within("begin_run")
-        self._enter("run", RunScope(self), *([TrainScope(self)] if training else []))
+        self._enter("run", RunScope(self, trains=training), *([TrainScope(self)] if training else []))
 
     def begin_epoch(self, length: int | None = None) -> None:
         """Begin an epoch: emit `before_train_epoch`.

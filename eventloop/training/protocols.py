@@ -17,6 +17,7 @@ from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
+from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.stops.stopping import Pass, Stopping
 
 
@@ -44,6 +45,7 @@ class LoopTrainer(Protocol):
     passing: Pass | None
     monitored: MonitoredMetrics
     during_run: ExitStack
+    ownership: RunOwnership
 
     iter: int
     epoch: int
@@ -72,7 +74,7 @@ class LoopTrainer(Protocol):
 
     def val_step(self, batch: Any) -> Mapping[str, Any]: ...
     def announce(self, event_type: type[Event], **fields: Any) -> None: ...
-    def open_run(self) -> None: ...
+    def open_run(self, *, trains: bool) -> None: ...
     def open_epoch(self) -> None: ...
     def begin_iter(self, batch: Any) -> bool: ...
     def end_iter(self, outputs: Any) -> bool: ...

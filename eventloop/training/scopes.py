@@ -97,18 +97,31 @@ class RunScope(Scope):
     """A run, from `before_run` to `after_run` and the delivery of all events.
 
     Within another run of the same trainer it does nothing.
+
+    Args:
+        trainer: the trainer.
+        trains: False for a run that only evaluates.
     """
+
+    def __init__(self, trainer: LoopTrainer, *, trains: bool = True) -> None:
+        super().__init__(trainer)
+        self._trains = trains
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
-            self.trainer.open_run()
+            try:
+                self.trainer.open_run(trains=self._trains)
+            except BaseException:
+                self.trainer.ownership.end()
+                raise
         return super().__enter__()
 
     def begin(self) -> None:
         if self._outermost:
             trainer = self.trainer
-            keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
+            if trainer.ownership.may_write:
+                keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
             trainer.announce(BeforeRun)
 
     def __exit__(
@@ -129,11 +142,13 @@ class RunScope(Scope):
             trainer.failure, trainer.delivering = None, False
             trainer.stops.end_run()
             trainer.clock.end_run()
+            trainer.ownership.end()
 
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:
             return
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
+        trainer.ownership.ending()
         closes = error is not None or trainer.ends_program
         try:
             text = None if error is None else error_text(error)
@@ -156,6 +171,7 @@ class TrainScope(Scope):
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
+        trainer.ownership.ending()
         trainer.announce(AfterTrain, reason=reason)
         if reason == LEFT and trainer.where_to_resume:  # an error of the loop itself gets no note here
             logger.warning("the training was left before its end: %s", trainer.where_to_resume)

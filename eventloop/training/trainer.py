@@ -21,7 +21,7 @@ from eventloop.assembly.argument_checks import (
     check_trainer,
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
-from eventloop.assembly.dev_run import batches_of, make_temporary_dir, shorten
+from eventloop.assembly.dev_run import batches_of, is_left_out, make_temporary_dir, shorten
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
@@ -44,6 +44,7 @@ from eventloop.model.device_clock import device_clock
 from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.model.summary import model_summary
 from eventloop.optim.optimizers import Optimizers, check_parameters
+from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.reporting.summary import run_costs, summarize
 from eventloop.resume.methods import Resumable
 from eventloop.resume.state import TrainerState
@@ -108,8 +109,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
             checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go
             without.
-        work_dir: directory of the run's files; by default a new directory under runs/. A relative path is
-            relative to the current directory, also if the program changes that later.
+        work_dir: directory of the run's files, which one live run owns; by default a new one under runs/. A
+            relative path is relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
             are modules; by default all stay where they are.
             "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
@@ -223,6 +224,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.foreign_calls = ForeignCalls(self.clock.charge)
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)
+        self.ownership = RunOwnership(self)
         self.copying = Copying(self)
         self.bus: Bus = bus if bus is not None else Bus()
         make_dir = partial(make_temporary_dir, self) if self.fast_dev_run else make_work_dir
@@ -245,6 +247,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
 
         Raises:
             ValueError: there is no train loader, no step or no optimizer, or the loader is empty.
+            WorkDirInUseError: another live run owns `work_dir`, or the directory of a checkpoint hook.
+                Nothing was written there.
         """
         self._train(self._schedule)
 
@@ -364,6 +368,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             ValueError: `reason` is empty.
         """
         self.stops.ask(reason, signum)
+        if signum is not None:  # a job that is queued again may begin before this one has ended
+            self.ownership.ending()
 
     def _train(self, schedule: Schedule) -> None:
         self.refuse_within("train")
@@ -467,12 +473,21 @@ class Trainer(LoopSteps, Evaluations, Resumable):
                 "by a progress bar around trainer.epochs() in a notebook: call trainer.close() to end it"
             )
 
-    def open_run(self) -> None:
-        """Prepare a run; the steps that may raise an error come first, so that the run then has not begun."""
+    def open_run(self, *, trains: bool) -> None:
+        """Prepare a run; the steps that may raise an error come first, so that the run then has not begun.
+
+        Args:
+            trains: False for a run that only evaluates.
+
+        Raises:
+            WorkDirInUseError: another live run owns a directory in which this one would write.
+        """
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
+        if not self.fast_dev_run:  # its directory is new
+            self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
         self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = False

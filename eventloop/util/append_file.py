@@ -11,6 +11,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
+from eventloop.temporary.names import temporary_path
+
 logger = logging.getLogger("eventloop")
 
 _BLOCK = 1 << 16
@@ -69,10 +71,9 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     Args:
         durable: whether this also holds after a crash of the machine, for which the file is flushed to disk.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = temporary_path(path, "tmp")
     try:
-        temporary.unlink(missing_ok=True)  # a link of that name is never written through
-        with open(temporary, "xb") as file:
+        with open(temporary, "xb") as file:  # a link of that name is never written through
             yield file
             if durable:
                 file.flush()

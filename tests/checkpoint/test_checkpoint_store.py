@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
-from eventloop.checkpoint.commit import PAYLOAD, commit, leftovers, remove_checkpoint
+from eventloop.checkpoint.commit import PAYLOAD, commit, remove_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import verify_checkpoint
+from eventloop.temporary.leftovers import leftovers
+from tests.checkpoints import NOBODY
 from tests.support.recording_disk import RecordingDisk
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -248,21 +250,24 @@ def test_a_failure_in_a_group(tmp_path: Path, number: int) -> None:
 
 
 def test_the_remains_of_a_killed_save(tmp_path: Path) -> None:
-    """Temporary directories of killed saves are not found as checkpoints, are listed by `leftovers`, and do
-    not block a save whose process has the same id."""
+    """Temporary directories of killed saves are not found as checkpoints, are listed by `leftovers`, do not
+    block a save whose process has the same id, and are removed by it."""
+    other = tmp_path / f".b.{NOBODY}-1.old"
+    save_checkpoint(OLD, tmp_path / "b")
+    (tmp_path / "b").rename(other)
     mine = [tmp_path / f".a.{os.getpid()}-{number}.tmp" for number in range(20)]
     for path in mine:
         path.mkdir()
     (mine[0] / PAYLOAD).write_bytes(b"half")
-    other = tmp_path / f".b.{os.getpid() + 1}-1.old"
-    save_checkpoint(OLD, other)
     (tmp_path / ".hidden").mkdir()
+    assert sorted(leftovers(tmp_path)) == sorted([*mine, other])
+    assert leftovers(tmp_path, NOBODY) == [other]
 
     save_checkpoint(NEW, tmp_path / "a")
 
     assert find_checkpoints(tmp_path) == [tmp_path / "a"]
-    assert sorted(leftovers(tmp_path)) == sorted([*mine, other])
-    assert leftovers(tmp_path, os.getpid() + 1) == [other]
+    assert leftovers(tmp_path) == []
+    assert (tmp_path / ".hidden").is_dir()
 
 
 def test_removing(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError
+from eventloop.temporary.leftovers import leftovers
 from tests import no_threads
 from tests.support.saving import (
     DEADLINE,

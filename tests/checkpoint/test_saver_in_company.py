@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -195,27 +194,3 @@ def test_removals_wait_for_a_sync_that_succeeds(tmp_path: Path) -> None:
 
     assert str(outcome.error) == "input/output error"
     assert any(name.startswith(".1.") for name in os.listdir(tmp_path))
-
-
-# --- a directory that goes ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", ["renamed", "removed"])
-def test_a_directory_that_goes_is_one_warning(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, way: str
-) -> None:
-    """If the directory is renamed or removed between saves, the next save is whole, and the log says so."""
-    folder, saver = tmp_path / "run", Saver(process=False)
-    saver.save(a_state(1.0), Job(folder / "a")).result(DEADLINE)
-    if way == "renamed":
-        folder.rename(tmp_path / "kept")
-    else:
-        shutil.rmtree(folder)
-    for name in ("b", "c"):
-        saver.save(a_state(2.0), Job(folder / name)).result(DEADLINE)
-    saver.close()
-
-    assert [record.getMessage().partition(" while ")[0] for record in caplog.records] == [
-        f"{folder} was renamed or removed"
-    ]
-    assert_same(load_checkpoint(folder / "b"), 2.0)

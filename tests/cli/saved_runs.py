@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from io import FileIO
@@ -10,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from eventloop import cli
-from eventloop.checkpoint.commit import PAYLOAD, leftovers, temporary_path
+from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.checkpoint.disk import Disk
 from eventloop.checkpoint.manifest import Label
+from eventloop.temporary.leftovers import leftovers
+from eventloop.temporary.names import temporary_path
+from tests.checkpoints import with_pid
 from tests.cli.conftest import ENVIRONMENT
 from tests.forked import Forked
 
@@ -71,7 +73,7 @@ def leave_half_a_save(directory: Path) -> str:
     ended = subprocess.Popen(["true"])
     ended.wait()
     name = temporary_path(directory / "epoch_5", "tmp").name
-    left = directory / name.replace(f".{os.getpid()}-", f".{ended.pid}-")
+    left = with_pid(directory / name, ended.pid)
     left.mkdir()
     (left / PAYLOAD).write_bytes(b"half")
     return left.name

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.commit import Removals, commit, leftovers
+from eventloop.checkpoint.commit import Removals, commit
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
-from eventloop.checkpoint.prune import remove_dead
 from eventloop.checkpoint.serialize import serialize
+from eventloop.temporary.leftovers import leftovers, remove_dead
+from tests.checkpoints import orphan
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -335,6 +336,7 @@ def check_crash(place: Path, crash: Crash) -> None:
 
 def _check_it_goes_on(run: Path, there: list[str]) -> None:
     """What was left over goes, nothing else does, and a save under a name that may be taken is the newest."""
+    orphan(run)
     remove_dead(run)
     assert not leftovers(run)
     assert [path.name for path in scan(run).paths] == there

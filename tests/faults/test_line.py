@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from eventloop.checkpoint import load_newest
-from eventloop.checkpoint.commit import leftovers
 from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.lineage import read_steps_back
-from eventloop.checkpoint.prune import remove_dead
+from eventloop.temporary.leftovers import leftovers, remove_dead
+from tests.checkpoints import orphan
 from tests.faults.crash_states import Model, write_tree
 from tests.faults.operations import FAULTS, faults_of, save, value_of, values
 from tests.faults.shim import Operation, Record, shimmed
@@ -58,6 +58,7 @@ def test_power_cuts(tmp_path: Path, again: bool) -> None:
             write_tree(tree, place)
             assert values(place / "run") == {"iter_1": 1, "iter_2": 2, "iter_3": 3}
             last.add(newest(place / "run"))
+            orphan(place / "run")
             remove_dead(place / "run")
             assert not leftovers(place / "run")
         found |= last

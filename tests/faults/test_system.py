@@ -131,7 +131,7 @@ def test_a_killed_save_of_the_same_process_number_is_in_nobodys_way(
         left = directory / f".iter_1.{os.getpid()}-{number}.tmp"
         left.mkdir()
         (left / "state.pth").write_bytes(b"half")
-    monkeypatch.setattr("eventloop.checkpoint.commit._numbers", iter(range(1, 9)))
+    monkeypatch.setattr("eventloop.temporary.names._numbers", iter(range(1, 9)))
 
     save(path, 1)
 

@@ -187,10 +187,11 @@ def record_names() -> Callable[..., list[str]]:
 @pytest.fixture
 def files(tmp_path: Path) -> Callable[..., list[str]]:
     """The names of the checkpoints and files in the work directory, hidden ones too, sorted by their numbers; the run's
-    records of its costs are left out."""
+    records of its costs, and of its owner, are left out."""
 
     def listing(folder: str = "run") -> list[str]:
-        names = {path.name for path in (tmp_path / folder).iterdir()} - {"costs.json", "traces"}
+        names = {path.name for path in (tmp_path / folder).iterdir() if not path.name.startswith(".owner-")}
+        names -= {"costs.json", "traces"}
         return sorted(names, key=lambda name: (len(name), name))
 
     return listing

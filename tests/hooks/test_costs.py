@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import textwrap
 from contextlib import suppress
@@ -165,7 +166,7 @@ def test_a_directory_that_is_gone_costs_a_warning(
 ) -> None:
     """The run itself ends as it would."""
     trainer = make_trainer(default_hooks={"trace": None})  # whose file would make the directory again
-    trainer.work_dir = trainer.work_dir / "gone"
+    trainer.bus.subscribe(lambda event: shutil.rmtree(trainer.work_dir), "before_train_epoch", once=True)
 
     trainer.train()
 

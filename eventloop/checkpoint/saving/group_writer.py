@@ -6,17 +6,14 @@ The saver uses it, on the thread that writes.
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from eventloop.checkpoint.commit import Outcome, Save
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.prune import remove_unfinished
 from eventloop.checkpoint.saving.saver_client import ProcessGoneError, SaverProcess
 from eventloop.checkpoint.saving.task import SaveTask
+from eventloop.temporary.leftovers import remove_unfinished
 
 logger = logging.getLogger("eventloop")
 
@@ -45,7 +42,6 @@ class GroupWriter:
         self._starts = 0
         self._removes = False  # whether the process has replaced checkpoints left to remove
         self._given_up = threading.Event()
-        self._folders: dict[Path, int] = {}  # where saves go, as descriptors of the directories
 
     def commit(self, group: Sequence[SaveTask]) -> list[Outcome]:
         """Write a group of saves in the process if possible; write failed ones again on this thread."""
@@ -63,7 +59,6 @@ class GroupWriter:
                 outcome if outcome.error is None else self._write([save], given_up=self._given_up)[0]
                 for outcome, save in zip(outcomes, saves, strict=True)
             ]
-        self._warn_of_new_folders({save.path.parent for save in saves})
         return outcomes
 
     def finish_removals(self) -> None:
@@ -79,12 +74,6 @@ class GroupWriter:
             for warning in warnings:
                 logger.warning("%s", warning)
 
-    def look_at(self, folder: Path) -> None:
-        """Remember which directory has a name, so that a warning can be logged when another one has it."""
-        if folder not in self._folders:
-            with suppress(OSError):  # it does not exist yet
-                self._folders[folder] = os.open(folder, os.O_RDONLY)
-
     def give_up(self) -> None:
         """Cancel the saves of threads, and let the process finish its own without a limit of time."""
         self._given_up.set()
@@ -92,11 +81,9 @@ class GroupWriter:
             self.process.leave()
 
     def end(self) -> None:
-        """End the process, and close the directories."""
+        """End the process."""
         if self.process is not None:
             self.process.end()
-        while self._folders:
-            os.close(self._folders.popitem()[1])
 
     def _commit_in_process(self, group: Sequence[SaveTask], saves: Sequence[Save]) -> list[Outcome] | None:
         """Return the outcomes of saves written by the process; None if a thread has to write them."""
@@ -131,25 +118,3 @@ class GroupWriter:
                     "a checkpoint is written by a thread, because no process could be started: %s", error
                 )
         return self.process
-
-    def _warn_of_new_folders(self, folders: Collection[Path]) -> None:
-        """Warn if a folder was renamed or removed since the last save, so that saves go to a new one."""
-        for folder in folders:
-            opened = self._folders.get(folder)
-            if opened is not None and not _is_still(folder, opened):
-                logger.warning(
-                    "%s was renamed or removed while the run saves in it: checkpoints go on in a new "
-                    "directory of that name, and earlier ones are no longer found there; end the run before "
-                    "you move its directory",
-                    folder,
-                )
-                os.close(self._folders.pop(folder))
-            self.look_at(folder)
-
-
-def _is_still(folder: Path, opened: int) -> bool:
-    """Return whether a path leads to the directory that was opened; the open one keeps its inode number."""
-    try:
-        return os.path.samestat(folder.stat(), os.fstat(opened))
-    except OSError:
-        return False

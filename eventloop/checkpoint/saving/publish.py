@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,6 +18,7 @@ from eventloop.checkpoint.saving.safetensors_file import check_flat, encode, req
 from eventloop.checkpoint.store import load_checkpoint
 from eventloop.checkpoint.weights import unwrap
 from eventloop.state.keys import NEEDED
+from eventloop.temporary.names import temporary_path
 from eventloop.util.checks import check_choice, strings
 from eventloop.util.errors import CheckpointError
 
@@ -115,7 +114,7 @@ class Publisher:
 
 def _write(path: Path, suffix: str, write: Callable[[Sink], object]) -> Path:
     """Write a file durably in the folder of a checkpoint, under a name with its hash."""
-    work = path.with_name(f".{path.name}.{os.getpid()}-{time.monotonic_ns()}.tmp")
+    work = temporary_path(path, "tmp")
     try:
         entry = write_file(work, write)
         name = path.name if path.is_dir() else path.stem

@@ -23,13 +23,13 @@ from typing import Any
 
 from eventloop.checkpoint.commit import Outcome, commit
 from eventloop.checkpoint.disk import SaveGivenUp
-from eventloop.checkpoint.prune import remove_unfinished
 from eventloop.checkpoint.saving.group_writer import GroupWriter, Write
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written, process_possible
 from eventloop.checkpoint.saving.saver_thread import SaverThread
 from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.checkpoint.saving.task import SaveTask
 from eventloop.state.tensors import bytes_of, tensors_of
+from eventloop.temporary.leftovers import remove_unfinished
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
 
@@ -105,7 +105,6 @@ class Saver:
         self._size = bytes_of(tensors)
         # absolute paths, because the program or its process may change the working directory
         job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
-        self._groups.look_at(job.path.parent)
         task = SaveTask(job, self._size)
         try:
             self._copy(task, state, later)

@@ -1,0 +1,151 @@
+"""Show every few seconds that the owner of a directory lives, and give the directory back.
+
+A `Heartbeat` serves all directories of a run, on a thread of its own. A forked child neither gives signs of
+life nor gives anything back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import msgspec
+
+from eventloop.ownership.owner import held, owners_in
+from eventloop.ownership.records import Record, State, create_record, write_record
+
+logger = logging.getLogger("eventloop")
+
+BEAT_SECONDS = 5.0
+"""Seconds between two signs of life."""
+JOIN_SECONDS = 2.0
+"""Seconds that the end of a run waits for a heartbeat that hangs in the file system."""
+
+
+class Held:
+    """A directory that a run of this process owns.
+
+    Args:
+        path: the file of its record, which exists.
+        record: what the file says.
+    """
+
+    def __init__(self, path: Path, record: Record) -> None:
+        self.directory, self._path, self._record = path.parent, path, record
+        self._process, self._told = os.getpid(), False
+        # open, so that a directory that is made again does not get the same inode number
+        self._opened = os.open(path.parent, os.O_RDONLY)
+        self.lost = False
+        """True once another run has taken the directory, because this one was silent for too long."""
+        held.add(path.name)
+
+    def beat(self) -> None:
+        """Show that the owner lives, and find out whether another run has taken the directory."""
+        try:
+            os.utime(self._path)
+        except FileNotFoundError:
+            self._look()
+        except OSError as error:  # of a file system that will be well again, or will not
+            logger.debug("%s: %s", self._path, error)
+
+    def change(self, state: State) -> None:
+        """Write into the file what the owner does now."""
+        self._record = msgspec.structs.replace(self._record, state=state)
+        try:
+            write_record(self._path, self._record)
+        except FileNotFoundError:
+            self._look()
+        except OSError as error:
+            logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
+
+    def release(self) -> None:
+        """Give the directory back; the file of another owner is not touched."""
+        if self._process != os.getpid() or self._path.name not in held:
+            return
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            self._look(ends=True)
+        except OSError as error:
+            logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
+        held.discard(self._path.name)
+        os.close(self._opened)
+
+    def _look(self, *, ends: bool = False) -> None:
+        """Find out why the file is gone; if no other run has the directory, write the file again."""
+        if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
+            self.lost = True
+            return
+        is_there = self.directory.is_dir()
+        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened))
+        if not self._told and not same:
+            self._told = True
+            logger.warning(
+                "%s was renamed or removed while a run writes there: what the run writes from now on is in a "
+                "new directory of that name, and open files stay where they are",
+                self.directory,
+            )
+        if is_there and not ends:
+            with suppress(OSError):
+                create_record(self._path, self._record)
+
+
+class Heartbeat:
+    """The signs of life of a run in all its directories, and its end there.
+
+    Args:
+        directories: the directories of the run.
+        lost: called once, on the heartbeat's thread, with the directory that another run has taken.
+    """
+
+    def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
+        self._directories, self._lost, self._process = directories, lost, os.getpid()
+        self._told = self._ends = False
+        self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
+        thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
+        self._thread: threading.Thread | None = thread
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more threads, or the interpreter ends
+            self._thread = None
+
+    def ending(self) -> None:
+        """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
+        if self._process == os.getpid() and not self._ends:
+            self._ends = True
+            self._words.put("ending")
+
+    def end(self) -> None:
+        """Give all directories back."""
+        if self._process != os.getpid():
+            return
+        self._words.put(None)
+        if self._thread is not None:
+            self._thread.join(JOIN_SECONDS)
+        for directory in self._directories:
+            directory.release()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                state = self._words.get(timeout=BEAT_SECONDS)
+            except Empty:
+                for directory in self._directories:
+                    self._beat(directory)
+                continue
+            if state is None:
+                return
+            for directory in self._directories:
+                directory.change(state)
+
+    def _beat(self, directory: Held) -> None:
+        with suppress(OSError):
+            directory.beat()
+        if directory.lost and not self._told:
+            self._told = True
+            self._lost(directory.directory)

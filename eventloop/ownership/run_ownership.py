@@ -1,0 +1,191 @@
+"""Own the directories of a trainer's run, from before its first write until all is written.
+
+The trainer holds a `RunOwnership`; `RunScope` begins and ends it. Rank 0 owns for all ranks, and its refusal
+is raised on all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from eventloop.bus import Bus
+from eventloop.checkpoint.directory import scan
+from eventloop.events import Event
+from eventloop.ownership.holding import Heartbeat, Held
+from eventloop.ownership.owner import read_owner
+from eventloop.ownership.records import State
+from eventloop.ownership.taking import await_end, take
+from eventloop.state.exchange import decided_by_rank_0
+from eventloop.temporary.leftovers import remove_dead
+from eventloop.util.errors import WorkDirInUseError
+
+logger = logging.getLogger("eventloop")
+
+
+class _DiscardedError(Exception):
+    """Events are discarded that were held back."""
+
+
+class SavesIn(Protocol):
+    """The part of a trainer that knows where its hooks save checkpoints."""
+
+    @property
+    def directories(self) -> list[Path]:
+        """The directories with the run's checkpoints."""
+
+
+class OwningTrainer(Protocol):
+    """The parts of a trainer whose run owns its directories."""
+
+    host: str
+
+    @property
+    def work_dir(self) -> Path:
+        """The directory of the run's files."""
+
+    @property
+    def state(self) -> SavesIn:
+        """The state of the trainer."""
+
+    def request_stop(self, reason: str) -> None:
+        """Request that the run ends at its next boundary."""
+
+
+class RunOwnership:
+    """The ownership of the work_dir of a trainer, and of the directories of its checkpoint hooks.
+
+    A run owns them if it trains, or has writers of files. An evaluation without such writers owns nothing. It
+    may run during a training of another process in the directory, and writes nothing then.
+    """
+
+    def __init__(self, trainer: OwningTrainer) -> None:
+        self._trainer = trainer
+        self._heartbeat: Heartbeat | None = None
+        self._owns = self._trains = False
+        self._newest: int | None = None
+        """The last sequence number there was when the trainer resumed; None if it did not."""
+        self.lost = False
+        """True once another run has taken a directory, because this one was silent for too long."""
+
+    # --- a run ---------------------------------------------------------------------------------------------
+
+    def begin(self, *, trains: bool, writes: bool) -> None:
+        """Take the directories, before anything is written; with other ranks this is a collective.
+
+        Args:
+            trains: whether the run trains.
+            writes: whether it has writers of files.
+
+        Raises:
+            WorkDirInUseError: a live run owns one of them, or another run has saved there since the trainer
+                resumed. Nothing was changed.
+        """
+        self.lost = False
+        self._owns = decided_by_rank_0(lambda: self._begin(trains=trains, owns=trains or writes))
+        self._trains = trains
+
+    def _begin(self, *, trains: bool, owns: bool) -> bool:
+        if owns:
+            self._take(trains=trains)
+        return owns
+
+    def ending(self) -> None:
+        """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
+        if (heartbeat := self._heartbeat) is not None:
+            heartbeat.ending()
+
+    def end(self) -> None:
+        """Give the directories back, once everything is written."""
+        heartbeat, self._heartbeat, self._owns = self._heartbeat, None, False
+        if self._trains:
+            self._trains, self._newest = False, None
+        if heartbeat is not None:
+            heartbeat.end()
+
+    @property
+    def may_write(self) -> bool:
+        """Whether this trainer may write in its work_dir now: it owns it, or no other run lives in it."""
+        if self._owns:
+            return not self.lost
+        try:
+            owner = read_owner(self._trainer.work_dir)
+        except OSError:
+            return True
+        return owner is None or owner.lives is False
+
+    def _take(self, *, trains: bool) -> None:
+        taken: list[Held] = []
+        try:
+            for directory in self._directories():
+                try:
+                    state: State = "training" if trains else "evaluating"
+                    taken.append(take(directory, state, waits=not self._trainer.host))
+                except OSError as error:  # it cannot be written, so that no run can write there
+                    logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
+            if trains:
+                self._refuse_saved_since()
+        except BaseException:
+            for each in taken:
+                each.release()
+            raise
+        self._heartbeat = Heartbeat(taken, self._note_lost)
+        for each in taken:
+            remove_dead(each.directory, owned=True)
+
+    def _refuse_saved_since(self) -> None:
+        """Refuse to train if another run has saved since the trainer resumed: both would train the same."""
+        if self._newest is None or (newest := self._last_sequence()) <= self._newest:
+            return
+        places = " and ".join(map(str, self._trainer.state.directories))
+        raise WorkDirInUseError(
+            f"another run has saved in {places} since this one resumed (sequence number {newest}, at the "
+            f"resume {self._newest}): call trainer.resume() again, just before trainer.train()"
+        )
+
+    def _last_sequence(self) -> int:
+        return scan(*self._trainer.state.directories).last
+
+    def _note_lost(self, directory: Path) -> None:
+        self.lost = True
+        logger.error(
+            "another run has taken %s, because this one gave no sign of life for too long: this run ends, "
+            "and saves no more checkpoints",
+            directory,
+        )
+        self._trainer.request_stop(f"another run has taken {directory}")
+
+    def _directories(self) -> list[Path]:
+        """Return the directories that a run writes, each once; they need not exist."""
+        places = (self._trainer.work_dir, *self._trainer.state.directories)
+        return [*{place.resolve(): None for place in places}]
+
+    # --- a resume ------------------------------------------------------------------------------------------
+
+    def look(self) -> int:
+        """Wait for a run that is ending in the directories, and return the last sequence number there.
+
+        A trainer that is in a run of its own does not wait.
+        """
+        if not self._owns:
+            with suppress(OSError):  # a directory that cannot be read
+                await_end(self._directories())
+        return self._last_sequence()
+
+    @contextmanager
+    def holding(self, bus: Bus, event: type[Event]) -> Iterator[None]:
+        """Hold back events of a type from background subscribers until the block ends, as `Bus.holding` does.
+
+        If another live run owns the work_dir, they are discarded: writers would write them into its files.
+        """
+        with suppress(_DiscardedError), bus.holding(event):
+            yield
+            if not self.may_write:
+                raise _DiscardedError
+
+    def resumed_from(self, path: Path, newest: int) -> None:
+        """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""
+        self._newest = newest if path.resolve().parent in self._directories() else None

@@ -1,0 +1,182 @@
+"""Take a directory that has no live owner; wait for an owner that ends, and refuse during any other run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from time import monotonic, sleep
+
+from eventloop.ownership.holding import Heartbeat, Held
+from eventloop.ownership.owner import Owner, owners_in, read_owner
+from eventloop.ownership.records import Record, State, create_record, new_path
+from eventloop.temporary.leftovers import running_saves
+from eventloop.temporary.names import process_of
+from eventloop.temporary.process_identity import this_process
+from eventloop.util.errors import WorkDirInUseError
+
+logger = logging.getLogger("eventloop")
+
+ENDING_SECONDS = 120.0
+"""The longest wait for a run that is ending, and for a save of one that has ended."""
+LOOK_SECONDS = 0.2
+CLAIM_SECONDS = 0.05
+"""The longest pause of a run that found another one that claims the directory, too."""
+CLAIMED_SECONDS = 5.0
+"""The longest wait for a run that claims the directory, and then is its owner or not."""
+ANOTHER = "wait until it has ended, or end it, or give this run a directory of its own (work_dir=)"
+OURS = "end that run first (trainer.close() ends a loop of your own), or give this one another work_dir"
+
+
+def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANOTHER) -> Held:
+    """Make this process the owner of a directory, which is created if it does not exist.
+
+    Args:
+        directory: the directory.
+        state: what this process does there.
+        waits: whether to wait for a run that is ending, or may have died elsewhere, and for a save of a run
+            that has ended. Without it, such a run counts as living.
+        remedy: the end of an error's text: what the user can do.
+
+    Raises:
+        WorkDirInUseError: a live run owns it. Nothing was changed.
+        OSError: the directory cannot be written.
+    """
+    directory = directory.absolute()
+    waiting = _Waiting(waits, remedy)
+    while True:
+        owner = read_owner(directory)
+        if owner is not None and owner.lives is not False:
+            waiting.for_owner(owner)
+        elif waits and (saves := running_saves(directory)):
+            waiting.for_save(saves[0])
+        else:
+            directory.mkdir(parents=True, exist_ok=True)
+            if (taken := _claim(directory, state)) is not None:
+                return taken
+            sleep(random.uniform(0, CLAIM_SECONDS))
+
+
+def _claim(directory: Path, state: State) -> Held | None:
+    """Claim a directory, and take it if no other run has claimed it too; else return None.
+
+    The files of runs that were killed are removed.
+    """
+    process = this_process()
+    record = Record(
+        host=socket.gethostname(), pid=process.pid, place=process.place, start=process.start,
+        since=datetime.now().astimezone().isoformat(timespec="seconds"), state="claiming",
+        directory=os.fsencode(os.path.realpath(directory)),
+    )  # fmt: skip
+    path = new_path(directory)
+    create_record(path, record)
+    claim = Held(path, record)
+    try:
+        others = [owner for owner in owners_in(directory) if owner.path.name != path.name]
+        alone = all(owner.lives is False for owner in others)
+        if alone:
+            claim.change(state)
+    except BaseException:
+        claim.release()
+        raise
+    if not alone:
+        claim.release()
+        return None
+    for owner in others:
+        with suppress(OSError):
+            owner.path.unlink()
+    return claim
+
+
+def await_end(directories: list[Path]) -> None:
+    """Wait for runs that are ending in any of the directories, and for saves of runs that have ended.
+
+    After `ENDING_SECONDS` this returns as well, because a resume only reads.
+    """
+    waiting = _Waiting(True, "")
+    for directory in directories:
+        while True:
+            owner = read_owner(directory)
+            lives = owner is not None and owner.lives is not False
+            try:
+                if owner is not None and lives:
+                    if owner.ours or owner.state != "ending":
+                        break
+                    waiting.for_owner(owner)
+                elif saves := running_saves(directory):
+                    waiting.for_save(saves[0])
+                else:
+                    break
+            except WorkDirInUseError:
+                break
+
+
+@contextmanager
+def owning(directory: Path, state: State, remedy: str) -> Iterator[None]:
+    """Own a directory within the block, for a command that writes there.
+
+    Raises:
+        WorkDirInUseError: a live run owns it.
+        OSError: it cannot be written.
+    """
+    taken = take(directory, state, waits=False, remedy=remedy)
+    heartbeat = Heartbeat([taken], lambda place: logger.error("another run has taken %s meanwhile", place))
+    try:
+        yield
+    finally:
+        heartbeat.end()
+
+
+class _Waiting:
+    """The wait for one directory: it ends with an error, or because there is nothing left to wait for."""
+
+    def __init__(self, waits: bool, remedy: str) -> None:
+        self._waits, self._remedy = waits, remedy
+        self._claimed = monotonic() + CLAIMED_SECONDS
+        self._until: float | None = None
+        self._first: Owner | None = None
+
+    def for_owner(self, owner: Owner) -> None:
+        """Wait a moment for an owner that is ending or may have died; refuse if it is neither."""
+        if owner.state == "claiming" and monotonic() < self._claimed:
+            sleep(random.uniform(0, CLAIM_SECONDS))
+            return
+        if self._first is None or self._first.path != owner.path:
+            self._first = owner
+        living = owner.lives or owner.touched != self._first.touched
+        if not self._waits or owner.ours or (living and owner.state != "ending"):
+            remedy = OURS if owner.ours and self._remedy == ANOTHER else self._remedy
+            raise WorkDirInUseError(f"{describe(owner)}: {remedy}")
+        what = "ends" if owner.state == "ending" else "may have died elsewhere"
+        self._wait(f"{describe(owner)}. This run waits until it has ended, as it {what}", describe(owner))
+
+    def for_save(self, path: Path) -> None:
+        """Wait a moment for the save of a run that has ended."""
+        writer = process_of(path)
+        pid = 0 if writer is None else writer.pid
+        text = f"process {pid} still saves {path}, for a run that has ended"
+        self._wait(f"{text}. This run waits for it", text)
+
+    def _wait(self, told: str, refused: str) -> None:
+        now = monotonic()
+        if self._until is None:
+            self._until = now + ENDING_SECONDS
+            logger.warning("%s, for %.0f s at most", told, ENDING_SECONDS)
+        if now > self._until:
+            raise WorkDirInUseError(f"{refused}, and has not ended in {ENDING_SECONDS:g} s: {self._remedy}")
+        sleep(LOOK_SECONDS)
+
+
+def describe(owner: Owner) -> str:
+    """Return a sentence about a living owner: where and since when it does what."""
+    if not owner.host:
+        return f"{owner.directory} is in use by a run whose record, {owner.path}, cannot be read"
+    who = f"process {owner.pid} on {owner.host}"
+    if owner.ours:
+        who = f"another run of this process ({owner.pid} on {owner.host})"
+    return f"{owner.directory} is in use: {who} owns it since {owner.since}, and is {owner.state}"

@@ -1,0 +1,103 @@
+"""Find and remove what killed saves have left: temporary files and directories whose process has ended.
+
+A training looks for them when it begins, and each save once it is durable. Which process writes a path is in
+its name: `eventloop.temporary.names`. The saver's process runs this module, so it imports only the
+standard library.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from eventloop.temporary.names import directory_time, process_of
+from eventloop.temporary.process_identity import this_process
+
+ABANDONED_SECONDS = 3600.0
+"""Seconds without a write after which a save on another machine, or of an earlier version, counts as dead."""
+SILENT_SECONDS = 120.0
+"""Seconds for the owner of the directory: only a saver process that outlived its trainer can be writing."""
+
+
+def leftovers(directory: Path, process: int | None = None) -> list[Path]:
+    """Return the temporary paths of killed or running saves in a directory.
+
+    Args:
+        process: the id of a process here, to return only those that it wrote.
+    """
+    found = [(path, process_of(path)) for path in directory.glob(".*")]
+    here = this_process().place
+    return [
+        path
+        for path, writer in found
+        if writer is not None
+        and (process is None or (writer.pid == process and (writer.process or this_process()).place == here))
+    ]
+
+
+def is_alive(path: Path, *, owned: bool = False) -> bool:
+    """Return whether a process may still be writing a temporary path.
+
+    A process here is looked up by its id and its start. Of a process elsewhere the last write decides, by the
+    clock of the directory; so it does for a name of an earlier version with the id of a living process.
+
+    Args:
+        path: a path that `leftovers` returned.
+        owned: whether this process owns the directory, so that no other run lives in it.
+    """
+    writer = process_of(path)
+    if writer is None or (life := writer.lives) is False:
+        return False
+    if life is None:
+        limit = SILENT_SECONDS if owned else ABANDONED_SECONDS
+        return abs(directory_time(path.parent) - _last_write(path)) < limit
+    return True
+
+
+def running_saves(directory: Path) -> list[Path]:
+    """Return the saves in a directory that other living processes of this machine have begun."""
+    found = [(path, process_of(path)) for path in leftovers(directory) if path.suffix == ".tmp"]
+    return [
+        path
+        for path, writer in found
+        if writer is not None and writer.pid != os.getpid() and writer.lives and path.is_dir()
+    ]
+
+
+def remove_dead(directory: Path, *, owned: bool = False) -> None:
+    """Remove the leftovers of killed saves from a directory; what cannot be removed stays."""
+    for left in leftovers(directory):
+        with suppress(OSError):
+            if not is_alive(left, owned=owned):
+                remove(left)
+
+
+def remove_unfinished(path: Path, process: int) -> None:
+    """Remove the incomplete files of one checkpoint that a process was writing."""
+    for left in leftovers(path.parent, process):
+        if left.name.startswith(f".{path.name}."):
+            with suppress(OSError):
+                remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a temporary file, or a directory with its contents.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.is_dir() and not path.is_symlink():
+        from shutil import rmtree  # 4 ms of the start of the saver's process
+
+        rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _last_write(path: Path) -> float:
+    """Return the time of the last write to a file, or to a directory and the files in it."""
+    times = [0.0]
+    with suppress(OSError):  # it is being renamed or removed
+        times += [each.stat().st_mtime for each in (path, *(path.iterdir() if path.is_dir() else ()))]
+    return max(times)
