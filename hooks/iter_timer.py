@@ -36,13 +36,13 @@ class IterTimerHook(Hook):
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Start the clock before the first iteration of an epoch."""
-        self._last, self._excluded = perf_counter(), trainer.clock.excluded
+        self._last, self._excluded = perf_counter(), trainer.clock.evaluations
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Record the times of this iteration as metrics."""
         now, clock = perf_counter(), trainer.clock
-        total = now - self._last - (clock.excluded - self._excluded)
-        self._last, self._excluded = now, clock.excluded
+        total = now - self._last - (clock.evaluations - self._excluded)
+        self._last, self._excluded = now, clock.evaluations
         step = clock.forward + clock.backward + clock.optimizer
         rest = total - clock.data - step
         trainer.metrics.put_floats(_NAMES, [total, clock.data, step, rest])

@@ -41,6 +41,7 @@ for an int below 257 (`benchmarks.hook_overhead`).
 from __future__ import annotations
 
 import linecache
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import perf_counter
@@ -50,8 +51,11 @@ from eventloop.bus.handler import Handler
 from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import BATCH, Timing
+from eventloop.costs.waits import leave_out_of
 from eventloop.events import Event
 
+_PLAN = "<plan of "
+"""The begin of the file names of compiled plans, by which their frames are found."""
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
@@ -196,6 +200,24 @@ class Plan:
                 handler.calls -= 1
 
 
+@leave_out_of
+def leave_out(seconds: float) -> None:
+    """Leave a wait out of the times of the handlers that are being called on this thread.
+
+    A plan keeps no stack of its calls, because that would slow down each of them. Its frames have the index of
+    the handler instead. A wait lasts long enough for a look at them.
+    """
+    frame = sys._getframe(1)
+    while (caller := frame.f_back) is not None:
+        frame = caller
+        if frame.f_code is Handler.clocked.__code__:
+            frame.f_locals["self"].timing.leave_out(seconds)
+        elif frame.f_code.co_filename.startswith(_PLAN) and "began" in frame.f_code.co_varnames:
+            plan, index = frame.f_locals["failed"].__self__, frame.f_locals["i"]
+            if index >= 0 and not plan.handlers[index].filtered:  # else `Handler.clocked` measures the call
+                plan.handlers[index].timing.leave_out(seconds)
+
+
 def _adder(timing: Timing) -> Callable[[float], None]:
     """Return the fastest function that adds a call's duration to `timing`.
 
@@ -288,7 +310,7 @@ def _factory(name: str, body: str, closed_over: tuple[str, ...]) -> Callable[...
         closed_over: the factory's parameters, which the compiled function closes over.
     """
     source = f"def make({', '.join(closed_over)}):{body}"
-    filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"
+    filename = f"{_PLAN}{name} {hash(source) & 0xFFFF:04x}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

@@ -78,7 +78,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
     bus, clock = trainer.bus, trainer.clock
     phases = clock.phases
     return RunCosts(
-        seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
+        seconds=clock.run_seconds, evaluation=clock.evaluation_seconds, outcome=outcome, first_iter=clock.first_iter,
         phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), histogram=clock.times.histogram(),
@@ -87,7 +87,7 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
             *bus.handler_costs(phases.wall, clock.handlers), *trainer.foreign_calls.costs(phases.wall)
         ],
         subscribers=bus.subscriber_costs(), reads=trainer.metrics.device_reads.records(),
-        memory=peak_memory(), complete=complete, rank=trainer.rank, world_size=trainer.world_size,
+        waits=clock.waits.records(), memory=peak_memory(), complete=complete, rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 

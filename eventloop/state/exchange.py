@@ -12,6 +12,10 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from eventloop.costs.waits import waiting
+
+EXCHANGE = "an exchange of values"
+"""The name of these waits in the costs."""
 T = TypeVar("T")
 
 logger = logging.getLogger("eventloop")
@@ -29,7 +33,8 @@ def gather(own: T) -> list[T]:
     if not has_other_ranks():
         return [own]
     ranks = [own] * dist.get_world_size()
-    dist.all_gather_object(ranks, own, group=host_group())
+    with waiting("ranks", EXCHANGE):
+        dist.all_gather_object(ranks, own, group=host_group())
     return ranks
 
 
@@ -43,7 +48,8 @@ def gather_on_rank_0(own: T) -> list[T] | None:
     own_rank = dist.get_rank()
     found: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
     try:
-        dist.gather_object(own, found, dst=0, group=host_group())
+        with waiting("ranks", EXCHANGE):
+            dist.gather_object(own, found, dst=0, group=host_group())
     except RuntimeError as error:
         logger.warning("the random state of the other ranks cannot be gathered: %s", error)
         return None
@@ -54,7 +60,8 @@ def of_rank_0(own: T) -> T:
     """Return rank 0's value on every rank; if rank 0 cannot be reached, log that and return `own`."""
     box = [own]
     try:
-        dist.broadcast_object_list(box, src=0, group=host_group())
+        with waiting("ranks", EXCHANGE):
+            dist.broadcast_object_list(box, src=0, group=host_group())
     except RuntimeError as error:
         logger.warning("rank 0 cannot broadcast its value to the other ranks: %s", error)
         return own

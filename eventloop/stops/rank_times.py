@@ -64,5 +64,4 @@ class TimesExchange:
 
     def _phases(self, row: Sequence[float]) -> Phases:
         iterations, *seconds = row
-        data, forward, backward, optimizer, hooks, total = seconds
-        return phases_between(NOTHING, (round(iterations), data, forward, backward, optimizer, hooks, total))
+        return phases_between(NOTHING, (round(iterations), *seconds))

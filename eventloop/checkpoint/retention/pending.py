@@ -15,6 +15,7 @@ from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
+from eventloop.costs.waits import waiting
 from eventloop.events import CheckpointFailed, CheckpointSaved, Event
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
@@ -30,6 +31,9 @@ class SavingTrainer(Protocol):
 
 
 logger = logging.getLogger("eventloop")
+
+NAMES = {True: "best checkpoints", False: "checkpoints"}
+"""The names of waits in the costs, by whether a best checkpoint was waited for."""
 
 
 class Saving(NamedTuple):
@@ -115,7 +119,8 @@ class Saves:
     def drop_waiting(self, trainer: SavingTrainer) -> None:
         """Drop the saves that are not being written yet, and report them, because they are not kept."""
         if self.saver is not None:
-            self.saver.drop_waiting()
+            with waiting("checkpoint", NAMES[False]):
+                self.saver.drop_waiting()
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
 
@@ -135,7 +140,8 @@ class Saves:
                 left_out,
             )
         if self.saver is not None:
-            self.saver.close()
+            with waiting("checkpoint", NAMES[False]):
+                self.saver.close()
             self.saver = None
 
     def abandon(self, trainer: SavingTrainer) -> None:
@@ -143,7 +149,8 @@ class Saves:
         if self.saver is None:
             return
         saver, self.saver = self.saver, None
-        left = saver.abandon()
+        with waiting("checkpoint", NAMES[False]):
+            left = saver.abandon()
         for saving in list(self.under_way):
             if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
                 self._report(trainer, saving)
@@ -171,7 +178,8 @@ class Saves:
         """Wait for a save, and report its result."""
         path = str(saving.path)
         try:
-            size, durable = saving.written.result()
+            with waiting("checkpoint", NAMES[saving.best]):
+                size, durable = saving.written.result()
         except SaveReplacedError:
             reason = "replaced by a newer one before it was written"
             self._log_left_out(saving.path, reason)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from eventloop.costs.waits import waiting
 from eventloop.optim.optimizers import each_optimizer, hookable
 
 
@@ -83,7 +84,8 @@ class Copying:
         """Wait until the parameters and the optimizers' states may be changed."""
         joins, self._joins = self._joins, []
         for join in joins:
-            join()
+            with waiting("checkpoint", "the copy of the state"):
+                join()
 
     def end(self) -> None:
         """Wait for the running copy, and remove the pre-hooks; later steps do not wait any more."""
