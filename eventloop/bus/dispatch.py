@@ -204,8 +204,8 @@ class Plan:
 def leave_out(seconds: float) -> None:
     """Leave a wait out of the times of the handlers that are being called on this thread.
 
-    A plan keeps no stack of its calls, because that would slow down each of them. Its frames have the index of
-    the handler instead. A wait lasts long enough for a look at them.
+    A plan keeps no stack of its calls, because that would slow down each of them. Its frames have the index
+    of the handler instead, and a wait is long and rare enough to look at them.
     """
     frame = sys._getframe(1)
     while (caller := frame.f_back) is not None:

@@ -77,10 +77,10 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
         """Return a sentence that names the rank, its phase and the times."""
         two = self.world_size == 2
         others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
-        phase, longer, step = map(duration, (self.seconds, self.longer, self.step))
+        taken, longer, step = map(duration, (self.seconds, self.longer, self.step))
         return (
-            f"rank {self.rank} is slow in {WAITING.get(self.phase, self.phase)}: {phase} of an iteration of {step}; it takes {longer} "
-            f"longer than {others}, {wait} for it"
+            f"rank {self.rank} is slow in {WAITING.get(self.phase, self.phase)}: {taken} of an iteration of "
+            f"{step}; it takes {longer} longer than {others}, {wait} for it"
         )
 
 

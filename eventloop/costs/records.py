@@ -120,7 +120,7 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     unaccounted: float = 0.0
     """The code of the loop itself, and interruptions by the operating system."""
     checkpoint: float = 0.0
-    """Waiting for a checkpoint; the phase in which the thread waited is without it, as it is for the next two."""
+    """Waiting for a checkpoint. The phase in which the thread waited does not include this wait."""
     background: float = 0.0
     """Waiting for the background subscribers."""
     ranks: float = 0.0

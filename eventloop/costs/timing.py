@@ -36,8 +36,8 @@ class Timing:
     """
 
     __slots__ = (
-        "_clocked", "_counts", "_has_waits", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling", "_seconds",
-        "budget", "recent",
+        "_clocked", "_counts", "_has_waits", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling",
+        "_seconds", "budget", "recent",
     )  # fmt: skip
 
     def __init__(self) -> None:

@@ -6,8 +6,8 @@ Code that waits says so, and needs no trainer for it: the wait belongs to the ru
         with waiting("checkpoint", "best checkpoints"):
             written.wait()
 
-`StepClock` takes the wait out of the phase or evaluation in which it was spent, and the bus takes it out of the
-times of the handlers that are being called. Where nothing waits, nothing is done.
+`StepClock` takes the wait out of the phase or evaluation in which it was spent, and the bus takes it out of
+the times of the handlers that are being called. Where nothing waits, nothing is done.
 """
 
 from __future__ import annotations
@@ -121,7 +121,10 @@ class Waits:
         key = wait.cause, self.place, wait.name
         past = self._found.get(key) or WaitCost(*key)
         self._found[key] = replace(
-            past, calls=past.calls + 1, seconds=past.seconds + wait.seconds, longest=max(past.longest, wait.seconds)
+            past,
+            calls=past.calls + 1,
+            seconds=past.seconds + wait.seconds,
+            longest=max(past.longest, wait.seconds),
         )
         self.seconds += wait.seconds
         for watch in self.watchers:
