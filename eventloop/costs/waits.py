@@ -34,7 +34,7 @@ class Wait(NamedTuple):
 
 
 class Waiter(Protocol):
-    """A run that is told of the waits on its thread, such as a `StepClock`."""
+    """A run that counts the waits on its thread, such as a `StepClock`."""
 
     def waited(self, wait: Wait) -> None:
         """Count a wait that has just ended."""

@@ -46,7 +46,6 @@ WAIT = (
     "are collected in batches."
 )
 RANKS = "Step time of all ranks"
-OTHERS = WAITING["ranks"]
 WAITS_TITLE = "Waits"
 APART = "No handler, evaluation or other phase includes these times."
 DISCOUNTED = (
@@ -168,7 +167,7 @@ def ranks_table(report: Report) -> Table:
     rows = [
         (phase_name(phase), [each.own[phase] for each in ranks]) for phase in (ranks[0].own if ranks else ())
     ]
-    rows += [(OTHERS, [each.waited for each in ranks])] if ranks else []
+    rows += [(phase_name("ranks"), [each.waited for each in ranks])] if ranks else []
     bad = frozenset(i for i, row in enumerate(rows) if slow is not None and row[0] == phase_name(slow.phase))
     why = f"rank {slow.rank} is slow in this phase" if slow is not None else ""
     return Table(RANKS, *cells(rows, columns), bad=bad, why=why, note=DISCOUNTED if rows else "")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -178,7 +179,8 @@ class Saves:
         """Wait for a save, and report its result."""
         path = str(saving.path)
         try:
-            with waiting("checkpoint", NAMES[saving.best]):
+            done = saving.written.done()
+            with nullcontext() if done else waiting("checkpoint", NAMES[saving.best]):
                 size, durable = saving.written.result()
         except SaveReplacedError:
             reason = "replaced by a newer one before it was written"
