@@ -19,9 +19,9 @@ from tests.costs.conftest import Clock
 @pytest.fixture
 def wait(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Wait so many seconds on the clock that stands still."""
+    now, advance = [100.0], clock
     for module in ("waits", "step_clock"):
         monkeypatch.setattr(f"eventloop.costs.{module}.perf_counter", lambda: now[0])
-    now, advance = [100.0], clock
 
     def wait(seconds: float) -> None:
         with waiting("checkpoint"):
@@ -147,9 +147,14 @@ def test_a_budget_does_not_pay_for_waits(
 
 def test_a_wait_within_a_wait_is_counted_once(run: StepClock, wait: Callable[..., None]) -> None:
     """For the outer one, which the program asked for; an error in it is counted too."""
-    with pytest.raises(KeyError), waiting("background", "writer"):
-        wait(3.0)
-        raise KeyError
+
+    def fail() -> None:
+        with waiting("background", "writer"):
+            wait(3.0)
+            raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        fail()
 
     assert run.waits.records() == [WaitCost("background", "between", "writer", 1, 3.0, 3.0)]
     assert run.waits.seconds == 3.0

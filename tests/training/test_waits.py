@@ -10,6 +10,7 @@ import pytest
 
 from eventloop import Trainer
 from eventloop.costs.records import Cause, Place, RunCosts, read_costs
+from eventloop.costs.waits import Wait
 from eventloop.hooks import CheckpointHook
 from tests.support.saving import Writes
 from tests.support.trainers import MakeTrainer, batches
@@ -19,12 +20,12 @@ SLOW = 0.15
 
 
 class Around:
-    """The seconds from the first handler of an event to the last one, and those of the whole run."""
+    """The seconds from the first handler of an event to the last one of it, or of another event."""
 
-    def __init__(self, trainer: Trainer, event: str) -> None:
+    def __init__(self, trainer: Trainer, event: str, last: str = "") -> None:
         self.seconds = self._began = 0.0
-        trainer.bus.subscribe(self._begin, event, priority=0, name="first")
-        trainer.bus.subscribe(self._end, event, priority=100, name="last")
+        trainer.bus.subscribe(self._begin, event, priority=0, name=f"first {id(self)}")
+        trainer.bus.subscribe(self._end, last or event, priority=100, name=f"last {id(self)}")
 
     def _begin(self, event: Any) -> None:
         self._began = perf_counter()
@@ -71,12 +72,11 @@ def test_a_slow_disk_is_waited_for_in_the_iterations(make_trainer: MakeTrainer) 
     costs, seconds = train(trainer)
 
     row = waited(costs, "checkpoint", "iterations")
-    assert 0.5 * 5 * SLOW < row < around.seconds
-    assert row > 0.5 * around.seconds
+    assert SLOW < row < around.seconds
     assert costs.phases.checkpoint == pytest.approx(row)
-    assert seconds_of(costs, "CheckpointHook.after_train_iter") < 0.5 * row
-    assert costs.phases.hooks < 0.5 * row
-    assert min(costs.phases.hooks, costs.phases.optimizer, costs.phases.unaccounted) >= 0.0
+    assert seconds_of(costs, "CheckpointHook.after_train_iter") < around.seconds - row
+    assert costs.phases.hooks + costs.phases.backward + costs.phases.optimizer < seconds - row
+    assert costs.phases.unaccounted >= 0.0
     assert row < parts(costs) < seconds
 
 
@@ -90,8 +90,7 @@ def test_the_end_of_a_run_waits_for_its_last_checkpoint(make_trainer: MakeTraine
 
     row = waited(costs, "checkpoint", "end")
     assert 0.5 * SLOW < row <= around.seconds
-    assert waited(costs, "checkpoint") == pytest.approx(row)
-    assert seconds_of(costs, "CheckpointHook.after_train") < around.seconds - 0.5 * row
+    assert seconds_of(costs, "CheckpointHook.after_train") <= around.seconds - row
     assert costs.phases.checkpoint == 0.0
     assert parts(costs) < seconds
 
@@ -110,8 +109,8 @@ def test_a_subscriber_that_blocks_is_waited_for_by_name(make_trainer: MakeTraine
     assert {wait.name for wait in costs.waits if wait.seconds > 0.1 * row} == {"slow upload"}
     assert 0.5 * 8 * SLOW < row < seconds
     assert waited(costs, "background", "iterations") == pytest.approx(costs.phases.background)
-    assert costs.phases.background > 0.4 * 8 * SLOW
-    assert costs.phases.hooks < 0.3 * row
+    assert costs.phases.background > 3 * SLOW
+    assert costs.phases.hooks < seconds - row
     assert parts(costs) < seconds
 
 
@@ -125,17 +124,19 @@ def test_a_flush_in_a_handler_waits_for_the_background(make_trainer: MakeTrainer
         trainer.bus.flush()
 
     trainer.bus.subscribe(flush, event, name="flush")
-    around = Around(trainer, event)
+    around, steps = Around(trainer, event), Around(trainer, "after_train_iter")
+    validation = Around(trainer, "after_train_epoch", "after_train")
 
     costs, seconds = train(trainer)
 
-    row = waited(costs, "background", "evaluations" if event == "after_val_epoch" else "iterations")
+    in_validation = event == "after_val_epoch"
+    row = waited(costs, "background", "evaluations" if in_validation else "iterations")
     assert 0.5 * SLOW < row <= around.seconds
-    assert row > 0.5 * around.seconds
-    for name in ("flush", "OptimizerHook.after_train_iter"):
-        assert seconds_of(costs, name) < 0.5 * row
-    assert costs.evaluation < 0.5 * row
-    assert costs.phases.hooks + costs.phases.optimizer < 0.5 * row
+    assert seconds_of(costs, "flush") <= around.seconds - row
+    if in_validation:
+        assert costs.evaluation <= validation.seconds - row
+    else:
+        assert seconds_of(costs, "OptimizerHook.after_train_iter") <= steps.seconds - row
     assert parts(costs) < seconds
 
 
@@ -156,13 +157,12 @@ def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer) ->
 def test_a_run_that_does_not_wait_counts_no_wait(make_trainer: MakeTrainer) -> None:
     """In its iterations: nothing is done for the account of waits where nothing waits."""
     trainer = make_trainer(train_loader=batches(20))
-    told: list[Place] = []
-    trainer.clock.waits.watchers.append(lambda wait: told.append(trainer.clock.waits.place))
+    found: list[tuple[Place, Wait]] = []
+    trainer.clock.waits.watchers.append(lambda wait: found.append((trainer.clock.waits.place, wait)))
 
     trainer.train()
 
-    assert "iterations" not in told
-    assert set(told) <= {"end"}
+    assert [wait for place, wait in found if place != "end"] == []
 
 
 def test_the_iteration_times_have_the_waits(make_trainer: MakeTrainer) -> None:

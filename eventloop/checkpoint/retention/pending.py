@@ -120,8 +120,7 @@ class Saves:
     def drop_waiting(self, trainer: SavingTrainer) -> None:
         """Drop the saves that are not being written yet, and report them, because they are not kept."""
         if self.saver is not None:
-            with waiting("checkpoint", NAMES[False]):
-                self.saver.drop_waiting()
+            self.saver.drop_waiting()
             for saving in [saving for saving in self.under_way if saving.written.done()]:
                 self._report(trainer, saving)
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from eventloop.costs.waits import waiting
 from eventloop.optim.optimizers import each_optimizer, hookable
 
 
@@ -84,8 +83,7 @@ class Copying:
         """Wait until the parameters and the optimizers' states may be changed."""
         joins, self._joins = self._joins, []
         for join in joins:
-            with waiting("checkpoint", "the copy of the state"):
-                join()
+            join()
 
     def end(self) -> None:
         """Wait for the running copy, and remove the pre-hooks; later steps do not wait any more."""
