@@ -12,6 +12,7 @@ from eventloop import Trainer
 from eventloop.costs.records import Cause, Place, RunCosts, read_costs
 from eventloop.costs.waits import Wait
 from eventloop.hooks import CheckpointHook
+from eventloop.writers import JSONLWriter
 from tests.support.saving import Writes
 from tests.support.trainers import MakeTrainer, batches
 
@@ -156,7 +157,9 @@ def test_the_end_of_a_run_waits_for_the_background(make_trainer: MakeTrainer) ->
 
 def test_a_run_that_does_not_wait_counts_no_wait(make_trainer: MakeTrainer) -> None:
     """In its iterations: nothing is done for the account of waits where nothing waits."""
-    trainer = make_trainer(train_loader=batches(20))
+    trainer = make_trainer(
+        train_loader=batches(20), val_loader=batches(2), default_hooks={"checkpoint": None}, writers=[JSONLWriter()]
+    )  # fmt: skip
     found: list[tuple[Place, Wait]] = []
     trainer.clock.waits.watchers.append(lambda wait: found.append((trainer.clock.waits.place, wait)))
 
