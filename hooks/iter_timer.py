@@ -24,7 +24,8 @@ class IterTimerHook(Hook):
 
     `time` runs from this hook's call in one iteration to its call in the next, so no time is left out. `time`
     is the sum of three parts. `data_time` is the wait for the loader, `step_time` is forward, backward and
-    the optimizer, and `hook_time` is the rest: the loop and all other hooks, including those after this one.
+    the optimizer, and `hook_time` is the rest: the loop, waits such as those for a checkpoint, and all other
+    hooks, including those after this one.
     None of the metrics includes evaluations.
     """
 

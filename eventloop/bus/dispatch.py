@@ -41,7 +41,6 @@ for an int below 257 (`benchmarks.hook_overhead`).
 from __future__ import annotations
 
 import linecache
-import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from time import perf_counter
@@ -51,7 +50,7 @@ from eventloop.bus.handler import Handler
 from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import BATCH, Timing
-from eventloop.costs.waits import leave_out_of
+from eventloop.costs.waits import frames_here, leave_out_of
 from eventloop.events import Event
 
 _PLAN = "<plan of "
@@ -202,14 +201,8 @@ class Plan:
 
 @leave_out_of
 def leave_out(seconds: float) -> None:
-    """Leave a wait out of the times of the handlers that are being called on this thread.
-
-    A plan keeps no stack of its calls, because that would slow down each of them. Its frames have the index
-    of the handler instead, and a wait is long and rare enough to look at them.
-    """
-    frame = sys._getframe(1)
-    while (caller := frame.f_back) is not None:
-        frame = caller
+    """Leave a wait out of the times of the handlers that are being called on this thread."""
+    for frame in frames_here():
         if frame.f_code is Handler.clocked.__code__:
             frame.f_locals["self"].timing.leave_out(seconds)
         elif frame.f_code.co_filename.startswith(_PLAN) and "began" in frame.f_code.co_varnames:

@@ -46,8 +46,10 @@ class Span(msgspec.Struct, gc=False, frozen=True):
     seconds: float
     iter: int | None = None
     event: str = ""
-    """The event of a handler's call or of a delivery, and what a wait was for; "" for a batch of several
-    event types."""
+    """The event of a handler's call or of a delivery; "" for a batch of several event types.
+
+    For a wait it is the name of what was waited for.
+    """
     number: int = 0
     """The priority of a handler, or the number of events in a delivery."""
 

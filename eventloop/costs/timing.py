@@ -52,12 +52,15 @@ class Timing:
 
     def add(self, seconds: float) -> None:
         """Add the duration of one call."""
-        over = self.budget is not None and seconds + self._waits() > self.budget.seconds
-        self.recent.append(seconds)
+        if self.budget is not None and seconds > self.budget.seconds:
+            over = seconds + self._waits() > self.budget.seconds
+            self.recent.append(seconds)
+            if over:
+                self.budget.overrun(self)
+        else:
+            self.recent.append(seconds)
         if len(self.recent) >= BATCH:
             self.sum_up()
-        if over and self.budget is not None:
-            self.budget.overrun(self)
 
     def leave_out(self, seconds: float) -> None:
         """Leave a wait out of the duration of the call under way, which is the next one to be added.

@@ -12,10 +12,12 @@ the times of the handlers that are being called. Where nothing waits, nothing is
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from types import FrameType
 from typing import NamedTuple, Protocol
 
 from msgspec.structs import replace
@@ -47,10 +49,19 @@ _measurers: list[LeaveOut] = []
 def leave_out_of(measurer: LeaveOut) -> LeaveOut:
     """Register a function that leaves the seconds of a wait out of calls that are being measured; return it.
 
-    It is called once for each wait, on the thread that waited.
+    It is called once for each wait, on the thread that waited. It finds the calls by their frames: a stack of
+    calls would slow down each of them.
     """
     _measurers.append(measurer)
     return measurer
+
+
+def frames_here() -> Iterator[FrameType]:
+    """Yield the frames of the calling thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
 
 
 class _Thread(threading.local):
@@ -108,6 +119,7 @@ class Waits:
     def begin(self, run: Waiter) -> None:
         """Count the waits of the calling thread for a run, until `end`."""
         self.end(run)
+        _thread.waits = False  # a signal may have ended a wait before it could say so
         self._listed = _thread.runs
         self._listed.append(run)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from eventloop.bus import Bus
+from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.records import HandlerCost, Place, WaitCost
 from eventloop.costs.step_clock import StepClock
 from eventloop.costs.timing import BATCH
@@ -20,7 +21,7 @@ from tests.costs.conftest import Clock
 def wait(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Wait so many seconds on the clock that stands still."""
     now, advance = [100.0], clock
-    for module in ("waits", "step_clock"):
+    for module in ("waits", "step_clock", "foreign_calls"):
         monkeypatch.setattr(f"eventloop.costs.{module}.perf_counter", lambda: now[0])
 
     def wait(seconds: float) -> None:
@@ -219,3 +220,23 @@ def test_a_wait_is_a_phase_of_its_iteration(run: StepClock, clock: Clock, wait: 
     assert (before_its_end.checkpoint, before_its_end.unaccounted) == (15.0, 0.0)
     assert (run.phases.checkpoint, run.phases.wall, run.times.times().max) == (15.0, 15.0, 15.0)
     assert run.phases.data == run.phases.forward == run.phases.hooks == run.phases.unaccounted == 0.0
+
+
+def test_a_callback_of_another_engine_has_its_time_without_its_waits(
+    run: StepClock, wait: Callable[..., None]
+) -> None:
+    """In its row and in the phases: the step around it keeps its time, and the hooks have that of the callback."""
+    calls = ForeignCalls(run.charge)
+    callback = calls.measured(lambda: wait(8.0), "Callback.on_batch", "on_batch", in_iteration=True)
+    around = calls.measured(callback, "Outer.on_batch", "on_batch", in_iteration=True)
+    run.begin_pass()
+    run.end_data()
+    run.begin_forward()
+    around()
+    run.end_forward()
+    run.end()
+
+    phases = run.phases
+    assert [(cost.calls, cost.seconds) for cost in calls.costs(1.0)] == [(1, 0.0)] * 2
+    assert (phases.checkpoint, phases.wall) == (8.0, 8.0)
+    assert phases.forward == phases.hooks == phases.unaccounted == 0.0

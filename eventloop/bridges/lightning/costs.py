@@ -60,6 +60,7 @@ class HostCosts:
 
     def attach(self, driven: DrivenTrainer) -> None:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
+        self.detach()
         self.driven = driven
         driven.clock.waits.watchers.append(self._leave_out)
         for row in self._rows.values():
