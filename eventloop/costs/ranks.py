@@ -73,13 +73,18 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
 
     @property
+    def where(self) -> str:
+        """Return the phase as reports name it, such as "data" or "waiting for a checkpoint"."""
+        return WAITING.get(self.phase, self.phase)
+
+    @property
     def text(self) -> str:
         """Return a sentence that names the rank, its phase and the times."""
         two = self.world_size == 2
         others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
         taken, longer, step = map(duration, (self.seconds, self.longer, self.step))
         return (
-            f"rank {self.rank} is slow in {WAITING.get(self.phase, self.phase)}: {taken} of an iteration of "
+            f"rank {self.rank} is slow in {self.where}: {taken} of an iteration of "
             f"{step}; it takes {longer} longer than {others}, {wait} for it"
         )
 

@@ -162,9 +162,7 @@ class StepClock:
         Args:
             place: the part of the run that begins.
         """
-        if (
-            self._waits_after == self.iterations
-        ):  # waits after the last iteration, whose time no other one has
+        if self._waits_after == self.iterations:  # no iteration will end that has these waits
             self._total_sum += self._latest_waits
             self._latest_waits = 0.0
         self.waits.place = place

@@ -30,8 +30,8 @@ class Timing:
 
     Attributes:
         recent: the durations that are not in the sums yet. A negative one is a wait that the next duration
-            still includes. Without a budget, the adding thread may append to
-            it directly if it calls `sum_up` at least once in `BATCH` calls.
+            still includes. Without a budget, the adding thread may append to it directly if it calls `sum_up`
+            at least once in `BATCH` calls.
         budget: a limit that is checked at each `add`; None without one.
     """
 

@@ -168,4 +168,4 @@ def _begin(trace: Json) -> float:
 
 
 def _mark(slow: Straggler) -> str:
-    return f", slow in {slow.phase}: {duration(slow.longer)} longer an iteration"
+    return f", slow in {slow.where}: {duration(slow.longer)} longer an iteration"
