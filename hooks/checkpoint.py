@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -39,12 +40,13 @@ from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_opti
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
-from eventloop.state.exchange import has_other_ranks, of_rank_0
+from eventloop.state.exchange import decided_by_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import refuse_sharded_model
 from eventloop.stops.ending import ERROR, LEFT, ends_at_once
 from eventloop.util.anchored_path import AnchoredPath
 from eventloop.util.checks import check_bools, check_optional_bools
+from eventloop.util.errors import CheckpointError
 
 logger = logging.getLogger("eventloop")
 
@@ -62,11 +64,12 @@ class CheckpointHook(Hook):
 
     A checkpoint is a directory with `state.pth`, which plain `torch.load(weights_only=True)` reads, and
     `manifest.json`; see `eventloop.checkpoint`. State that only an optimizer's step changes is copied during
-    the next forward and backward pass; all other state is copied at once. A process of the lowest priority
-    writes the copy. `checkpoint_saved` is emitted in the first iteration after the bytes are durable,
-    `checkpoint_failed` after a failed save. The training thread waits for a best checkpoint and for the one
-    at the end of a run. After a second Ctrl-C the saving process finishes alone, or the save is given up. No
-    checkpoint is removed before its successor is durable.
+    the next forward and backward pass; all other state is copied at once. A process writes the copy.
+    `checkpoint_saved` is emitted in the first iteration after the bytes are durable, `checkpoint_failed`
+    after a failed save. The training thread waits for room in the queue of saves, and at the end of a run for
+    all of them; `trainer.resume` and `trainer.load_checkpoint` wait for the running ones. After a second
+    Ctrl-C the saving process finishes alone, or the save is given up. No checkpoint is removed before its
+    successor is durable. If every save of a training fails, the training ends with an error.
 
     Several such hooks, each with its own `out_dir`, save one after the other, and `resume` searches the
     directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
@@ -188,7 +191,7 @@ class CheckpointHook(Hook):
         self._by_epoch = unit_of(trainer, self._by_epoch)
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
-        trainer.state.saves_in(self.directory, self._watched.metrics)
+        trainer.state.saves_in(self.directory, self._watched.metrics, partial(self.saves.finish, trainer))
         _refuse_shared_directory(self, _checkpoint_hooks(trainer))
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None and not trainer.host:
@@ -225,6 +228,7 @@ class CheckpointHook(Hook):
         """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
+        self.saves.begin_training()
         if trainer.optimizer is None:
             logger.warning(
                 "the trainer has no optimizer, so checkpoints hold no optimizer's state and a resumed run "
@@ -232,8 +236,7 @@ class CheckpointHook(Hook):
             )
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
-        if trainer.rank == 0:
-            self._inspect_directory(trainer)
+        decided_by_rank_0(lambda: self._inspect_directory(trainer) if trainer.rank == 0 else None)
         resumed, self._resumed = self._resumed, False
         if resumed and (last := self.retention.last) is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
@@ -243,7 +246,10 @@ class CheckpointHook(Hook):
     def _inspect_directory(self, trainer: Trainer) -> None:
         remove_dead(self.directory)
         found = self.retention.scan_directory(self.directory)
-        self.retention.keep_existing([path.name for path in found.manifests])
+        resumed_here = trainer.state.resumed_from is not None and trainer.state.resumed_from in {
+            path.absolute() for path in found.manifests
+        }
+        self.retention.keep_existing([path.name for path in found.manifests], bests=resumed_here)
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
             # so that a resumed run that is already complete does not save again
@@ -299,6 +305,7 @@ class CheckpointHook(Hook):
 
     def _save_validated(self, trainer: Trainer) -> None:
         """Record each waiting validation, and save if it has one of the best scores."""
+        self.saves.report_done(trainer)  # a score is not compared with a best one whose save failed
         validated, self._validated = self._validated, []
         for metrics, iteration in validated:
             self.retention.validated(metrics, iteration)
@@ -309,9 +316,9 @@ class CheckpointHook(Hook):
             due = _from_rank_0(trainer, self.retention.due(metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
-            self.saves.finish(trainer)  # compare no score with a best one whose save failed
-            if due:
-                self.retention.bests = _from_rank_0(trainer, self.retention.bests)
+            bests = _from_rank_0(trainer, self.retention.bests) if due else {}
+            if due and trainer.rank > 0:
+                self.retention.follow(bests)
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         by_epoch = bool(self._by_epoch)
@@ -319,7 +326,11 @@ class CheckpointHook(Hook):
         return f"best_{file_part(metric)}_{self._name(done[0] if by_epoch else done[1], by_epoch=by_epoch)}"
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
-        """Save at the end, unless an error ended the training, and wait until every save is durable."""
+        """Save at the end, unless an error ended the training, and wait until every save is durable.
+
+        Raises:
+            CheckpointError: every save of this training failed.
+        """
         self._training = False
         if ends_at_once(trainer):
             return
@@ -334,11 +345,17 @@ class CheckpointHook(Hook):
                 trainer, self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
             )
         self.saves.finish(trainer)
-        if event.reason != ERROR and self.saves.newest is not None and self.can_be_resumed:
-            trainer.where_to_resume = where_to_resume(_usable(trainer)[0])
+        if event.reason != ERROR and self.can_be_resumed:
+            where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
+            trainer.where_to_resume = where if event.reason == LEFT else _from_rank_0(trainer, where)
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
+        if event.reason != ERROR and (why := _from_rank_0(trainer, self.saves.all_failed)):
+            raise CheckpointError(
+                f"expected a checkpoint of this training in {self.directory}, got none: {why}; the trained "
+                "weights are in trainer.model, and nothing else holds them"
+            )
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Wait for the running saves, and end the thread and the process that write checkpoints."""
@@ -381,7 +398,7 @@ class CheckpointHook(Hook):
             sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
             job = Job(
                 path, self.retention.label(sequences, best), self._paths(replaced.names), replaced.spares,
-                awaited=bool(best) or not within,
+                must=bool(best) or not within, last=not within,
             )  # fmt: skip
             self.saves.begin(trainer, state, job, best=bool(best), overlap=self._overlap, began=began)
         else:
@@ -395,11 +412,9 @@ class CheckpointHook(Hook):
     def _make_room(self, trainer: Trainer, *, must: bool) -> bool:
         """Make room for a due save while earlier saves are running; return True to skip the due save.
 
-        With `must` the due save waits for all earlier ones; it is not skipped and replaces none of them.
+        With `must` the due save waits for room; it is not skipped and replaces none of the earlier ones.
         """
-        if must:
-            self.saves.finish(trainer)
-        elif self._when_busy == "wait":
+        if must or self._when_busy == "wait":
             self.saves.make_room(trainer)
         elif self._when_busy == "replace" and self.saves.full:
             self.saves.drop_waiting(trainer)
@@ -477,4 +492,4 @@ def _from_rank_0(trainer: Trainer, own: T) -> T:
     Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do
     not save.
     """
-    return of_rank_0(own) if trainer.world_size > 1 and has_other_ranks() else own
+    return decided_by_rank_0(lambda: own) if trainer.world_size > 1 else own

@@ -15,7 +15,7 @@ from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
-from eventloop.state.exchange import of_rank_0
+from eventloop.state.exchange import decided_by_rank_0
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import at_least, check_bools, check_choice, check_metric, number
 from eventloop.util.suggest import suggest
@@ -152,8 +152,9 @@ class EarlyStoppingHook(Hook):
             return
         if type(score) is not float:
             score = float(score)
-        if trainer.world_size > 1:
-            score = of_rank_0(score)  # a rank that stops alone makes the others wait forever
+        if trainer.world_size > 1:  # a rank that stops alone makes the others wait forever
+            own = score
+            score = decided_by_rank_0(lambda: own)
         if isfinite(score):
             signed = score * self._sign
         elif self._check_finite:

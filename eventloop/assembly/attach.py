@@ -7,7 +7,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from inspect import isroutine, signature
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +22,7 @@ from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
 from eventloop.processes.dry_run import plan_file
 from eventloop.registry import HOOKS, WRITERS, build, find_class
-from eventloop.state.exchange import host_group
+from eventloop.state.exchange import decided_by_rank_0, raised_together
 from eventloop.util.checks import check_path
 from eventloop.util.suggest import suggest
 from eventloop.util.terminal import in_notebook, is_terminal
@@ -72,7 +73,9 @@ DEFAULT_HOOKS = {
 def make_work_dir(work_dir: str | Path | None) -> Path:
     """Create the directory of the run's files; by default a new one under runs/, named by the time.
 
-    In a dry run, a directory that does not exist yet is replaced by a temporary one.
+    Rank 0 chooses the new directory for all ranks, and an error of one rank is raised on all: without
+    `work_dir` this is a collective. With it, each rank creates the directory on its own. In a dry run, a
+    directory that does not exist yet is replaced by a temporary one.
 
     Raises:
         TypeError: `work_dir` is not a path.
@@ -84,31 +87,41 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
     if (plan := plan_file()) is not None:
         exists = work_dir is not None and path.exists()
         return path if exists else Path(tempfile.mkdtemp(dir=plan.parent))
-    try:
-        if work_dir is None:
-            path = _new_directory(path)
+    if work_dir is not None:
+        _open_directory(path)
+        return path
+    with raised_together("creating the directory of the run"):  # also on a rank that sees another disk
+        path = decided_by_rank_0(lambda: _new_directory(path))
+        _open_directory(path)
+    return path
+
+
+def _new_directory(parent: Path) -> Path:
+    """Create a directory named by the time."""
+    path = parent / time.strftime("%Y%m%d_%H%M%S")
+    with _naming(path):
+        return _make_free(path)
+
+
+def _open_directory(path: Path) -> None:
+    """Create a directory if it does not exist, and check that a file can be written to it."""
+    with _naming(path):
         if path.is_file():
             raise FileExistsError(errno.EEXIST, "it is a file")
         path.mkdir(parents=True, exist_ok=True)
         probe = path / f".probe.{os.getpid()}"
         probe.touch()
         probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise type(error)(
             error.errno, f"work_dir {str(path)!r} cannot be written: {error.strerror or error}"
         ) from error
-    return path
-
-
-def _new_directory(parent: Path) -> Path:
-    """Create a directory named by the time, the same one for all ranks."""
-    rank, world_size = rank_and_world_size()
-    made = [parent / time.strftime("%Y%m%d_%H%M%S")]
-    if rank == 0:
-        made = [_make_free(made[0])]
-    if world_size > 1:
-        dist.broadcast_object_list(made, src=0, group=host_group())
-    return made[0]
 
 
 def _make_free(path: Path) -> Path:

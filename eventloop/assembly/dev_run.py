@@ -57,6 +57,8 @@ def batches_of(fast_dev_run: object) -> int:
 def make_temporary_dir(trainer: ShortenedTrainer, work_dir: object) -> Path:
     """Create a directory for the files of a dev run, which is removed together with the trainer.
 
+    Each of several ranks has one of its own: no rank removes a directory in which another still writes.
+
     Args:
         work_dir: the directory of the whole run, of which only the type is checked.
     """

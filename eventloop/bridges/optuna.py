@@ -14,7 +14,7 @@ except ImportError as error:
 from eventloop.events import COMPLETED, AfterTrain, AfterValEpoch, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.state.exchange import of_rank_0
+from eventloop.state.exchange import decided_by_rank_0
 from eventloop.util.checks import check_metric
 from eventloop.util.suggest import suggest
 from eventloop.util.text import error_text
@@ -143,7 +143,7 @@ class OptunaPruningHook(Hook):
             own = Verdict(self._report(score, step))
         except Exception as error:
             failure, own = error, Verdict(False, error_text(error))
-        verdict = of_rank_0(own)
+        verdict = decided_by_rank_0(lambda: own)
         if failure is not None:
             raise failure
         if verdict.error:

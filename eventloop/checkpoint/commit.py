@@ -3,11 +3,14 @@
 The saver's process runs this module, or the training process if there is no saver's process, so it imports
 only the standard library. All input is bytes: the records of the payload and an encoded manifest.
 
-All files of a checkpoint are written into a new directory with a temporary name and synced. Then the
-directory is renamed, and the new name is synced. A crash before the rename leaves the former contents of the
-folder; a crash after it leaves the new checkpoint. After an error the new files are removed, and a retry
-starts with new ones, because a system that failed to sync a file does not know which of its bytes are on the
-disk.
+All files of a checkpoint are written into a new directory with a temporary name, and synced at the same time.
+Then the directory is renamed, and the new name is synced. A crash before the rename leaves the former
+contents of the folder; a crash after it leaves the new checkpoint. After an error the new files are removed,
+and a retry starts with new ones, because a system that failed to sync a file does not know which of its bytes
+are on the disk.
+
+A replaced checkpoint gets a temporary name, too, and is removed once that name is durable, so that a scan
+never finds a part of it. The sync of the next save makes it durable, or `Removals.finish` if none follows.
 """
 
 from __future__ import annotations
@@ -20,13 +23,14 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
 from eventloop.checkpoint.archive import write_archive
-from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories
+from eventloop.checkpoint.disk import DISK, Disk, FileHash, Sink, make_directories, run_together
 
 PAYLOAD = "state.pth"
 MANIFEST = "manifest.json"
@@ -109,8 +113,63 @@ class Outcome(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
+class Removals:
+    """The replaced checkpoints that have temporary names by now, to remove once these names are durable."""
+
+    def __init__(self, disk: Disk = DISK) -> None:
+        self._disk = disk
+        self._renamed: list[Path] = []
+
+    def rename(self, paths: Sequence[Path], spares: int = 0) -> list[str]:
+        """Give replaced checkpoints temporary names; return a sentence for each error.
+
+        A path without a manifest is left alone: the names may come from the checkpoint that the run resumed
+        from, which another program may have written.
+
+        Args:
+            paths: the checkpoints, oldest first.
+            spares: the number of checkpoints that are kept, the newest existing ones.
+        """
+        there = [path for path in paths if (path / MANIFEST).exists()]
+        failed = []
+        for path in there[: max(0, len(there) - spares)]:
+            nameless = temporary_path(path, "old")
+            try:
+                self._disk.rename(path, nameless)
+            except FileNotFoundError:  # removed by hand meanwhile
+                continue
+            except OSError as error:
+                failed.append(f"a checkpoint that was replaced could not be removed: {error}")
+            else:
+                self._renamed.append(nameless)
+        return failed
+
+    def remove(self) -> list[str]:
+        """Remove the checkpoints whose temporary names are durable; return a sentence for each error."""
+        renamed, self._renamed = self._renamed, []
+        failed = []
+        for path in renamed:
+            try:
+                self._disk.remove(path)
+            except OSError as error:
+                failed.append(f"a checkpoint that was replaced could not be removed: {error}")
+        return failed
+
+    def finish(self) -> list[str]:
+        """Make the temporary names durable, and remove the checkpoints; return a sentence for each error."""
+        try:
+            for folder in dict.fromkeys(path.parent for path in self._renamed):
+                self._disk.sync_directory(folder)
+        except OSError as error:
+            return [f"a checkpoint that was replaced could not be removed: {error}"]
+        return self.remove()
+
+
 def commit(
-    saves: Sequence[Save], disk: Disk = DISK, given_up: threading.Event | None = None
+    saves: Sequence[Save],
+    disk: Disk = DISK,
+    given_up: threading.Event | None = None,
+    removals: Removals | None = None,
 ) -> list[Outcome]:
     """Make checkpoints of one folder durable, in order; return the outcome of each.
 
@@ -121,31 +180,56 @@ def commit(
         saves: the checkpoints, in the order of saving.
         disk: the file operations, which tests replace.
         given_up: an event that cancels the incomplete saves when another thread sets it.
+        removals: takes the replaced checkpoints, and the caller finishes it when no other save follows. By
+            default they are removed at once, which takes one more sync.
     """
+    own = Removals(disk) if removals is None else removals
     staged = [_Staged(save, disk, given_up) for save in saves]
     try:
-        for step in (_Staged.write, _Staged.sync, _Staged.take_name):
-            for each in staged:
-                each.attempt(step)
-        _sync_names(staged, disk)
-        for step in (_Staged.settle, _Staged.remove_replaced):
-            for each in staged:
-                each.attempt(step)
+        for each in staged:
+            each.attempt(_Staged.write)
+        _sync_contents(staged)
+        for each in staged:
+            each.attempt(_Staged.take_name)
+        # the names that the commit before this one gave are durable now, too
+        warnings = own.remove() if _sync_names(staged, disk) else []
+        for each in staged:
+            each.attempt(_Staged.settle)
+        for each in staged:
+            each.attempt(lambda save: save.rename_replaced(own))
+        warnings += own.finish() if removals is None else []
     finally:  # also after a KeyboardInterrupt
         for each in staged:
             each.end()
-    return [each.outcome() for each in staged]
+    outcomes = [each.outcome() for each in staged]
+    last = [outcome._replace(warnings=(*outcome.warnings, *warnings)) for outcome in outcomes[-1:]]
+    return [*outcomes[:-1], *last]
 
 
-def _sync_names(staged: Sequence[_Staged], disk: Disk) -> None:
-    """Make the new names durable with one sync of their folder; if it fails, all these saves fail."""
+def _sync_contents(staged: Sequence[_Staged]) -> None:
+    """Make the files of all saves durable at the same time; an error of one fails its save only."""
+    syncs = [(each, sync) for each in staged if each.error is None for sync in each.syncs()]
+    errors = run_together([sync for _, sync in syncs])
+    for (each, _), error in zip(syncs, errors, strict=True):
+        if error is not None and each.error is None:
+            each.fail(error)
+
+
+def _sync_names(staged: Sequence[_Staged], disk: Disk) -> bool:
+    """Make the new names durable with one sync of their folder; if it fails, all these saves fail.
+
+    Returns:
+        Whether the folder was synced.
+    """
     named = [each for each in staged if each.error is None]
-    if named:
-        try:
+    try:
+        if named:
             disk.sync_directory(named[0].path.parent)
-        except Exception as error:
-            for each in named:
-                each.fail(error)
+    except Exception as error:
+        for each in named:
+            each.fail(error)
+        return False
+    return bool(named)
 
 
 class _Staged:
@@ -193,17 +277,18 @@ class _Staged:
         write(sink)
         return sink.entry()
 
-    def sync(self) -> None:
-        """Make the contents of all files durable, close the files, and make their names durable."""
-        assert self._work is not None
-        for file in self._files:
-            self._disk.sync(file)
-            file.close()
-        self._disk.sync_directory(self._work)
+    def syncs(self) -> list[Callable[[], None]]:
+        """Return functions that make the contents and the names of all files durable, in any order."""
+        work = self._work
+        assert work is not None
+        files = [partial(self._disk.sync, file) for file in self._files]
+        return [*files, lambda: self._disk.sync_directory(work)]
 
     def take_name(self) -> None:
         """Give the directory the checkpoint's name, or a numbered one while that name is taken."""
         assert self._work is not None
+        for file in self._files:
+            file.close()
         numbered = (self.path.with_name(f"{self.path.name}-{n}") for n in itertools.count(1))
         names = itertools.chain([self.path], numbered)
         self._name = next(name for name in names if not name.exists())
@@ -234,9 +319,9 @@ class _Staged:
                 f"{self.path} is saved, but the former checkpoint of that name could not be removed: {error}"
             )
 
-    def remove_replaced(self) -> None:
-        """Remove the checkpoints that the new one replaces; errors become warnings."""
-        self._warnings += remove_replaced(self._save.replaces, self._save.spares, self._disk)
+    def rename_replaced(self, removals: Removals) -> None:
+        """Give temporary names to the checkpoints that the new one replaces; errors become warnings."""
+        self._warnings += removals.rename(self._save.replaces, self._save.spares)
 
     def end(self) -> None:
         """Close the files, and remove them unless the checkpoint is durable."""
@@ -317,26 +402,3 @@ def remove_checkpoint(path: Path, disk: Disk = DISK) -> None:
     disk.rename(path, nameless)
     disk.sync_directory(path.parent)
     disk.remove(nameless)
-
-
-def remove_replaced(paths: Sequence[Path], spares: int = 0, disk: Disk = DISK) -> list[str]:
-    """Remove checkpoints that a newer one replaces; return a sentence for each removal that failed.
-
-    A path without a manifest is not removed: the names may come from the checkpoint that the run resumed
-    from, which another program may have written.
-
-    Args:
-        paths: the checkpoints, oldest first.
-        spares: the number of checkpoints that are kept, the newest existing ones.
-        disk: the file operations.
-    """
-    there = [path for path in paths if (path / MANIFEST).exists()]
-    failed = []
-    for path in there[: max(0, len(there) - spares)]:
-        try:
-            remove_checkpoint(path, disk)
-        except FileNotFoundError:  # removed by hand meanwhile
-            continue
-        except OSError as error:
-            failed.append(f"a checkpoint that was replaced could not be removed: {error}")
-    return failed

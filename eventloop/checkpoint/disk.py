@@ -11,7 +11,7 @@ import errno
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import FileIO
 from pathlib import Path
@@ -196,6 +196,35 @@ def write_file(path: Path, write: Callable[[Sink], object], *, disk: Disk = DISK
         write(sink)
         disk.sync(file)
         return sink.entry()
+
+
+def run_together(works: Sequence[Callable[[], None]]) -> list[Exception | None]:
+    """Run functions at the same time, and return the error of each, or None, once all have ended.
+
+    Syncs of several files take as long as the longest of them, instead of one after the other.
+    """
+    errors: list[Exception | None] = [None] * len(works)
+
+    def run(number: int) -> None:
+        try:
+            works[number]()
+        except Exception as error:
+            errors[number] = error
+
+    threads = []
+    for number in range(1, len(works)):
+        thread = threading.Thread(target=run, args=(number,), name="eventloop checkpoint sync", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # Python 3.12 starts no thread once the main thread has ended
+            run(number)
+        else:
+            threads.append(thread)
+    if works:
+        run(0)
+    for thread in threads:
+        thread.join()
+    return errors
 
 
 def make_directories(path: Path, disk: Disk = DISK) -> None:

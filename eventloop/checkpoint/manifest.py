@@ -6,6 +6,7 @@ bytes are hashed too, so a flipped bit is found. This module imports no torch.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -144,6 +145,14 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         CheckpointError: the manifest is missing, is damaged, or has a later version.
     """
+    return read_identified(directory)[0]
+
+
+def read_identified(directory: Path) -> tuple[Manifest, str]:
+    """Read a manifest as `read_manifest` does, and return it with the SHA-256 of its bytes.
+
+    The manifest has the hashes of all other files, so this one identifies the checkpoint with all its bytes.
+    """
     path = directory / MANIFEST
     try:
         raw = path.read_bytes()
@@ -152,7 +161,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory} has no readable {MANIFEST}: {what}") from error
     body = unseal(raw, path, "manifest", SCHEMA)
     try:
-        return msgspec.json.decode(body, type=Manifest)
+        return msgspec.json.decode(body, type=Manifest), hashlib.sha256(raw).hexdigest()
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a manifest: {error}") from error
 

@@ -16,7 +16,7 @@ import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 
@@ -24,7 +24,7 @@ from eventloop.checkpoint.commit import PAYLOAD, commit
 from eventloop.checkpoint.directory import MOST_SCANS, SUFFIXES, Found, find_checkpoints, scan
 from eventloop.checkpoint.disk import DISK, Disk
 from eventloop.checkpoint.external_weights import as_checkpoint, read_safetensors
-from eventloop.checkpoint.manifest import Label
+from eventloop.checkpoint.manifest import Label, read_identified
 from eventloop.checkpoint.serialize import serialize
 from eventloop.checkpoint.verify import SAFETENSORS, open_verified
 from eventloop.util.errors import CheckpointError
@@ -75,6 +75,25 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         TypeError: `map_location` is not a device, for safetensors.
         ImportError: the file needs safetensors, which is not installed.
     """
+    return read_checkpoint(path, map_location).state
+
+
+class Loaded(NamedTuple):
+    """A checkpoint that was read.
+
+    Attributes:
+        path: its path.
+        state: its state.
+        sha256: the SHA-256 of its manifest, which identifies all its bytes; "" for a single file.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    sha256: str = ""
+
+
+def read_checkpoint(path: str | Path, map_location: Any = "cpu") -> Loaded:
+    """Read a checkpoint as `load_checkpoint` does, and return also what identifies it."""
     path = Path(path)
     if path.suffix in SUFFIXES and not path.exists() and path.with_suffix("").is_dir():
         path = path.with_suffix("")  # MMEngine's checkpoints are files, with a suffix
@@ -83,9 +102,13 @@ def load_checkpoint(path: str | Path, map_location: Any = "cpu") -> dict[str, An
         hint = suggest(path.name, there) if there else f": {path.parent} holds no checkpoint"
         raise FileNotFoundError(f"no checkpoint at {path}{hint}")
     if path.suffix == SAFETENSORS and not path.is_dir():
-        return as_checkpoint(read_safetensors(path, map_location), path)
-    with open_verified(path, PAYLOAD) if path.is_dir() else open(path, "rb") as file:
-        return _read_state(file, path, map_location)
+        return Loaded(path, as_checkpoint(read_safetensors(path, map_location), path))
+    if path.is_dir():
+        manifest, sha256 = read_identified(path)
+        with open_verified(path, PAYLOAD, manifest) as file:
+            return Loaded(path, _read_state(file, path, map_location), sha256)
+    with open(path, "rb") as file:
+        return Loaded(path, _read_state(file, path, map_location))
 
 
 def _read_state(file: BinaryIO, path: Path, map_location: Any) -> dict[str, Any]:
@@ -135,15 +158,20 @@ def load_newest(
     Raises:
         FileNotFoundError: no checkpoint can be used.
     """
-    found, path, state = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
-    if left := found.left_behind(path):
+    return read_newest(directory, check)[:2]
+
+
+def read_newest(directory: str | Path | Sequence[str | Path], check: Check | None = None) -> Loaded:
+    """Read the newest intact checkpoint as `load_newest` does, and return also what identifies it."""
+    found, loaded = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
+    if left := found.left_behind(loaded.path):
         logger.warning(
             "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
             "which are passed over",
-            path,
+            loaded.path,
             ", ".join(left),
         )
-    return path, state
+    return loaded
 
 
 def load_best(
@@ -164,6 +192,16 @@ def load_best(
     Raises:
         FileNotFoundError: no checkpoint was saved as the best of that metric, or none of them can be used.
     """
+    return read_best(directory, metric, check, prefer)[:2]
+
+
+def read_best(
+    directory: str | Path | Sequence[str | Path],
+    metric: str | None = None,
+    check: Check | None = None,
+    prefer: Sequence[str] = (),
+) -> Loaded:
+    """Read the best intact checkpoint as `load_best` does, and return also what identifies it."""
     places = _places(directory)
 
     def ranked(found: Found) -> list[Path]:
@@ -177,12 +215,12 @@ def load_best(
             )
         return found.ranking(chosen)
 
-    found, path, state = _first_whole(places, ranked, check)
-    if path in found.foreign:
+    found, loaded = _first_whole(places, ranked, check)
+    if loaded.path in found.foreign:
         logger.warning(
-            "%s is of an earlier run: the newest run has no best checkpoint that can be used", path
+            "%s is of an earlier run: the newest run has no best checkpoint that can be used", loaded.path
         )
-    return path, state
+    return loaded
 
 
 def _places(directory: str | Path | Sequence[str | Path]) -> list[str | Path]:
@@ -195,8 +233,8 @@ def _holding(places: Sequence[str | Path]) -> str:
 
 def _first_whole(
     places: Sequence[str | Path], order: Callable[[Found], Sequence[Path]], check: Check | None
-) -> tuple[Found, Path, dict[str, Any]]:
-    """Scan directories; return the scan, the first usable checkpoint in the given order, and its state.
+) -> tuple[Found, Loaded]:
+    """Scan directories; return the scan, and the first usable checkpoint in the given order.
 
     The directories are scanned again if a run replaced a checkpoint after the scan.
 
@@ -210,9 +248,9 @@ def _first_whole(
         passed, gone = list(found.damaged), False
         for path in order(found):
             try:
-                state = load_checkpoint(path)
+                loaded = read_checkpoint(path)
                 if check is not None:
-                    check(state, found.name_of(path))
+                    check(loaded.state, found.name_of(path))
             except (CheckpointError, OSError) as error:
                 if gone := look < MOST_SCANS and found.was_replaced(path):
                     break
@@ -220,7 +258,7 @@ def _first_whole(
                 continue
             for reason in passed:
                 logger.warning("passed over for %s: %s", path, reason)
-            return found, path, state
+            return found, loaded
         if not gone:
             break
     reasons = "".join(f"; {reason}" for reason in passed)
@@ -229,6 +267,8 @@ def _first_whole(
 
 def latest_checkpoint(directory: str | Path, check: Check | None = None) -> Path:
     """Return the path of the newest intact checkpoint, which `load_newest` would load.
+
+    Ranks that call it may get different answers while a save ends; `Trainer.resume` makes them agree.
 
     Raises:
         FileNotFoundError: no checkpoint can be used.

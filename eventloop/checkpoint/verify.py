@@ -86,13 +86,16 @@ def verify_published(path: Path) -> bool:
 
 
 @contextmanager
-def open_verified(directory: Path, name: str) -> Iterator[BufferedReader]:
+def open_verified(directory: Path, name: str, manifest: Manifest | None = None) -> Iterator[BufferedReader]:
     """Open one file of a checkpoint after comparing all its files with the manifest.
 
     All files stay open from the comparison to the end of the block. So the caller reads the same bytes that
     were compared, even if the checkpoint is renamed or removed in the meantime.
+
+    Args:
+        manifest: the manifest; None to read it from the directory.
     """
-    manifest = read_manifest(directory)
+    manifest = read_manifest(directory) if manifest is None else manifest
     if name not in manifest.files:
         raise CheckpointError(
             f"{directory} has no {name}: its manifest lists {', '.join(manifest.files) or 'no file'}"

@@ -127,20 +127,8 @@ def check_model_state(
     return strangers
 
 
-def load_model_state(model: torch.nn.Module, state: Mapping[str, Any], *, strict: bool, source: str) -> None:
-    """Load weights into a model; if they do not fit, raise an error and leave the model unchanged.
-
-    Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. The model is
-    also restored if one of its modules refuses the weights during loading. Names that only the weights or
-    only the model has are logged.
-
-    Raises:
-        CheckpointError: `check_model_state` refuses the weights, or a module does.
-        TypeError: the model is sharded over ranks.
-    """
-    with Rollback(source) as rollback:
-        load, strangers = prepare_model_state(model, state, rollback, strict=strict, source=source)
-        rollback.commit([load])
+def log_strangers(strangers: list[str], source: str) -> None:
+    """Log the lines of `check_model_state` about names that only the weights or only the model has."""
     if strangers:
         lines = "\n  ".join(strangers)
         logger.warning("%s and the model differ in names; the common names were loaded:\n  %s", source, lines)
@@ -151,8 +139,9 @@ def prepare_model_state(
 ) -> tuple[Callable[[], object], list[str]]:
     """Return a function that loads weights and cannot fail, and the lines of `check_model_state`.
 
-    If a module of the model might refuse the weights, they are loaded during this call, and `rollback`
-    restores the former weights after an error; the returned function then does nothing.
+    Prefixes of DistributedDataParallel and `torch.compile` are removed from the names first. If a module of
+    the model might refuse the weights, they are loaded during this call, and `rollback` restores the former
+    weights after an error; the returned function then does nothing.
 
     Raises:
         CheckpointError: `check_model_state` refuses the weights, or a module does.

@@ -21,7 +21,7 @@ from eventloop.data.loader_state import (
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.metrics import EventStorage
 from eventloop.metrics.scalar_value import is_number, is_single
-from eventloop.state.exchange import gather, has_other_ranks, of_rank_0
+from eventloop.state.exchange import decided_by_rank_0, gather
 from eventloop.state.sharded import refuse_sharded
 from eventloop.util.functions import check_plain
 
@@ -137,15 +137,6 @@ def _together(a: Mean, b: Mean) -> Mean:
     return Mean(a.value + b.value, samples)
 
 
-def _of_rank_0(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the metrics of rank 0 on every rank.
-
-    A metric object that does not reduce over ranks has a different score on each rank. Ranks must not decide
-    differently on the best checkpoint, a plateau or an early stop.
-    """
-    return of_rank_0(metrics) if has_other_ranks() else metrics
-
-
 class Evaluation:
     """Collect the outputs of `val_step` over one pass, and compute the metrics at its end.
 
@@ -205,7 +196,10 @@ class Evaluation:
                     self._averages.add(key, value, samples)
 
     def compute(self) -> dict[str, float]:
-        """Return all metrics as floats. It waits for the device.
+        """Return all metrics as floats, those of rank 0 on every rank. It waits for the device.
+
+        A metric object that does not reduce over ranks has a different score on each rank. Ranks must not
+        decide differently on the best checkpoint, a plateau or an early stop.
 
         Raises:
             ValueError: two sources report the same metric.
@@ -217,7 +211,7 @@ class Evaluation:
                     self._claim(key, f"evaluator {name!r}")
                     refuse_sharded(f"the metric {key!r}", score)
                     metrics[key] = float(score)
-        return _of_rank_0(metrics)
+        return decided_by_rank_0(lambda: metrics)
 
     def _claim(self, name: str, source: str) -> None:
         if (owner := self._sources.setdefault(name, source)) != source:

@@ -20,7 +20,7 @@ from eventloop.data.loader_state import has_state_dict, random_state, samplers_o
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept
 from eventloop.metrics import EventStorage
-from eventloop.state.exchange import gather
+from eventloop.state.exchange import raised_together
 from eventloop.util.checks import at_least
 from eventloop.util.suggest import near
 from eventloop.util.text import error_text
@@ -234,17 +234,12 @@ def _validate(trainer: CheckedTrainer, batches: int) -> Mapping[str, float]:
 def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -> Evaluation:
     """Validate on all ranks; if one rank fails, all raise."""
     evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
-    failure: Exception | None = None
-    try:
+    with raised_together("the sanity validation"):  # the other ranks would wait for this one in `compute`
         for batch in islice(_own_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
             with torch.no_grad():
                 trainer.outputs = trainer.val_step(trainer.batch)
             evaluation.add(trainer.outputs, batch_size(trainer.batch))
-    except Exception as error:  # the other ranks would wait for this one in `compute`
-        failure = error
-    if any(gather(failure is not None)):
-        raise failure or RuntimeError("the sanity validation failed on another rank, whose error says why")
     return evaluation
 
 

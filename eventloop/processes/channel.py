@@ -39,6 +39,7 @@ class Kind(IntEnum):
     FLUSHED = 20
     CLOSED = 21
     LOG = 22
+    ALIVE = 23  # the child is running, and has no answer yet
 
 
 class Frame(NamedTuple):

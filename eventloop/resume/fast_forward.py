@@ -9,9 +9,11 @@ arguments.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,14 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 from eventloop.resume.protocols import ResumableTrainer
+
+logger = logging.getLogger("eventloop")
+
+RATE_STAYS_ZERO = (
+    "%s: the learning rate %sis 0: unless its schedules raise it again, the rest of the run trains nothing. "
+    'Build them for the present length of the run, and call resume(path, changed="apply"); or resume from '
+    "before their end"
+)
 
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,16 +183,14 @@ def with_arguments(saved: Mapping[str, Any], built: Mapping[str, Any]) -> dict[s
     return merged
 
 
-def optimizers_at_zero(trainer: ResumableTrainer) -> list[str]:
-    """Return the names of the optimizers whose scheduled rate is 0; no names if the run is complete."""
+def warn_of_zero_rates(trainer: ResumableTrainer, source: Path) -> None:
+    """Log each optimizer whose scheduled rate is 0 after a resume, unless the run is complete."""
     ends = ((trainer.iter, trainer.max_iters), (trainer.epoch, trainer.max_epochs))
     if any(end is not None and done >= end for done, end in ends):
-        return []
-    return [
-        name
-        for name, optimizer in named_optimizers(trainer.optimizer).items()
-        if own_schedulers(trainer, optimizer) and any(map(_has_stopped, optimizer.param_groups))
-    ]
+        return
+    for name, optimizer in named_optimizers(trainer.optimizer).items():
+        if own_schedulers(trainer, optimizer) and any(map(_has_stopped, optimizer.param_groups)):
+            logger.warning(RATE_STAYS_ZERO, source, f"of {name!r} " if name else "")
 
 
 def _has_stopped(group: Mapping[str, Any]) -> bool:

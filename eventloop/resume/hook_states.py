@@ -1,4 +1,4 @@
-"""Load the hooks' states from a checkpoint, by hook name; `TrainerState` calls it on a resume."""
+"""Check and load the hooks' states from a checkpoint, by hook name; `TrainerState` calls it on a resume."""
 
 from __future__ import annotations
 
@@ -8,8 +8,28 @@ from contextlib import contextmanager
 from typing import Any
 
 from eventloop.state.rollback import Rollback
+from eventloop.util.errors import CheckpointError
 
 logger = logging.getLogger("eventloop")
+
+
+def check_needed_hooks(hooks: Iterable[Any], meta: Mapping[str, Any], source: object) -> None:
+    """Refuse a checkpoint if a hook that wrote into it, such as an averaging one, is missing here.
+
+    Args:
+        meta: the checkpoint's `meta`.
+        source: its path, for the error.
+
+    Raises:
+        CheckpointError: a hook is missing.
+    """
+    own = {hook.name for hook in hooks}
+    missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
+    if missing:
+        raise CheckpointError(
+            f"{source} cannot be resumed from without the hook {', '.join(missing)}, which wrote part of "
+            "it: give the Trainer that hook under that name; load_checkpoint(path) loads the weights alone"
+        )
 
 
 def load_hooks(hooks: Iterable[Any], states: Mapping[str, Any], rollback: Rollback) -> None:

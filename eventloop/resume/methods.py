@@ -22,6 +22,12 @@ class Resumable:
 
         trainer.resume("auto", changed="apply")  # with a learning rate that was edited meanwhile
 
+        With several ranks this is a collective: call it on every rank. A rank waits for the others, for the
+        timeout of the process group at most, whose error it then raises. Rank 0 looks for the checkpoint, by
+        its own `path`, and every rank reads that one, compared by the SHA-256 of its manifest. Before the
+        weights are loaded, their SHA-256 is compared over the ranks, which takes one hash of them on the CPU.
+        An error of one rank is raised on all, with the rank and its host, and leaves all as they were.
+
         Args:
             path: "auto" for the newest intact checkpoint of the run (if two have the same iteration, the
                 regular one rather than the best one), "best" for its best checkpoint (by the first metric of
@@ -50,10 +56,12 @@ class Resumable:
             The path of the checkpoint that was read.
 
         Raises:
-            FileNotFoundError: there is no such checkpoint.
+            FileNotFoundError: there is no such checkpoint; with several ranks, none that rank 0 finds.
             CheckpointError: the checkpoint cannot be read, has a value of a wrong type, belongs to another
                 model or to a run with other settings, or one of its schedules ends before the run does.
-                Nothing of it is loaded.
+                Nothing of it is loaded. With several ranks also: a rank does not find the checkpoint of
+                rank 0, or another one at its path, or would load other weights.
+            RuntimeError: another rank cannot be reached.
             Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
             TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
@@ -61,6 +69,9 @@ class Resumable:
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
         """Load only the weights of a checkpoint.
+
+        With several ranks, "auto" and "best" are collectives: rank 0 chooses, and every rank must make the
+        call, as in `resume`. A path or a name is loaded by each rank that makes the call, and by no other.
 
         Args:
             path: as in `resume`, or a file of another program: a `.safetensors` file, or a file that

@@ -10,15 +10,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from eventloop.checkpoint import CheckpointError, load_best, load_checkpoint, load_newest
-from eventloop.checkpoint.store import Check
-from eventloop.checkpoint.weights import OWN, check_model_state, load_model_state, prepare_model_state, unwrap
+from eventloop.checkpoint import CheckpointError
+from eventloop.checkpoint.store import Check, Loaded
+from eventloop.checkpoint.weights import OWN, check_model_state, log_strangers, prepare_model_state, unwrap
 from eventloop.data.plain_values import plain
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
@@ -30,26 +31,23 @@ from eventloop.optim.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from eventloop.resume.fast_forward import optimizers_at_zero, too_short
-from eventloop.resume.hook_states import load_hooks, log_mismatches
+from eventloop.resume.choice import check_same_weights, find, find_on_all_ranks
+from eventloop.resume.fast_forward import too_short, warn_of_zero_rates
+from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
-from eventloop.resume.resolve_path import place_of, what_else
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
 from eventloop.resume.settings import Settings
-from eventloop.state.exchange import gather_on_rank_0, has_other_ranks
+from eventloop.state.exchange import gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
 from eventloop.util.anchored_path import Anchored
 
 logger = logging.getLogger("eventloop")
 
+NAMES_OF_ALL = ("auto", "best")
+"""The names of checkpoints that rank 0 looks up for all ranks, also in `load_checkpoint`."""
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
-RATE_STAYS_ZERO = (
-    "%s: the learning rate %sis 0: unless its schedules raise it again, the rest of the run trains nothing. "
-    'Build them for the present length of the run, and call resume(path, changed="apply"); or resume from '
-    "before their end"
-)
 
 
 class Resumed(NamedTuple):
@@ -86,19 +84,24 @@ class TrainerState:
         self._resumed: Resumed | None = None  # until the training starts
         self._directories: list[Anchored] = []
         self._watched: list[str] = []
+        self._finish_saves: list[Callable[[], None]] = []
 
-    def saves_in(self, directory: Path, watched: Sequence[str] = ()) -> None:
+    def saves_in(
+        self, directory: Path, watched: Sequence[str] = (), finish: Callable[[], None] = lambda: None
+    ) -> None:
         """Register a directory in which a hook saves checkpoints.
 
         A resume searches all registered directories; the first one becomes `checkpoint_dir`.
 
         Args:
             watched: the metrics whose best checkpoints the hook keeps in that directory.
+            finish: waits for the hook's running saves, so that a load within a training finds them.
         """
         if not self._directories:
             self._trainer.checkpoint_dir = directory
         self._directories.append(Anchored(directory))
         self._watched += watched
+        self._finish_saves.append(finish)
 
     @property
     def directories(self) -> list[Path]:
@@ -165,20 +168,24 @@ class TrainerState:
 
     def resume(self, path: str | Path, changed: Changed = "refuse") -> Path:
         """Load a checkpoint and continue its run; `Trainer.resume` documents the arguments and errors."""
-        check_changed(changed)
         trainer = self._trainer
-        trainer.copying.join()
-        found, checkpoint = self._find(path, check_usable)
-        with Rollback(found) as rollback:
-            with trainer.bus.holding(AfterLoadCheckpoint):  # a refused checkpoint emits nothing
+        with raised_together("the resume"):
+            check_changed(changed)
+            trainer.copying.join()
+        found, checkpoint = self._find(path, check_usable, together=True)
+        with Rollback(
+            found
+        ) as rollback:  # around the exchanges: an error of one rank leaves all as they were
+            with raised_together("the resume"), trainer.bus.holding(AfterLoadCheckpoint):
                 checkpoint = self._announce(found, checkpoint)
                 steps, changes, lines = self._load(found, checkpoint, changed, rollback)
+            check_same_weights(_weights_of(checkpoint), found)
             resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
         for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
             logger.warning("%s: %s", found, line)
-        self._warn_of_zero_rates(found)
+        warn_of_zero_rates(trainer, found)
         return found
 
     def _note_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
@@ -260,10 +267,10 @@ class TrainerState:
         trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
-        weights = checkpoint.get(OWN, checkpoint["state_dict"])
+        weights = _weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
         self._check_parts(checkpoint, found)
-        self._check_hooks(checkpoint["meta"], found)
+        check_needed_hooks(trainer.hooks, checkpoint["meta"], found)
         with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
             changes = self.settings.compare(checkpoint["meta"])
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
@@ -287,43 +294,41 @@ class TrainerState:
                 scheduler.load_state_dict(state)
         return self.settings.fast_forward(checkpoint, states, changes) if applies else []
 
-    def _warn_of_zero_rates(self, found: Path) -> None:
-        for name in optimizers_at_zero(self._trainer):
-            logger.warning(RATE_STAYS_ZERO, found, f"of {name!r} " if name else "")
+    def _find(self, path: str | Path, check: Check | None, *, together: bool) -> tuple[Path, dict[str, Any]]:
+        """Return the path and the state of a checkpoint: the one of rank 0 on all ranks if `together`."""
+        look = partial(self._look, path, check)
+        loaded = find_on_all_ranks(look, again=str(path) in NAMES_OF_ALL) if together else look()
+        return loaded.path, loaded.state
 
-    def _find(self, path: str | Path, check: Check | None) -> tuple[Path, dict[str, Any]]:
-        if str(path) == "auto":
-            return load_newest(self.directories, check)
-        if str(path) == "best":
-            return load_best(self.directories, check=check, prefer=self._watched)
-        place = place_of(path, self.directories)
-        try:
-            return place, load_checkpoint(place)
-        except CheckpointError as error:
-            if not place.is_dir():
-                raise
-            raise CheckpointError(f"{error}{what_else(place)}") from error
-
-    def _check_hooks(self, meta: Mapping[str, Any], path: Path) -> None:
-        """Refuse a checkpoint if a hook that wrote into it, such as an averaging one, is missing here."""
-        own = {hook.name for hook in self._trainer.hooks}
-        missing = [name for name in meta.get("needs_hooks", ()) if name not in own]
-        if missing:
-            raise CheckpointError(
-                f"{path} cannot be resumed from without the hook {', '.join(missing)}, which wrote part of "
-                "it: give the Trainer that hook under that name; load_checkpoint(path) loads the weights "
-                "alone"
-            )
+    def _look(self, path: str | Path, check: Check | None) -> Loaded:
+        for finish in self._finish_saves:  # a checkpoint that is being written counts
+            finish()
+        return find(path, self.directories, self._watched, check)
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
-        self._trainer.copying.join()
-        place, checkpoint = self._find(path, None)
-        with self._trainer.bus.holding(AfterLoadCheckpoint):
-            checkpoint = self._announce(place, checkpoint)
-            load_model_state(
-                unwrap(self._trainer.model), checkpoint["state_dict"], strict=strict, source=str(place)
-            )
+        trainer, together = self._trainer, str(path) in NAMES_OF_ALL
+        what = f"load_checkpoint({str(path)!r})"
+        with raised_together(what) if together else nullcontext():
+            trainer.copying.join()
+        place, checkpoint = self._find(path, None, together=together)
+        with Rollback(place) as rollback:
+            with (
+                raised_together(what) if together else nullcontext(),
+                trainer.bus.holding(AfterLoadCheckpoint),
+            ):
+                checkpoint = self._announce(place, checkpoint)
+                load, strangers = prepare_model_state(
+                    unwrap(trainer.model),
+                    checkpoint["state_dict"],
+                    rollback,
+                    strict=strict,
+                    source=str(place),
+                )
+            if together:
+                check_same_weights(checkpoint["state_dict"], place)
+            rollback.commit([load])
+        log_strangers(strangers, str(place))
         self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
@@ -397,3 +402,9 @@ class TrainerState:
                 set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
         for change in changes:
             self._rescale(change)
+
+
+def _weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the weights with which a resumed run continues."""
+    weights: Mapping[str, Any] = checkpoint.get(OWN, checkpoint["state_dict"])
+    return weights

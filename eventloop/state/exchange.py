@@ -1,18 +1,27 @@
-"""Exchange Python objects and numbers between the ranks of a training, in host memory.
+"""Exchange decisions, errors and Python objects between the ranks of a training, in host memory.
 
-The exchanges are collectives: every rank must make them in the same order, and waits for the others. They use
-gloo. With NCCL, PyTorch would put the objects on the current GPU, which is the first one on every rank whose
-script has not called `torch.cuda.set_device`.
+What ranks must do alike is decided by rank 0 and sent, with `decided_by_rank_0`. What each rank does on its
+own, but no rank may complete alone, is done within `raised_together`. All exchanges are collectives: every
+rank must make them in the same order, and waits for the others, for the timeout of the process group at most.
+They use gloo. With NCCL, PyTorch would put the objects on the current GPU, which is the first one on every
+rank whose script has not called `torch.cuda.set_device`.
 """
 
 from __future__ import annotations
 
+import builtins
 import logging
-from typing import Any, TypeVar
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
 from eventloop.costs.waits import waiting
+from eventloop.util.errors import CheckpointError
+from eventloop.util.text import error_text
 
 EXCHANGE = "an exchange of values"
 """The name of these waits in the costs."""
@@ -56,16 +65,153 @@ def gather_on_rank_0(own: T) -> list[T] | None:
     return found
 
 
-def of_rank_0(own: T) -> T:
-    """Return rank 0's value on every rank; if rank 0 cannot be reached, log that and return `own`."""
-    box = [own]
+def decided_by_rank_0(decide: Callable[[], T]) -> T:
+    """Call a function on rank 0 alone, and return its result on every rank; a collective.
+
+    An error that the function raises is raised on every rank, with a note that it comes from rank 0. An error
+    that cannot be pickled is raised elsewhere as the nearest class that can be, with its text. Without other
+    ranks this only calls the function.
+
+    If other ranks cannot be reached, rank 0 logs that and keeps its decision: it can still complete what
+    needs no other rank, such as a last checkpoint.
+
+    Raises:
+        RuntimeError: rank 0 cannot be reached; not raised on rank 0.
+    """
+    if not has_other_ranks():
+        return decide()
+    if dist.get_rank() == 0:
+        return _decide_and_send(decide)
+    box: list[Any] = [None]
     try:
         with waiting("ranks", EXCHANGE):
             dist.broadcast_object_list(box, src=0, group=host_group())
     except RuntimeError as error:
-        logger.warning("rank 0 cannot broadcast its value to the other ranks: %s", error)
-        return own
-    return box[0]
+        raise RuntimeError(
+            f"{this_rank()} expected a decision of rank 0, which cannot be reached: it has ended, or "
+            f"does not make this call: {error}"
+        ) from error
+    sent: bytes | _Failure = box[0]
+    if isinstance(sent, _Failure):
+        raise sent.again()
+    decided: T = pickle.loads(sent)
+    return decided
+
+
+def _decide_and_send(decide: Callable[[], T]) -> T:
+    failure: Exception | None = None
+    sent: bytes | _Failure
+    try:
+        decided = decide()
+        sent = pickle.dumps(decided)  # before the exchange, in which the others would wait for ever
+    except Exception as error:
+        failure, sent = error, _Failure.of(error)
+    try:
+        with waiting("ranks", EXCHANGE):
+            dist.broadcast_object_list([sent], src=0, group=host_group())
+    except RuntimeError as error:
+        logger.warning("rank 0 cannot send its decision to the other ranks: %s", error)
+    if failure is not None:
+        raise failure
+    return decided
+
+
+@contextmanager
+def raised_together(what: str) -> Iterator[None]:
+    """Make a context that raises on every rank if its block raises on one of them; its end is a collective.
+
+    A rank whose own block raised an error raises that one. All others raise an error of the same kind, with
+    the rank, its host and its error in the text. Without other ranks the block is executed as it is. Ctrl-C
+    is not exchanged.
+
+    Args:
+        what: what the block does, for the text, such as "the resume".
+
+    Raises:
+        RuntimeError: another rank cannot be reached.
+    """
+    if not has_other_ranks():
+        yield
+        return
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    try:
+        ranks = gather(None if failure is None else _Failure.of(failure))
+    except RuntimeError as error:
+        if failure is None:
+            raise RuntimeError(
+                f"{what} needs all ranks, and {this_rank()} cannot reach another one: it has ended, or does "
+                f"not make this call: {error}"
+            ) from error
+        failure.add_note(f"the other ranks could not be told: {error}")
+        ranks = []
+    if failure is not None:
+        raise failure
+    failures = [each for each in ranks if each is not None]
+    if failures:
+        raise failures[0].of_another(what, len(failures))
+
+
+def this_rank() -> str:
+    """Return the number and the host of this rank for messages, such as "rank 1 on host n7"."""
+    return f"rank {dist.get_rank()} on host {socket.gethostname()}"
+
+
+class _Failure(NamedTuple):
+    """An error of one rank as it is sent to the others.
+
+    Args:
+        rank: the rank and its host.
+        pickled: the error; empty if it cannot be pickled.
+        nearest: the nearest class of the error that every rank has, and that takes a text.
+        text: the text of the error.
+        named: the text after the name of the error's class.
+    """
+
+    rank: str
+    pickled: bytes
+    nearest: type[Exception]
+    text: str
+    named: str
+
+    @classmethod
+    def of(cls, error: Exception) -> _Failure:
+        try:
+            pickled = pickle.dumps(error)
+        except Exception:
+            pickled = b""
+        return cls(this_rank(), pickled, _nearest(type(error)), str(error), error_text(error))
+
+    def again(self) -> Exception:
+        """Return the error once more, with a note of where it was raised."""
+        try:
+            error = pickle.loads(self.pickled)
+        except Exception:  # its class is unknown here, or takes other arguments than `args`
+            error = self.nearest(self.text)
+        if not isinstance(error, Exception):
+            error = self.nearest(self.text)
+        error.add_note(f"raised on {self.rank}, which decides for all ranks")
+        return error
+
+    def of_another(self, what: str, count: int) -> Exception:
+        """Return the error that a rank raises whose own block succeeded."""
+        more = f" and on {count - 1} more" if count > 1 else ""
+        return self.nearest(f"{what} failed on {self.rank}{more}, so on all ranks: {self.named}")
+
+
+def _nearest(kind: type[Exception]) -> type[Exception]:
+    """Return the first base class that is built in or this package's, and whose text is its argument."""
+    for base in kind.__mro__:
+        known = base is CheckpointError or getattr(builtins, base.__name__, None) is base
+        try:
+            if known and str(base("text")) == "text" and issubclass(base, Exception):
+                return base
+        except TypeError:  # UnicodeDecodeError takes five arguments
+            continue
+    return RuntimeError
 
 
 def host_group() -> Any:

@@ -1,8 +1,8 @@
 """Roll back a partly loaded checkpoint, so that a failed load leaves every object as it was.
 
-`Trainer.resume` and `load_model_state` use it. Objects that load their state with code of the user's may
-fail, so a copy of their former state is kept until the load is complete. All other parts are checked first,
-and loaded at the end by steps that cannot fail.
+`Trainer.resume` and `Trainer.load_checkpoint` use it. Objects that load their state with code of the user's
+may fail, so a copy of their former state is kept until the load is complete. All other parts are checked
+first, and loaded at the end by steps that cannot fail.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
 
 @pytest.mark.parametrize(
     ("module", "function"),
-    [("store", "load_checkpoint"), ("verify", "read_manifest"), ("directory", "read_manifest"), ("directory", "_is_there")],
+    [("store", "read_checkpoint"), ("store", "read_identified"), ("directory", "read_manifest"), ("directory", "_is_there")],
 )  # fmt: skip
 @pytest.mark.parametrize("load", [load_newest, load_best])
 def test_what_a_run_removes_meanwhile_has_a_successor(
@@ -154,7 +154,7 @@ def test_what_a_run_removes_meanwhile_has_a_successor(
 
 def test_looking_has_an_end(tmp_path: Path, meanwhile: Callable[..., None]) -> None:
     """A scan gives up with an error if a run removes checkpoints faster than they are read."""
-    meanwhile("store", "load_checkpoint", times=MOST_SCANS)
+    meanwhile("store", "read_checkpoint", times=MOST_SCANS)
 
     with pytest.raises(
         FileNotFoundError, match=r"no checkpoint to resume from; no checkpoint at .*best_acc_"

@@ -17,8 +17,9 @@ from torch import nn
 
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.external_weights import read_safetensors
-from eventloop.checkpoint.weights import load_model_state
+from eventloop.checkpoint.weights import prepare_model_state
 from eventloop.hooks import CheckpointHook, EMAHook
+from eventloop.state.rollback import Rollback
 from tests.support.other_weights import State, has, put, weights
 from tests.support.trainers import MakeTrainer, tiny_model
 
@@ -114,7 +115,9 @@ def test_versions_of_modules_keep_their_places(monkeypatch: pytest.MonkeyPatch) 
     places = ("", "module", "module._orig_mod", "module._orig_mod.0", "module._orig_mod.3")
     saved._metadata = {name: {"version": number} for number, name in enumerate(places)}  # type: ignore[attr-defined]
 
-    load_model_state(tiny_model(), saved, strict=True, source="it")
+    with Rollback("it") as rollback:
+        finish, _ = prepare_model_state(tiny_model(), saved, rollback, strict=True, source="it")
+        rollback.commit([finish])
 
     assert seen == {"0.": 3, "3.": 4}
 

@@ -12,7 +12,7 @@ import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
 from eventloop.checkpoint.commit import leftovers
-from eventloop.checkpoint.disk import SaveGivenUp
+from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
@@ -133,10 +133,10 @@ def test_a_failed_removal_is_logged(
 ) -> None:
     """If a replaced checkpoint cannot be removed, the save succeeds, and the log has a warning."""
 
-    def fail(path: Path, disk: object) -> None:
+    def fail(disk: Disk, path: Path) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.checkpoint.commit.remove_checkpoint", fail)
+    monkeypatch.setattr(Disk, "remove", fail)
     save_checkpoint(a_state(1.0), tmp_path / "old")
     make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
 

@@ -17,18 +17,33 @@ import torch
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.commit import Outcome, Save
 from eventloop.checkpoint.manifest import Label, read_manifest
-from eventloop.checkpoint.saving import saver
-from eventloop.checkpoint.saving.saver import STARTS, Saver
+from eventloop.checkpoint.saving import saver_client
+from eventloop.checkpoint.saving.group_writer import STARTS
+from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job, SaverProcess
 from eventloop.checkpoint.serialize import serialize
 from eventloop.hooks.preemption import KNOWN
 from eventloop.processes.launch import bare_command
 from tests import forked
-from tests.support.saving import DEADLINE, Late, a_state, assert_same, nothing_is_small, pointers
+from tests.support.saving import (
+    DEADLINE,
+    Late,
+    a_state,
+    assert_same,
+    no_thread_while_it_starts,
+    nothing_is_small,
+    pointers,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
 
 Make = Callable[..., Saver]
+
+
+@pytest.fixture(autouse=True)
+def from_the_first_save_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the process write the first save, too."""
+    no_thread_while_it_starts(monkeypatch)
 
 
 def no_thread(saves: Sequence[Save], given_up: object = None) -> list[Outcome]:
@@ -64,7 +79,8 @@ def test_the_process_writes_the_state_of_the_call(
         assert read_manifest(path).files["state.pth"].bytes == size
         assert read_manifest(path).sequence == value
         assert_same(load_checkpoint(path), value)
-        assert os.listdir(tmp_path) == [path.name]
+    saver.close()
+    assert os.listdir(tmp_path) == [path.name]
 
 
 def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, tmp_path: Path) -> None:
@@ -80,11 +96,10 @@ def test_the_process_writes_what_was_copied_later(make_saver: Make, late: Late, 
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
 
-def test_an_awaited_save_starts_no_process(make_saver: Make, tmp_path: Path) -> None:
-    """A save that the training waits for is written by a thread, because the process has the lowest
-    priority."""
+def test_the_last_save_starts_no_process(make_saver: Make, tmp_path: Path) -> None:
+    """The save at the end of a run, when the training does nothing else, is written by a thread."""
     saver = make_saver(process=True)
-    saver.save(a_state(1.0), Job(tmp_path / "a", awaited=True)).result(DEADLINE)
+    saver.save(a_state(1.0), Job(tmp_path / "a", last=True)).result(DEADLINE)
 
     assert saver.process is None
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
@@ -223,19 +238,19 @@ def test_a_killed_process_loses_no_save(
     assert saver.process.pid != process.pid
 
 
-def test_a_stopped_process_is_ended_after_the_time_limit(
+def test_a_stopped_process_is_killed(
     stopped: tuple[Saver, SaverProcess],
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that does not answer in time is killed, and a thread repeats its save."""
-    monkeypatch.setattr(saver, "TIMEOUT_SECONDS", 0.1)
+    """A process that gives no sign of life is killed, and a thread repeats its save."""
+    monkeypatch.setattr(saver_client, "SILENT_SECONDS", 0.5)
     own, process = stopped
     state = {**a_state(1.0), "text": "x" * (1 << 22)}
     own.save(state, Job(tmp_path / "a")).result(DEADLINE)
 
-    assert "the process could not: it had not answered after 0.1 s, and was killed" in caplog.text
+    assert "the process could not: it gave no sign of life for 0.5 s, and was killed" in caplog.text
     assert not Path(f"/proc/{process.pid}").exists()
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
 
@@ -274,11 +289,11 @@ def test_it_ignores_what_ends_a_process_group(moment: str, tmp_path: Path) -> No
     process = SaverProcess()
     save = serialize(a_state(1.0), tmp_path / "a").with_own_bytes()
     if moment == "when it runs":
-        assert process.commit([save], DEADLINE)[0].error is None
+        assert process.commit([save])[0].error is None
     for name in KNOWN:
         os.kill(process.pid, getattr(signal, name))
 
-    (outcome,) = process.commit([save._replace(path=tmp_path / "b")], DEADLINE)
+    (outcome,) = process.commit([save._replace(path=tmp_path / "b")])
     assert outcome.error is None
     assert process.end(DEADLINE) == "exit code 0"
     assert_same(load_checkpoint(tmp_path / "b"), 1.0)
@@ -290,7 +305,7 @@ from eventloop.checkpoint.saving.saver_client import SaverProcess
 
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 process = SaverProcess()
-assert process.commit([], 60) == []
+assert process.commit([]) == []
 fork = os.fork()
 if fork:
     print(process.pid, fork, flush=True)

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
-from eventloop.checkpoint.commit import leftovers, remove_replaced
+from eventloop.checkpoint.commit import Removals, commit, leftovers
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.prune import remove_dead
+from eventloop.checkpoint.serialize import serialize
 from tests.faults.operations import state, value_of, values
 from tests.faults.shim import Operation, shimmed
 
@@ -222,9 +223,21 @@ SCENARIOS = {
 
 
 def _save(directory: Path, save: Save) -> None:
+    save_checkpoint(state(save.value), directory / save.name, _label(save))
+
+
+def _label(save: Save) -> Label:
     best = Label(best={"acc": "greater"}, metrics={"acc": float(save.value)}) if save.best else Label()
-    label = Label(sequence=save.value, best=best.best, metrics=best.metrics)
-    save_checkpoint(state(save.value), directory / save.name, label)
+    return Label(sequence=save.value, best=best.best, metrics=best.metrics)
+
+
+def _commit(directory: Path, save: Save, removals: Removals) -> None:
+    """Save as the saver's process does, which leaves the replaced ones to the next save."""
+    encoded = serialize(state(save.value), directory / save.name, _label(save))
+    (outcome,) = commit(
+        [encoded._replace(replaces=tuple(directory / name for name in save.replaces))], removals=removals
+    )
+    assert outcome.error is None
 
 
 class Crash(NamedTuple):
@@ -268,6 +281,7 @@ def _moments(
 ) -> Iterator[tuple[str, tuple[frozenset[int | None], frozenset[int | None], frozenset[str]]]]:
     """The model after each step, and what must hold there."""
     durable = list(scenario.before)
+    removals = Removals()
     for save in scenario.saves:
         made: list[Operation] = []
 
@@ -277,9 +291,11 @@ def _moments(
 
         disk._durable.clear()
         with shimmed(keep):
-            _save(run, save)
-            written = len(made)
-            remove_replaced([run / name for name in save.replaces])
+            _commit(run, save, removals)
+            if save is scenario.saves[-1]:
+                removals.finish()
+        renamed = next(number for number, each in enumerate(made) if each.name == "rename")
+        written = next(n for n, each in enumerate(made) if n > renamed and each.name == "sync_directory") + 1
         gone = {*save.replaces, save.name}
         for number, operation in enumerate(made):
             going = gone if number >= written else {save.name}

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from eventloop.checkpoint import disk, load_checkpoint, load_newest, save_checkpoint
-from eventloop.checkpoint.commit import remove_replaced
+from eventloop.checkpoint.commit import Removals
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.verify import verify_checkpoint
@@ -143,7 +143,9 @@ def _commit(directory: Path, name: str, record: Record) -> bool:
             save(where / case.name, 9)
         except OSError:
             return False
-        for warning in remove_replaced([where / each for each in case.removed]):
+        removals = Removals()
+        warnings = removals.rename([where / each for each in case.removed])
+        for warning in [*warnings, *removals.finish()]:
             logging.getLogger("eventloop").warning("%s", warning)
     return True
 

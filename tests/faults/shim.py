@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -97,10 +98,12 @@ class Record:
     fault: Around | None = None
     lasting: bool = False
     made: list[Operation] = field(default_factory=list)
+    lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, operation: Operation) -> Any:
-        number = len(self.made)
-        self.made.append(operation)
+        with self.lock:  # syncs come from several threads
+            number = len(self.made)
+            self.made.append(operation)
         if self.fault is None or self.fail_at is None or number < self.fail_at:
             return operation.do()
         return self.fault(operation) if number == self.fail_at or self.lasting else operation.do()

@@ -53,7 +53,7 @@ def test_any_call_of_the_staging_may_fail(
 ) -> None:
     """The training goes on to its end, it is told, whatever is taken for a checkpoint is whole, and it can be gone on
     with; a save that succeeds later is as good as any."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.task.SMALL", 0)
     made = partial(Saver, process=call != "allocate")
     monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", made)
     trainer = make_trainer(directory, save_best=None)

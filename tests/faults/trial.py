@@ -28,6 +28,7 @@ from eventloop.checkpoint import load_best
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.retention import pending
+from eventloop.checkpoint.saving import group_writer
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointSaved
 from tests.faults.shim import Kill, install
@@ -157,11 +158,14 @@ def _prepare(trial: Trial, trainer: Trainer, *, by_process: bool) -> None:
     journal = os.open(Path(trial.directory, "announced"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def note(event: CheckpointSaved) -> None:
+        if not Path(event.path).exists():  # a later one, which is announced next, has replaced it already
+            return
         manifest = read_manifest(Path(event.path))
         score = float(manifest.metrics["acc"]) if manifest.best else None
         os.write(journal, msgspec.json.encode(Said(Path(event.path).name, manifest.sequence, score)) + b"\n")
 
     trainer.bus.subscribe(note, "checkpoint_saved")
+    group_writer.STARTING_BYTES = -1  # no thread writes while the process starts
     pending.Saver = partial(Saver, process=by_process)  # type: ignore[attr-defined,assignment]
     if by_process:
         os.environ["EVENTLOOP_TESTS_SAVERS"] = str(Path(trial.directory, "savers").absolute())

@@ -14,7 +14,8 @@ from eventloop.checkpoint import load_checkpoint
 from eventloop.events import CheckpointFailed
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
-from tests.support.saving import Writes
+from eventloop.util.errors import CheckpointError
+from tests.support.saving import Ended, Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -107,11 +108,11 @@ def test_failed_epoch_save_is_tried_again_at_the_end(
 def test_score_is_not_compared_with_a_best_that_failed(
     make_trainer: Make, fail_on: Fail, files: Files, scripted: Scripted, last: float, best: int, score: float
 ) -> None:
-    """Later scores are not compared with a best checkpoint whose save failed."""
+    """Later scores are not compared with a best checkpoint whose save has failed."""
     fail_on("best_acc_epoch_2")
     hook = CheckpointHook(save_best="acc", save_last=False)
 
-    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, last)).train()
+    make_trainer(max_epochs=3, hooks=[hook, Ended(hook)], **scripted(0.25, 0.75, last)).train()
 
     assert files() == [f"best_acc_epoch_{best}"]
     assert hook.best.score == score
@@ -120,12 +121,15 @@ def test_score_is_not_compared_with_a_best_that_failed(
 def test_directory_that_cannot_be_made_is_a_failed_save(
     make_trainer: Make, tmp_path: Path, record_names: Callable[..., list[str]]
 ) -> None:
-    """If `out_dir` cannot be made, each save fails with an event, and training goes on."""
+    """If `out_dir` cannot be made, each save fails with an event, training goes on, and ends with an error."""
     (tmp_path / "far").write_text("a file")
     trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1, out_dir=tmp_path / "far")])
     seen = record_names(trainer, "checkpoint_failed", "checkpoint_saved")
 
-    trainer.train()
+    with pytest.raises(
+        CheckpointError, match=r"expected a checkpoint .*/far/run, got none: all 3 .*FileExists"
+    ):
+        trainer.train()
 
     assert set(seen) == {"checkpoint_failed"}
     assert trainer.epoch == 2

@@ -15,7 +15,7 @@ from eventloop.checkpoint.manifest import read_manifest
 from eventloop.hooks import CheckpointHook
 from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Train
-from tests.support.saving import Writes
+from tests.support.saving import Ended, Writes
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -77,16 +77,17 @@ def test_the_outdone_one_is_there_until_the_new_one_is_durable(
 
 
 def test_one_that_was_not_saved_is_not_compared_with(
-    train: Train, files: Files, monkeypatch: pytest.MonkeyPatch
+    make_trainer: Make, scripted: Scripted, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A failed best checkpoint removes none, and a lower score may take its place."""
+    """A failed best checkpoint removes none, and once it has failed a lower score may take its place."""
 
     def full(path: Path) -> None:
         if path.name == "best_acc_epoch_3":
             raise OSError(errno.ENOSPC, "No space left on device")
 
     Writes.of_hooks(monkeypatch, full)
-    hook = train(0.25, 0.5, 0.875, 0.375, keep_best=2)
+    hook = CheckpointHook(save_best="acc", save_last=False, keep_best=2)
+    make_trainer(max_epochs=4, hooks=[hook, Ended(hook)], **scripted(0.25, 0.5, 0.875, 0.375)).train()
 
     assert files() == ["best_acc_epoch_2", "best_acc_epoch_4"]
     assert hook.best.score == 0.5

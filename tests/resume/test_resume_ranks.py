@@ -183,44 +183,55 @@ def test_a_checkpoint_of_an_earlier_version(make_trainer: MakeTrainer) -> None:
 GONE = (
     BEGIN
     + """
-import logging
+import logging, os
 lines = []
 class Keep(logging.Handler):
     def emit(self, record):
         lines.append(record.getMessage())
 logging.getLogger("eventloop").addHandler(Keep())
-from eventloop.state.exchange import of_rank_0
-if sys.argv[1] == GONE:
-    print("{}", flush=True)
-elif rank == 1:
-    print(json.dumps({"said": of_rank_0("own"), "lines": lines}), flush=True)
-else:
-    model = nn.Linear(2, 2)
-    trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
-        train_loader=[(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))], max_epochs=1, work_dir="run")
-    keys = trainer.state.gather("").keys()
-    print(json.dumps({"gathered": ["state_dict" in keys, "ranks" in keys], "lines": lines}), flush=True)
-import os
+
+def leave():
+    if rank == GONE:
+        print("{}", flush=True)
+        os._exit(0)
+
+model = nn.Linear(2, 2)
+hook = CheckpointHook()
+trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy,
+    train_loader=[(torch.zeros(2, 2), torch.zeros(2, dtype=torch.long))], max_epochs=1, hooks=[hook], work_dir="run")
+trainer.bus.subscribe(lambda event: leave(), "after_train", priority="HIGHEST")
+closed, error = [], None
+trainer.bus.subscribe(lambda event: closed.append(event.reason), "after_run")
+try:
+    trainer.train()
+except Exception as raised:
+    error = [type(raised).__name__, str(raised)]
+trainer.close()
+print(json.dumps({"closed": closed, "error": error, "lines": lines, "running": trainer.running}), flush=True)
 os._exit(0)
 """
 )
 
 
-@pytest.mark.parametrize(
-    ("gone", "key", "expected", "line"),
-    [
-        (1, "gathered", [True, False], "the random state of the other ranks cannot be gathered: "),
-        (0, "said", "own", "rank 0 cannot broadcast its value to the other ranks: "),
-    ],
-)
-def test_a_rank_that_is_gone(tmp_path: Path, gone: int, key: str, expected: object, line: str) -> None:
-    """If another rank has ended, the checkpoint is saved without its state; without rank 0 a rank decides
-    alone."""
-    said = run_ranks(f"GONE = '{gone}'\n" + GONE, tmp_path)[1 - gone]
+def test_rank_0_saves_without_a_rank_that_is_gone(tmp_path: Path) -> None:
+    """If another rank ends before the last save, rank 0 saves without its state, says so, and closes the
+    run."""
+    said = run_ranks(f"GONE = 1\n{GONE}", tmp_path)[0]
 
-    assert said[key] == expected
-    (logged,) = said["lines"]
-    assert logged.startswith(line)
+    assert (said["error"], said["closed"], said["running"]) == (None, ["completed"], False)
+    assert "ranks" not in load_checkpoint(tmp_path / "run" / "epoch_1")
+    gathering = "the random state of the other ranks cannot be gathered: "
+    assert any(line.startswith(gathering) for line in said["lines"])
+
+
+def test_a_run_without_rank_0_closes_with_an_error(tmp_path: Path) -> None:
+    """If rank 0 ends before the last save, no other rank decides for it: the run closes, and raises."""
+    said = run_ranks(f"GONE = 0\n{GONE}", tmp_path)[1]
+
+    assert (said["closed"], said["running"]) == (["error"], False)
+    kind, text = said["error"]
+    assert kind == "RuntimeError"
+    assert "expected a decision of rank 0, which cannot be reached" in text
 
 
 FAILING = (

@@ -34,7 +34,7 @@ from eventloop.interrupt import graceful_interrupt
 from eventloop.writers.writer import Writer
 from tests.forked import ROOT, Forked
 from tests.support.process_support import until
-from tests.support.saving import Gate
+from tests.support.saving import Gate, no_thread_while_it_starts
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect, event_name
 
 needs_shared_memory = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -361,8 +361,9 @@ def test_a_thread_gives_up(hold: Callable[[str], threading.Event], gate: Gate, t
 
 
 @pytest.fixture
-def stopped(tmp_path: Path) -> Iterator[tuple[Saver, int]]:
+def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Saver, int]]:
     """A saver whose process has written once, and is stopped; with the process id."""
+    no_thread_while_it_starts(monkeypatch)
     saver = Saver()
     saver.save(a_state(1), Job(tmp_path / "zero")).result(DEADLINE)
     assert saver.process is not None
@@ -411,9 +412,11 @@ def test_the_hook_leaves_a_save_to_its_process(
 LEAVES = """
 import os, signal, sys, torch
 from pathlib import Path
+from eventloop.checkpoint.saving import group_writer
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
 
+group_writer.STARTING_BYTES = -1
 saver = Saver()
 state = {"state_dict": {"w": torch.ones(1 << 20)}}
 written = saver.save(state, Job(Path("first")))  # the process has mapped the memory
@@ -460,7 +463,7 @@ from eventloop.interrupt import graceful_interrupt
 from eventloop.checkpoint.retention import pending
 from eventloop.checkpoint.saving.saver import Saver
 
-pending.Saver = lambda: Saver(process=False)
+pending.Saver = lambda **options: Saver(process=False, **options)
 
 def held(disk, file, data):
     open("hold").read()

@@ -15,6 +15,7 @@ from eventloop.checkpoint.commit import Outcome, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.snapshot import Rest
+from eventloop.hooks import CheckpointHook, Hook
 from eventloop.training.trainer import Trainer
 
 DEADLINE = 60.0
@@ -23,7 +24,7 @@ DEADLINE = 60.0
 
 def nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every state be saved like a large one."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.SMALL", 0)
+    monkeypatch.setattr("eventloop.checkpoint.saving.task.SMALL", 0)
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
 
 
@@ -37,6 +38,11 @@ def a_state(value: float) -> dict[str, Any]:
         },
         "optimizer": {"state": {0: {"momentum": torch.full((12,), -value)}}},
     }
+
+
+def no_thread_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every save wait for the start of the process, as one of more than 64 MB does."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.group_writer.STARTING_BYTES", -1)
 
 
 class Writes:
@@ -70,12 +76,25 @@ class Gate(Writes):
     def __init__(self) -> None:
         self.entered, self.open = threading.Event(), threading.Event()
         self.names: list[str] = []
-        super().__init__(self._hold)
+        super().__init__(self.hold)
 
-    def _hold(self, path: Path) -> None:
+    def hold(self, path: Path) -> None:
+        """Wait until the gate is opened."""
         self.names.append(path.name)
         self.entered.set()
         assert self.open.wait(DEADLINE)
+
+
+class Ended(Hook):
+    """A hook that waits in each iteration until the saves of another hook have ended."""
+
+    def __init__(self, hook: CheckpointHook) -> None:
+        self.hook = hook
+
+    def after_train_iter(self, trainer: Trainer, event: Any) -> None:
+        """Wait before the other hook's turn."""
+        for saving in self.hook.saves.under_way:
+            saving.written.exception(DEADLINE)
 
 
 def assert_same(loaded: dict[str, Any], value: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from eventloop.bus import Bus
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
@@ -23,9 +24,10 @@ from eventloop.util.waiting import Promise
 
 
 class SavingTrainer(Protocol):
-    """The parts of a trainer that saves need: its overlapped copies, and events about their results."""
+    """The parts of a trainer that saves need: its overlapped copies, its bus, and events about results."""
 
     copying: Copying
+    bus: Bus
 
     def announce(self, event_type: type[Event], **fields: Any) -> None:
         """Emit an event with the trainer's counters."""
@@ -73,6 +75,20 @@ class Saves:
         If a regular and a best checkpoint were saved in one iteration, it is the regular one.
         """
         self._left_out = 0  # saves skipped or replaced in this run
+        self._durable = 0  # saves of this training
+        self._errors: list[str] = []
+
+    def begin_training(self) -> None:
+        """Begin to count the saves of a training."""
+        self._durable, self._errors = 0, []
+
+    @property
+    def all_failed(self) -> str:
+        """Describe the failures if every save of this training failed; "" otherwise, and without any save."""
+        if self._durable or not self._errors:
+            return ""
+        count = "its save" if len(self._errors) == 1 else f"all {len(self._errors)} saves"
+        return f"{count} failed, the last one with {self._errors[-1]}"
 
     @property
     def full(self) -> bool:
@@ -101,7 +117,8 @@ class Saves:
             began: the `perf_counter` when the save began.
         """
         if self.saver is None:
-            self.saver = Saver()
+            bus = trainer.bus
+            self.saver = Saver(urgent=lambda: not bus.overtime)
         later = trainer.copying.may_come_later if overlap else None
         written = self.saver.save(state, job, later=later)
         trainer.copying.begin(self.saver.join)
@@ -188,8 +205,10 @@ class Saves:
             return
         except Exception as error:  # a full disk raises an OSError, or a RuntimeError of torch
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
+            self._errors.append(error_text(error))
             self._fail(trainer, saving, error_text(error))
             return
+        self._durable += 1
         self.under_way.remove(saving)  # only now, so that after a Ctrl-C the save is reported later
         if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving

@@ -26,8 +26,8 @@ class Replaced(NamedTuple):
     """The checkpoints that a save removes once it is durable.
 
     Attributes:
-        names: their names, oldest first.
-        spares: the number of these checkpoints that are kept, the newest existing ones. Some may not exist,
+        names: their names, in the order in which they go: oldest first, or worst first among best ones.
+        spares: the number of these checkpoints that are kept, the last existing ones. Some may not exist,
             because earlier saves are still running and may fail.
     """
 
@@ -38,8 +38,8 @@ class Replaced(NamedTuple):
 class Retention:
     """The record of a hook's checkpoints and of the last validation.
 
-    Several regular checkpoints may be saved at a time. Only one best checkpoint is saved at a time, because a
-    score must not be compared with a best one whose save may still fail.
+    Several checkpoints may be saved at a time. A score is compared with running best saves, too; once one has
+    failed, the checkpoints behind it count again, because nothing is removed before its successor is durable.
 
     Args:
         watched: the metrics and their rules.
@@ -58,11 +58,9 @@ class Retention:
         self._durable_at = -1
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
         self.bests: Bests = {}
-        """The best checkpoints by name.
-
-        It is replaced by a new dict at each change, so that a failed save can restore the former one.
-        """
-        self._former: tuple[str, Bests] | None = None  # the running best save, and `bests` before it
+        """The best checkpoints by name, running saves included."""
+        self._durable_bests: Bests = {}
+        self._begun_bests: list[Best] = []  # running best saves, oldest first
         self.sequence = -1
         """The sequence number of the directory's last label; -1 before the directory was scanned."""
         self._metrics: dict[str, float] = {}
@@ -121,15 +119,35 @@ class Retention:
 
     def begin_best(self, best: Best) -> Replaced:
         """Record that the save of a best checkpoint begins; return the checkpoints it replaces."""
-        former = self.bests
-        others = [each for each in former.values() if each.metric != best.metric]
-        same = [each for each in former.values() if each.metric == best.metric and each.name != best.name]
-        ranked = self._ranked(best.metric, [best, *same])
-        if self._keep_best > 0:
-            ranked = ranked[: self._keep_best]
-        self.bests = {each.name: each for each in [*others, *ranked]}
-        self._former = best.name, former
-        return Replaced(tuple(name for name in former if name not in self.bests))
+        others = [
+            each for each in self._newest_bests() if each.metric == best.metric and each.name != best.name
+        ]
+        self._begun_bests.append(best)
+        self.bests = self._top(self._newest_bests())
+        if self._keep_best < 0:
+            return Replaced()
+        worst_first = reversed(self._ranked(best.metric, others))
+        return Replaced(tuple(each.name for each in worst_first), self._keep_best - 1)
+
+    def follow(self, bests: Bests) -> None:
+        """Take over the best checkpoints of rank 0, which alone knows whether its saves succeed."""
+        self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
+
+    def _newest_bests(self) -> list[Best]:
+        """Return the durable best checkpoints and the running saves, one of each name, newest first."""
+        newest: Bests = {}
+        for best in (*reversed(self._begun_bests), *self._durable_bests.values()):
+            newest.setdefault(best.name, best)
+        return [*newest.values()]
+
+    def _top(self, bests: Sequence[Best]) -> Bests:
+        """Return those checkpoints that are among the `keep_best` best ones of their metric."""
+        limit = self._keep_best if self._keep_best > 0 else None
+        metrics = dict.fromkeys(best.metric for best in bests)
+        ranked = (
+            self._ranked(metric, [b for b in bests if b.metric == metric])[:limit] for metric in metrics
+        )
+        return {best.name: best for each in ranked for best in each}
 
     def _to_beat(self, metric: str, name: str) -> Best:
         """Return the best checkpoint that a new score must beat; an empty `Best` if any score is enough.
@@ -154,8 +172,10 @@ class Retention:
 
     def done(self, name: str) -> None:
         """Record that a save is durable, and that the checkpoints it replaces are removed."""
-        if self._former is not None and self._former[0] == name:
-            self._former = None
+        for best in self._taken_best(name):
+            others = [each for each in self._durable_bests.values() if each.name != name]
+            self._durable_bests = self._top([best, *others])
+            self.bests = self._top(self._newest_bests())
             return
         for each, iteration in self._taken(name):
             kept = [*(other for other in self.durable if other != each), each]
@@ -164,10 +184,17 @@ class Retention:
 
     def failed(self, name: str) -> None:
         """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
-        if self._former is not None and self._former[0] == name:
-            self.bests, self._former = self._former[1], None
+        if self._taken_best(name):
+            self.bests = self._top(self._newest_bests())
             return
         self._taken(name)
+
+    def _taken_best(self, name: str) -> list[Best]:
+        """Remove the oldest running best save with a name, and return it in a list; else an empty list."""
+        taken = [best for best in self._begun_bests if best.name == name][:1]
+        for each in taken:
+            self._begun_bests.remove(each)
+        return taken
 
     def _taken(self, name: str) -> list[tuple[str, int]]:
         """Remove the oldest running save with a name.
@@ -193,15 +220,18 @@ class Retention:
         self.sequence = found.last
         return found
 
-    def keep_existing(self, there: Collection[str]) -> None:
-        """Drop those regular checkpoints from the record that the directory does not contain.
+    def keep_existing(self, there: Collection[str], *, bests: bool = False) -> None:
+        """Drop those checkpoints from the record that the directory does not contain.
 
-        The save of such a checkpoint may have failed.
+        The save of such a checkpoint may have failed, or the run was killed before it was durable.
 
         Args:
             there: the names in the directory.
+            bests: whether to drop best checkpoints, too. Their scores count on in another directory.
         """
         self.durable = [name for name in self.durable if name in there]
+        if bests:
+            self.follow({name: best for name, best in self.bests.items() if name in there})
 
     def validated(self, metrics: Mapping[str, float], iteration: int) -> None:
         """Record the scores of a completed validation."""
@@ -264,7 +294,7 @@ class Retention:
             if metric in first
             for values in (first[metric], *behind.get(metric, ()))
         ]
-        self.bests = {best.name: best for best in found}
+        self.follow({best.name: best for best in found})
 
 
 def _check(watched: BestMetrics, limit: object) -> None:

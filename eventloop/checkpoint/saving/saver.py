@@ -6,8 +6,8 @@
    optimizer's state are copied during the next forward and backward pass (`Rest`).
 2. Encode. The structure is pickled, the tensors are described for the manifest.
 3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
-   copies. A thread of the training process writes if no process can be started, if the process failed, and
-   if the training waits for the save, because the process has the lowest priority.
+   copies. A thread of the training process writes if no process can be started, while it starts, if it failed
+   or stands still, and at the end of a run, when the training does nothing else.
 """
 
 from __future__ import annotations
@@ -21,93 +21,34 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from eventloop.checkpoint.commit import Outcome, Save, commit
+from eventloop.checkpoint.commit import Outcome, commit
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.prune import remove_unfinished
-from eventloop.checkpoint.saving.saver_client import (
-    Job,
-    ProcessGoneError,
-    SaverProcess,
-    Written,
-    process_possible,
-)
+from eventloop.checkpoint.saving.group_writer import GroupWriter, Write
+from eventloop.checkpoint.saving.saver_client import Job, SaverProcess, Written, process_possible
 from eventloop.checkpoint.saving.saver_thread import SaverThread
-from eventloop.checkpoint.saving.snapshot import Packed, Snapshot
-from eventloop.checkpoint.serialize import serialize
+from eventloop.checkpoint.saving.snapshot import Snapshot
+from eventloop.checkpoint.saving.task import SaveTask
 from eventloop.state.tensors import bytes_of, tensors_of
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
 
 logger = logging.getLogger("eventloop")
 
-Write = Callable[..., list[Outcome]]
-"""A function like `commit`: it takes saves, and `given_up`, an event that cancels them."""
-
 QUEUE_BYTES = 64 << 20
 """The largest total size of states that wait or are being written; a single state may be larger."""
-STARTS = 4
-"""The largest number of starts of the process; if it dies repeatedly, a thread writes instead."""
-SMALL = 1 << 20
 FEW = 100
-"""The largest size and number of tensors of a state that is encoded at once, on the training thread."""
+"""The largest number of tensors of a small state that is encoded at once, on the training thread."""
 AT_ONCE = 8 << 20
 """The largest size of tensors that are all copied at once, which takes about a millisecond."""
 AT_ONCE_SECONDS = 0.1
 """Seconds that `abandon` waits for running saves; most are done by then."""
 EXIT_SECONDS = 10.0
 """Seconds that the interpreter's exit waits for the saves of an open saver, the same as for a bus."""
-TIMEOUT_SECONDS = 30.0
-SLOWEST = 10e6
-"""The speed in bytes a second that, with `TIMEOUT_SECONDS` added, limits the time of a group of saves."""
 
 
 class SaveReplacedError(RuntimeError):
     """A save was dropped before it was written, because a newer state had to be saved."""
-
-
-class _Task:
-    """One running save: its job, the copy of the state until it is encoded, and the promise of the result."""
-
-    def __init__(self, job: Job, size: int) -> None:
-        self.job, self.size = job, size
-        self.written: Promise[Written] = Promise()
-        self.snapshot: Snapshot | None = None
-        """The buffers that hold the copy.
-
-        A small state needs them until it is encoded, a larger one until it is written.
-        """
-        self.packed: Packed | None = None
-        self.save: Save | None = None
-        self.begun = False
-        """True once it is being written; from then on it cannot be replaced."""
-        self.process: SaverProcess | None = None
-        """The process that writes the save; None if a thread does."""
-
-    @property
-    def small(self) -> bool:
-        """Return whether the state is small.
-
-        The bytes of a small state are sent to the process; those of a larger one are mapped by it.
-        """
-        return self.size <= SMALL
-
-    @property
-    def seen_by_process(self) -> bool:
-        """Return whether a process can read the state, because it is small or its buffers are shared."""
-        return self.small or (self.packed is not None and self.packed.layout.shared)
-
-    def encode(self) -> None:
-        """Wait for the copy, and encode it; the buffers of a small state are not needed afterwards."""
-        assert self.packed is not None
-        self.packed.rest.wait()
-        layout = self.packed.layout
-        memory = {} if self.small else layout.memory()
-        save = serialize(self.packed.unpack(), self.job.path, self.job.label, layout.rebuilt, memory)
-        self.save = save._replace(replaces=self.job.replaces, spares=self.job.spares)
-        if self.seen_by_process:  # views of memory cannot be sent to a process
-            self.save = self.save.with_own_bytes()
-        if self.small:
-            self.snapshot = None
 
 
 class Saver:
@@ -118,21 +59,26 @@ class Saver:
     Args:
         write: the function with which the thread writes, `commit` or a replacement in tests.
         process: whether a process writes, if one can be started.
+        urgent: returns whether a signal has asked the program to end. Then no process is started any more,
+            and a process that stands still is killed after a second.
     """
 
-    def __init__(self, write: Write = commit, *, process: bool = True) -> None:
-        self._write = write
-        self._shared = process and process_possible()
+    def __init__(
+        self, write: Write = commit, *, process: bool = True, urgent: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._groups = GroupWriter(write, process=process and process_possible(), urgent=urgent)
         self._snapshots: list[Snapshot] = []
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None
-        self._tasks: list[_Task] = []  # running saves, in order
-        self._waiting: list[_Task] = []  # saves that are encoded, and not being written yet
+        self._tasks: list[SaveTask] = []  # running saves, in order
+        self._waiting: list[SaveTask] = []  # saves that are encoded, and not being written yet
         self._lock = threading.Lock()  # held to decide whether a task is written or replaced
-        self._given_up = threading.Event()
         self._size = 0  # bytes of the last state
-        self._starts = 0
-        self.process: SaverProcess | None = None
+
+    @property
+    def process(self) -> SaverProcess | None:
+        """Return the process that writes; None while a thread writes."""
+        return self._groups.process
 
     def save(
         self,
@@ -159,7 +105,8 @@ class Saver:
         self._size = bytes_of(tensors)
         # absolute paths, because the program or its process may change the working directory
         job = job._replace(path=job.path.absolute(), replaces=tuple(path.absolute() for path in job.replaces))
-        task = _Task(job, self._size)
+        self._groups.look_at(job.path.parent)
+        task = SaveTask(job, self._size)
         try:
             self._copy(task, state, later)
         except Exception as error:  # no memory, or a kind of tensor that cannot be copied: a failed save
@@ -173,7 +120,7 @@ class Saver:
         self._tasks.append(task)
         return task.written
 
-    def _running(self) -> list[_Task]:
+    def _running(self) -> list[SaveTask]:
         self._tasks = [task for task in self._tasks if not task.written.done()]
         return self._tasks
 
@@ -189,11 +136,14 @@ class Saver:
         return bool(running) and sum(task.size for task in running) + self._size > QUEUE_BYTES
 
     def drop_waiting(self) -> None:
-        """Drop the saves that are not being written yet; their promises raise SaveReplacedError."""
+        """Drop the saves that are not being written yet, except those that must be written.
+
+        Their promises raise SaveReplacedError.
+        """
         self.join()  # nothing may be copied into their buffers any more
         with self._lock:
             for task in self._running():
-                if not task.begun:
+                if not (task.begun or task.job.must):
                     task.begun = True
                     task.written.set_exception(SaveReplacedError("a newer state was to be saved"))
 
@@ -226,9 +176,7 @@ class Saver:
         until = monotonic() + timeout
         for task in tasks:
             task.written.wait(max(0.0, until - monotonic()))
-        self._given_up.set()
-        if self.process is not None:
-            self.process.leave()
+        self._groups.give_up()
         self._end_threads(AT_ONCE_SECONDS)
         left = [task.job.path for task in tasks if task.process is not None and not task.written.done()]
         for task in tasks:
@@ -239,7 +187,7 @@ class Saver:
 
     def _end_threads(self, timeout: float | None) -> None:
         # the copier ends first, because it gives the writer its work
-        for thread, last in ((self._copier, None), (self._writer, self._end_process)):
+        for thread, last in ((self._copier, None), (self._writer, self._groups.end)):
             if thread is not None:
                 if last is not None:
                     thread.do(last)
@@ -249,11 +197,11 @@ class Saver:
     # --- copying -------------------------------------------------------------------------------------------
 
     def _copy(
-        self, task: _Task, state: Mapping[str, Any], later: Callable[[], Collection[int]] | None
+        self, task: SaveTask, state: Mapping[str, Any], later: Callable[[], Collection[int]] | None
     ) -> None:
         """Copy a state into free buffers, except the tensors that `_encode` copies later."""
         pointers = later() if later is not None and task.size > AT_ONCE else ()
-        task.snapshot = self._free_snapshot(shared=self._shared and not task.small)
+        task.snapshot = self._free_snapshot(shared=self._groups.uses_process and not task.small)
         try:
             task.packed = task.snapshot.pack(state, pointers)
         except (OSError, RuntimeError, MemoryError) as error:  # a limit of files' sizes, or of memory
@@ -265,7 +213,7 @@ class Saver:
         self._snapshots.remove(task.snapshot)
         task.snapshot = self._free_snapshot(shared=False)
         task.packed = task.snapshot.pack(state, pointers)  # raises if the sharing was not the cause
-        self._shared = False
+        self._groups.uses_process = False
         logger.warning(
             "checkpoints are written by a thread, as no memory could be shared with a process: %s", reason
         )
@@ -279,7 +227,7 @@ class Saver:
             self._snapshots.append(free[0])
         return free[0]
 
-    def _encode(self, task: _Task) -> None:
+    def _encode(self, task: SaveTask) -> None:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         assert task.packed is not None
         try:
@@ -296,7 +244,7 @@ class Saver:
         else:  # abandoned meanwhile
             self._write_waiting()
 
-    def _fail(self, tasks: Sequence[_Task], error: Exception) -> None:
+    def _fail(self, tasks: Sequence[SaveTask], error: Exception) -> None:
         with self._lock:
             for task in tasks:
                 if not task.begun:  # else it was replaced
@@ -315,7 +263,7 @@ class Saver:
         if not group:
             return
         try:
-            outcomes = self._commit(group)
+            outcomes = self._groups.commit(group)
         except Exception as error:
             outcomes = [Outcome(error=error)] * len(group)
         for task, outcome in zip(group, outcomes, strict=True):
@@ -325,54 +273,8 @@ class Saver:
                 task.written.set_exception(outcome.error)
             else:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
-
-    def _commit(self, group: Sequence[_Task]) -> list[Outcome]:
-        """Write a group of saves in the process if possible; write failed ones again on this thread."""
-        if self._given_up.is_set():
-            return [Outcome(error=SaveGivenUp(f"{task.job.path} was given up")) for task in group]
-        saves = [task.save for task in group if task.save is not None]
-        outcomes = None
-        if not any(task.job.awaited for task in group) and all(task.seen_by_process for task in group):
-            outcomes = self._commit_in_process(group, saves)
-        if outcomes is None:
-            return self._write(saves, given_up=self._given_up)
-        return [
-            outcome if outcome.error is None else self._write([save], given_up=self._given_up)[0]
-            for outcome, save in zip(outcomes, saves, strict=True)
-        ]
-
-    def _commit_in_process(self, group: Sequence[_Task], saves: Sequence[Save]) -> list[Outcome] | None:
-        """Return the outcomes of saves written by the process; None if there is no process, or it died."""
-        process = self._running_process()
-        if process is None:
-            return None
-        for task in group:
-            task.process = process
-        try:
-            return process.commit(saves, TIMEOUT_SECONDS + sum(task.size for task in group) / SLOWEST)
-        except ProcessGoneError as error:
-            logger.warning("a checkpoint is written by a thread, because the process could not: %s", error)
-        self.process = None
-        for task in group:
-            for path in (task.job.path, *task.job.replaces):  # it may have died while it removed one of them
-                remove_unfinished(path, process.pid)
-            task.process = None
-        return None
-
-    def _running_process(self) -> SaverProcess | None:
-        if self.process is None and self._shared and self._starts < STARTS:
-            self._starts += 1
-            try:
-                self.process = SaverProcess()
-            except (OSError, ValueError) as error:  # a limit of processes or descriptors, a sandbox
-                logger.warning(
-                    "a checkpoint is written by a thread, because no process could be started: %s", error
-                )
-        return self.process
-
-    def _end_process(self) -> None:
-        if self.process is not None:
-            self.process.end()
+        if not self._waiting:
+            self._groups.finish_removals()
 
 
 _open: set[Saver] = set()

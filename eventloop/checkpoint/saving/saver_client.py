@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic
 from typing import NamedTuple
 
 from eventloop.checkpoint.commit import Outcome, Save
@@ -20,8 +18,16 @@ from eventloop.processes.child import ChildProcess
 from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
-LOOK_SECONDS = 1.0
-"""The interval in seconds between checks whether `leave` was called."""
+LOOK_SECONDS = 0.25
+"""The longest wait in seconds for one answer, before the process's silence is judged."""
+SILENT_SECONDS = 10.0
+"""Seconds without a sign of life from a writing process, after which it is killed and a thread writes.
+
+The process sends one four times a second while it writes, however slow its disk is. So only a process that
+does not run is silent: it is stopped or frozen, or its machine is too busy for so long.
+"""
+URGENT_SECONDS = 1.0
+"""The same, once a signal has asked the program to end, because a scheduler kills it soon."""
 EXIT_SECONDS = 2.0
 """Seconds that an idle process may take to end; it normally takes milliseconds."""
 
@@ -34,14 +40,17 @@ class Job(NamedTuple):
         label: the fields of the manifest that cannot be read from the state, such as its sequence number.
         replaces: checkpoints to remove once this one is durable, oldest first.
         spares: the number of checkpoints in `replaces` that are kept, the newest existing ones.
-        awaited: whether the training waits until this one is durable.
+        must: whether it is written even if a newer state has to be saved meanwhile, as a best checkpoint is.
+        last: whether the run ends with this one. The training does nothing meanwhile, so a thread writes it
+            as fast as a process, which would have to be started.
     """
 
     path: Path
     label: Label = Label()
     replaces: tuple[Path, ...] = ()
     spares: int = 0
-    awaited: bool = False
+    must: bool = False
+    last: bool = False
 
 
 class Written(NamedTuple):
@@ -57,7 +66,7 @@ class Written(NamedTuple):
 
 
 class ProcessGoneError(RuntimeError):
-    """The process that writes checkpoints died, or did not answer in time, so that a thread has to write."""
+    """The process that writes checkpoints died, or does not run, so that a thread has to write."""
 
 
 def process_possible() -> bool:
@@ -68,37 +77,84 @@ def process_possible() -> bool:
 class SaverProcess:
     """A process that writes checkpoints; only `leave` may be called on another thread.
 
+    Args:
+        urgent: returns whether a signal has asked the program to end, so that a silent process is given up
+            soon.
+
     Raises:
         OSError: the process could not be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, urgent: Callable[[], bool] = lambda: False) -> None:
         self._child = ChildProcess(lambda answers: bare_command(_PROGRAM, str(answers)))
-        self._left = False
+        self._urgent = urgent
+        self._left = self._ready = False
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._child.pid
 
+    def ready(self, timeout: float = 0.0) -> bool:
+        """Return whether the process has started, and can write at once; wait for it for some seconds.
+
+        Raises:
+            ProcessGoneError: the process has ended.
+        """
+        while not self._ready:
+            if self._child.gone:
+                raise ProcessGoneError(f"it ended: {self.end(0.0)}")
+            answers = self._child.exchange(min(timeout, LOOK_SECONDS))
+            self._ready = any(answer.kind == Kind.READY for answer in answers)
+            if (timeout := timeout - LOOK_SECONDS) <= 0.0:
+                break
+        return self._ready
+
     def leave(self) -> None:
-        """Remove the time limit of the process's saves, because no thread waits for them any more."""
+        """Never kill the process for its silence again, because no thread waits for it any more."""
         self._left = True
 
-    def commit(self, saves: Sequence[Save], timeout: float) -> list[Outcome]:
-        """Let the process make checkpoints durable; wait for the outcomes, and return them."""
-        self._child.push(frame(Kind.BATCH, len(saves), pickle.dumps(saves, protocol=pickle.HIGHEST_PROTOCOL)))
-        until = monotonic() + timeout
+    def commit(self, saves: Sequence[Save]) -> list[Outcome]:
+        """Let the process make checkpoints durable; wait for the outcomes, and return them.
+
+        Raises:
+            ProcessGoneError: the process died, or was killed because it gave no sign of life.
+        """
+        body = pickle.dumps(saves, protocol=pickle.HIGHEST_PROTOCOL)
+        outcomes: list[Outcome] = pickle.loads(self._answer(frame(Kind.BATCH, len(saves), body)))
+        return outcomes
+
+    def finish_removals(self) -> list[str]:
+        """Let the process remove the checkpoints that were replaced; return a sentence for each error.
+
+        Raises:
+            ProcessGoneError: as `commit`.
+        """
+        warnings: list[str] = pickle.loads(self._answer(frame(Kind.FLUSH)))
+        return warnings
+
+    def _answer(self, message: bytes) -> bytes:
+        """Send a message, and return the body of its answer."""
+        self._child.push(message)
+        silent = 0.0  # counted in waits, not by a clock: this process may have been stopped, too
         while not self._child.gone:
-            left = inf if self._left else until - monotonic()
-            if left <= 0.0:
+            unsent = self._child.backlog
+            answers = self._child.exchange(LOOK_SECONDS)
+            for answer in answers:
+                self._ready = True
+                if answer.kind == Kind.DONE:
+                    return answer.body
+            lives = bool(answers) or self._child.backlog < unsent
+            silent = 0.0 if lives else silent + LOOK_SECONDS
+            limit = URGENT_SECONDS if self._urgent() else SILENT_SECONDS
+            if silent >= limit and not self._left:
                 self.end(0.0)
-                raise ProcessGoneError(f"it had not answered after {timeout:.1f} s, and was killed")
-            for answer in self._child.exchange(min(left, LOOK_SECONDS)):
-                outcomes: list[Outcome] = pickle.loads(answer.body)
-                return outcomes
+                raise ProcessGoneError(f"it gave no sign of life for {silent:g} s, and was killed")
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")
 
     def end(self, patience: float = EXIT_SECONDS) -> str:
-        """Ask the process to end, kill it after `patience` seconds, and describe how it ended."""
-        return self._child.end(patience)
+        """Ask the process to end, kill it after `patience` seconds, and describe how it ended.
+
+        A process that is still starting has nothing to do, and is killed at once.
+        """
+        return self._child.end(patience if self._ready else 0.0)

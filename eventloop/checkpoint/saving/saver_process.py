@@ -1,7 +1,8 @@
 """The program of the process that writes checkpoints.
 
-`saver_client` starts it. It imports only the standard library, so it starts in 50 ms and takes 20 MB. It
-finishes its saves even if the training process ends.
+`saver_client` starts it. It imports only the standard library, so it starts in 50 ms and takes 20 MB. It has
+the priority of the training, which waits for it at the end of a run. It finishes its saves even if the
+training process ends.
 """
 
 from __future__ import annotations
@@ -10,32 +11,76 @@ import os
 import pickle
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from time import sleep
 
-from eventloop.checkpoint.commit import Mapped, Record, Save, commit
+from eventloop.checkpoint.commit import Mapped, Record, Removals, Save, commit
 from eventloop.processes.channel import Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
+
+ALIVE_SECONDS = 0.25
+"""The interval in seconds at which the process reports that it is running, while it writes."""
 
 
 def main() -> None:
     """Read groups of saves from standard input, and make their checkpoints durable.
 
-    The outcomes of each group are written to the file descriptor given on the command line.
+    The outcomes of each group are written to the file descriptor given on the command line. Replaced
+    checkpoints are removed by the commit of the next group, or at a `FLUSH` frame.
     """
     # Ctrl-C and a job scheduler's SIGTERM reach the whole process group; the training process handles them
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
-    _give_way()
-    answers, inbox = int(sys.argv[1]), Inbox(0)
+    answers, inbox, removals = _Answers(int(sys.argv[1])), Inbox(0), Removals()
     memory: dict[Mapped, memoryview] = {}
+    answers.write(frame(Kind.READY))
     while inbox.read():
         for asked in inbox.frames():
-            outcomes = commit(_opened(pickle.loads(asked.body), memory))
-            answer = memoryview(frame(Kind.DONE, 0, pickle.dumps(outcomes)))
-            with suppress(BrokenPipeError):  # the parent has ended
-                while answer:
-                    answer = answer[os.write(answers, answer) :]
+            with answers.reports_life():
+                if asked.kind == Kind.FLUSH:
+                    answer: object = removals.finish()
+                else:
+                    answer = commit(_opened(pickle.loads(asked.body), memory), removals=removals)
+            answers.send(answer)
+    removals.finish()
+
+
+class _Answers:
+    """The pipe to the training process; a thread of its own reports on it that this process is running."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._works = threading.Event()
+        threading.Thread(target=self._report, name="eventloop alive", daemon=True).start()
+
+    @contextmanager
+    def reports_life(self) -> Iterator[None]:
+        """Send an `ALIVE` frame at an interval while the block runs; a stopped process sends none."""
+        self._works.set()
+        try:
+            yield
+        finally:
+            self._works.clear()
+
+    def send(self, answer: object) -> None:
+        """Send the outcomes of a group, or the warnings of removals."""
+        self.write(frame(Kind.DONE, 0, pickle.dumps(answer)))
+
+    def _report(self) -> None:
+        while self._works.wait():
+            self.write(frame(Kind.ALIVE))
+            sleep(ALIVE_SECONDS)
+
+    def write(self, data: bytes) -> None:
+        """Write a whole frame, while the other thread waits."""
+        left = memoryview(data)
+        with self._lock, suppress(BrokenPipeError):  # the parent has ended
+            while left:
+                left = left[os.write(self._descriptor, left) :]
 
 
 def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
@@ -61,18 +106,6 @@ def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
 def _seen(record: Record, memory: dict[Mapped, memoryview]) -> Record:
     name, data = record
     return (name, memory.get(data, data)) if isinstance(data, Mapped) else record
-
-
-def _give_way() -> None:
-    """Lower the priority of this process, so that it runs only on idle CPUs.
-
-    If the training's threads use every CPU, a save at normal priority costs more than a synchronous one: it
-    takes the CPU of one thread, and the other threads wait for that thread.
-    """
-    os.nice(19)
-    if hasattr(os, "SCHED_IDLE"):
-        with suppress(OSError):  # a container may forbid it
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 if __name__ == "__main__":

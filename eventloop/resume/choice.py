@@ -1,0 +1,169 @@
+"""Choose the checkpoint to load, and let every rank read that one.
+
+A save may end between the looks of two ranks, which would then resume from different checkpoints. So rank 0
+looks, and sends the path and the SHA-256 of the manifest. `TrainerState` uses this module for
+`Trainer.resume` and `Trainer.load_checkpoint`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from eventloop.checkpoint.directory import MOST_SCANS
+from eventloop.checkpoint.manifest import read_identified
+from eventloop.checkpoint.store import Check, Loaded, read_best, read_checkpoint, read_newest
+from eventloop.resume.resolve_path import place_of, what_else
+from eventloop.state.exchange import (
+    decided_by_rank_0,
+    gather,
+    has_other_ranks,
+    raised_together,
+    this_rank,
+)
+from eventloop.util.errors import CheckpointError
+
+ADVICE = (
+    "a save may have replaced it meanwhile, or the hosts see different disks: expected a work_dir on a file "
+    "system that all ranks share"
+)
+
+
+def find(path: str | Path, places: Sequence[Path], watched: Sequence[str], check: Check | None) -> Loaded:
+    """Read the checkpoint that a path or a name denotes, as this process sees the directories.
+
+    Args:
+        path: "auto", "best", a path, or the name of a checkpoint in one of `places`.
+        places: the directories in which the run saves checkpoints.
+        watched: the metrics of "best": the first of them for which there is a best checkpoint counts.
+        check: an additional check of the states that "auto" and "best" choose from.
+
+    Raises:
+        FileNotFoundError: there is no such checkpoint.
+        CheckpointError: it cannot be read.
+        TypeError, ValueError: `path` is not a path or a name.
+    """
+    if str(path) == "auto":
+        return read_newest(places, check)
+    if str(path) == "best":
+        return read_best(places, check=check, prefer=watched)
+    place = place_of(path, places)
+    try:
+        return read_checkpoint(place)._replace(path=place)
+    except CheckpointError as error:
+        if not place.is_dir():
+            raise
+        raise CheckpointError(f"{error}{what_else(place)}") from error
+
+
+class _Chosen(NamedTuple):
+    """The checkpoint that rank 0 has read, as it tells the other ranks."""
+
+    path: Path
+    sha256: str
+    host: str
+
+
+def find_on_all_ranks(look: Callable[[], Loaded], *, again: bool) -> Loaded:
+    """Let rank 0 look for a checkpoint, and read exactly that one on every rank; a collective.
+
+    An error of `look` is raised on all ranks. All raise too if one rank cannot read the checkpoint, or finds
+    another manifest at its path.
+
+    Args:
+        look: finds and reads the checkpoint, on rank 0 alone.
+        again: whether rank 0 looks again if the checkpoint that it chose was replaced or removed before all
+            ranks had read it, as a save that ends meanwhile may do.
+
+    Raises:
+        CheckpointError: a rank cannot read that checkpoint; the error names the rank and its host.
+        Exception: `look` has raised it.
+    """
+    if not has_other_ranks():
+        return look()
+    for looks in range(1, MOST_SCANS + 1):
+        own: list[Loaded] = []  # what rank 0 has read
+
+        def choose(own: list[Loaded] = own) -> _Chosen:
+            own.append(look())
+            return _Chosen(own[0].path, own[0].sha256, socket.gethostname())
+
+        chosen = decided_by_rank_0(choose)
+        try:
+            with raised_together(f"reading {chosen.path}"):
+                return own[0] if own else _read_chosen(chosen)
+        except Exception:
+            may_repeat = again and looks < MOST_SCANS
+            if not decided_by_rank_0(lambda: may_repeat and not _is_still(chosen)):  # noqa: B023
+                raise
+    raise AssertionError("the last look returns or raises")
+
+
+def _is_still(chosen: _Chosen) -> bool:
+    """Return whether the path still has the checkpoint that was chosen; true of a single file."""
+    try:
+        return not chosen.sha256 or read_identified(chosen.path)[1] == chosen.sha256
+    except CheckpointError:
+        return False
+
+
+def _read_chosen(chosen: _Chosen) -> Loaded:
+    """Read the checkpoint that rank 0 has chosen, on another rank."""
+    path = chosen.path.absolute()
+    try:
+        loaded = read_checkpoint(chosen.path)._replace(path=chosen.path)
+    except (OSError, CheckpointError) as error:
+        # never FileNotFoundError: a script that begins anew where there is no checkpoint would do so here
+        raise CheckpointError(
+            f"{this_rank()} cannot read {path}, which rank 0 on host {chosen.host} has read: {error}; "
+            f"{ADVICE}"
+        ) from error
+    if loaded.sha256 != chosen.sha256:
+        raise CheckpointError(
+            f"{this_rank()} finds another checkpoint at {path} than rank 0 on host {chosen.host} has read: "
+            f"expected a manifest with the SHA-256 {chosen.sha256:.8}..., got {loaded.sha256:.8}...; {ADVICE}"
+        )
+    return loaded
+
+
+def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
+    """Compare the weights that are about to be loaded on all ranks; a collective.
+
+    All ranks have read the same bytes. A handler of `after_load_checkpoint` that acts on some ranks only, or
+    broken memory, gives one of them other weights all the same, and ranks that train with
+    DistributedDataParallel would stay different for good. The cost is one hash of the weights in host memory,
+    as that of `state.pth` when it was read; with one rank nothing is computed.
+
+    Raises:
+        CheckpointError: the weights of a rank differ from rank 0's; the error names these ranks and their
+            hosts.
+    """
+    if not has_other_ranks():
+        return
+    ranks = gather((this_rank(), _digest(weights)))
+    expected = ranks[0][1]
+    if others := [(rank, digest) for rank, digest in ranks if digest != expected]:
+        raise CheckpointError(
+            f"{' and '.join(rank for rank, _ in others)} would load other weights of {source} than "
+            f"{ranks[0][0]}: expected the SHA-256 {expected:.8}..., got {others[0][1]:.8}...; all have read "
+            "the same bytes: a handler of after_load_checkpoint changes them on some ranks only, or memory "
+            "is damaged there"
+        )
+
+
+def _digest(weights: Mapping[str, Any]) -> str:
+    """Return a SHA-256 of the dense tensors, with their names, types and shapes, whatever their order."""
+    digest = hashlib.sha256()
+    for name in sorted(weights, key=str):
+        value = weights[name]
+        if not isinstance(value, torch.Tensor) or value.is_nested or value.is_quantized:
+            continue
+        if value.layout is torch.strided:
+            digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

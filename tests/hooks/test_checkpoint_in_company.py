@@ -1,0 +1,244 @@
+"""Test that a training waits for no best checkpoint, that loads do, and what a signal and failures change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+import torch
+
+from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint.directory import scan
+from eventloop.checkpoint.retention.best import Best, BestMetrics
+from eventloop.checkpoint.retention.retention import Replaced, Retention
+from eventloop.hooks import CheckpointHook
+from eventloop.training.trainer import Trainer
+from eventloop.util.errors import CheckpointError
+from tests.support.saving import DEADLINE, Gate, Writes
+
+Make = Callable[..., Trainer]
+Scripted = Callable[..., dict[str, Any]]
+Files = Callable[..., list[str]]
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
+    """Hold the writes of all hooks."""
+    gate = Gate()
+    Writes.of_hooks(monkeypatch, gate.hold)
+    return gate
+
+
+# --- best checkpoints --------------------------------------------------------------------------------------
+
+
+def test_no_best_checkpoint_is_waited_for(
+    make_trainer: Make, scripted: Scripted, files: Files, gate: Gate
+) -> None:
+    """While best checkpoints are being written the training goes on, and validates and saves further ones."""
+    trainer = make_trainer(
+        max_epochs=4, hooks=[CheckpointHook(save_best="acc")], **scripted(0.25, 0.5, 0.375, 0.75)
+    )
+    reached: list[int] = []
+    trainer.bus.subscribe(lambda event: reached.append(event.epoch), "after_val_epoch")
+    trainer.bus.subscribe(lambda event: gate.open.set(), "after_train", priority=0, name="open")
+    trainer.train()
+
+    assert gate.names[0] == "best_acc_epoch_1"
+    assert reached == [1, 2, 3, 4]
+    assert files() == ["epoch_4", "best_acc_epoch_4"]
+
+
+@pytest.mark.parametrize("what", ["load_checkpoint", "resume"])
+def test_a_load_within_a_training_waits_for_the_best(
+    make_trainer: Make, scripted: Scripted, gate: Gate, what: str
+) -> None:
+    """A handler that loads the best checkpoint gets the one of the validation before it, not an older one."""
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(save_best="acc")], **scripted(0.25, 0.5))
+    weights: dict[str, torch.Tensor] = {}
+
+    @trainer.bus.on("after_val_epoch", priority="LOWEST")
+    def load(trainer: Trainer, event: Any) -> None:
+        if event.epoch == 2:
+            weights["best"] = trainer.model.state_dict()["weight"].clone()
+            with torch.no_grad():
+                trainer.model.get_parameter("weight").zero_()
+            gate.open.set()
+            getattr(trainer, what)("best")
+            weights["loaded"] = trainer.model.state_dict()["weight"].clone()
+
+    trainer.train()
+
+    assert torch.equal(weights["best"], weights["loaded"])
+
+
+def record(keep_best: int = 1) -> Retention:
+    """Return the record of a hook that watches "acc", with durable checkpoints "a" of 0.25 and "b" of 0.5."""
+    made = Retention(BestMetrics("acc"), keep_best=keep_best)
+    for name, score in (("a", 0.25), ("b", 0.5)):
+        made.begin_best(Best(score, name, "acc"))
+        made.done(name)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("ends", "kept"),
+    [
+        (("done", "done"), ["d"]),
+        (("done", "failed"), ["c"]),
+        (("failed", "done"), ["d"]),
+        (("failed", "failed"), ["b"]),
+    ],
+)
+def test_two_running_best_saves(ends: tuple[str, str], kept: list[str]) -> None:
+    """Whichever of two running best saves fail, the best durable checkpoint is the best one."""
+    made = record()
+    for name, score in (("c", 0.75), ("d", 1.0)):
+        made.begin_best(Best(score, name, "acc"))
+    assert [*made.bests] == ["d"]
+
+    for name, end in zip("cd", ends, strict=True):
+        getattr(made, end)(name)
+
+    assert [*made.bests] == kept
+
+
+def test_a_best_save_spares_what_its_predecessor_leaves() -> None:
+    """With `keep_best=2` a save removes all but the best other one that exists when it is durable."""
+    made = record(keep_best=2)
+
+    assert made.begin_best(Best(0.75, "c", "acc")) == Replaced(("a", "b"), 1)
+    assert made.begin_best(Best(1.0, "d", "acc")) == Replaced(("a", "b", "c"), 1)
+
+
+def test_a_best_checkpoint_that_was_not_written_does_not_count_after_a_resume(
+    make_trainer: Make, scripted: Scripted, files: Files, tmp_path: Path
+) -> None:
+    """If a kill took a best checkpoint that the resumed one lists, a lower score may become the best."""
+    hook = CheckpointHook(interval=1, save_best="acc")
+    make_trainer(max_epochs=3, hooks=[hook], **scripted(0.25, 0.75, 0.5)).train()
+    os.rename(tmp_path / "run" / "best_acc_epoch_2", tmp_path / "killed")
+    resumed = make_trainer(
+        max_epochs=4, hooks=[CheckpointHook(interval=1, save_best="acc")], **scripted(0.5, 0.625)
+    )
+    resumed.resume("auto")
+    resumed.train()
+
+    assert [name for name in files() if name.startswith("best")] == ["best_acc_epoch_4"]
+
+
+# --- saves that all fail -----------------------------------------------------------------------------------
+
+
+SCRIPT = """
+import resource, sys, torch, torch.nn.functional as F
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook
+
+model = torch.nn.Linear(4, 1 << 16)
+batch = torch.ones(2, 4), torch.zeros(2, 1 << 16)
+trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss,
+    train_loader=[batch] * 4, max_epochs=int(sys.argv[1]), work_dir="run", writers=[], hooks=[CheckpointHook(interval=1)])
+trainer.bus.subscribe(lambda event: print("iter", event.iter, flush=True), "after_train_iter")
+if "limit" in sys.argv:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+trainer.train()
+"""
+
+
+def test_a_run_without_any_checkpoint_ends_with_an_error(tmp_path: Path) -> None:
+    """If each save fails, as with a limit of files' sizes, the program's exit code is not 0."""
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, "3", "limit"],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+
+    assert ran.returncode == 1
+    assert "expected a checkpoint of this training in" in ran.stderr.splitlines()[-3:][0] + ran.stderr
+    assert not scan(tmp_path / "run").manifests
+
+
+def test_one_durable_checkpoint_is_enough(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, files: Files
+) -> None:
+    """A training of which one checkpoint was saved ends without an error, though later saves failed."""
+
+    def fail(path: Path) -> None:
+        if path.name != "epoch_1":
+            raise OSError("input/output error")
+
+    Writes.of_hooks(monkeypatch, fail)
+    make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1)]).train()
+
+    assert files() == ["epoch_1"]
+
+
+def test_the_error_names_directory_and_cause(
+    make_trainer: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The error says where a checkpoint was expected, how many saves failed, and the last cause."""
+
+    def fail(path: Path) -> None:
+        raise OSError("input/output error")
+
+    Writes.of_hooks(monkeypatch, fail)
+    trainer = make_trainer(max_epochs=2, hooks=[CheckpointHook(interval=1)])
+    with pytest.raises(
+        CheckpointError, match=r"in .*/run, got none: all 3 saves .* OSError: input/output error"
+    ):
+        trainer.train()
+
+
+# --- signals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
+def test_beside_a_stopped_saver_a_signal_ends_the_program_soon(tmp_path: Path) -> None:
+    """After SIGTERM the newest checkpoint is whole and the program gone within seconds, not after 30."""
+    script = SCRIPT.replace("[batch] * 4", "[batch] * 1000000").replace(
+        "interval=1", "interval=20, by_epoch=False"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, "9"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    try:
+        saver, last = _saver_of(process)
+        os.kill(saver, signal.SIGSTOP)
+        began = monotonic()
+        process.send_signal(signal.SIGTERM)
+        for line in process.stdout:
+            last = line
+        code = process.wait(DEADLINE)
+        seconds = monotonic() - began
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+    assert code == 128 + signal.SIGTERM
+    assert seconds < 10.0
+    newest = scan(tmp_path / "run").paths[-1]
+    assert load_checkpoint(newest)["meta"]["iter"] == int(last.split()[1]) + 1
+
+
+def _saver_of(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait until a program has started its saver's process; return the process id, and the last line read."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        children = Path(f"/proc/{process.pid}/task").glob("*/children")
+        for child in " ".join(path.read_text() for path in children).split():
+            if b"saver_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                return int(child), line
+    raise AssertionError("the program ended without a saver's process")
