@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from eventloop.costs.records import RunCosts, costs_path, read_costs, write_costs
 from eventloop.costs.shares import SCALARS, shares_between
+from eventloop.costs.waits import waiting
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -155,7 +156,8 @@ class CostsHook(Hook):
 
     def _write_last(self, trainer: Trainer) -> None:
         if self._writing is not None:
-            self._writing.join(_JOIN_SECONDS)
+            with waiting("background", "the file of CostsHook"):
+                self._writing.join(_JOIN_SECONDS)
         _try_to_write(trainer, run_costs(trainer, complete=True, outcome=self._outcome))
 
 

@@ -24,7 +24,8 @@ class IterTimerHook(Hook):
 
     `time` runs from this hook's call in one iteration to its call in the next, so no time is left out. `time`
     is the sum of three parts. `data_time` is the wait for the loader, `step_time` is forward, backward and
-    the optimizer, and `hook_time` is the rest: the loop and all other hooks, including those after this one.
+    the optimizer, and `hook_time` is the rest: the loop, waits such as those for a checkpoint, and all other
+    hooks, including those after this one.
     None of the metrics includes evaluations.
     """
 
@@ -36,13 +37,13 @@ class IterTimerHook(Hook):
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
         """Start the clock before the first iteration of an epoch."""
-        self._last, self._excluded = perf_counter(), trainer.clock.excluded
+        self._last, self._excluded = perf_counter(), trainer.clock.evaluations
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Record the times of this iteration as metrics."""
         now, clock = perf_counter(), trainer.clock
-        total = now - self._last - (clock.excluded - self._excluded)
-        self._last, self._excluded = now, clock.excluded
+        total = now - self._last - (clock.evaluations - self._excluded)
+        self._last, self._excluded = now, clock.evaluations
         step = clock.forward + clock.backward + clock.optimizer
         rest = total - clock.data - step
         trainer.metrics.put_floats(_NAMES, [total, clock.data, step, rest])

@@ -73,7 +73,7 @@ class IterationTimer(IterTimerHook):
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the speed and the total time."""
         total = perf_counter() - self._began
-        evaluations = trainer.clock.excluded - self._excluded_at_start
+        evaluations = trainer.clock.evaluations - self._excluded_at_start
         if self._counted and self._worked > 0:
             log_text(
                 trainer,
@@ -88,7 +88,7 @@ class IterationTimer(IterTimerHook):
     def _start(self, trainer: Trainer) -> None:
         self._counted, self._worked = 0, 0.0
         self._began = self._last = perf_counter()
-        self._excluded_at_start = self._excluded = trainer.clock.excluded
+        self._excluded_at_start = self._excluded = trainer.clock.evaluations
 
 
 def _whole(seconds: float) -> str:

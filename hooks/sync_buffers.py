@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from eventloop.costs.waits import waiting
 from eventloop.events import (
     COMPLETED,
     AfterTrainEpoch,
@@ -101,10 +102,11 @@ def sync_buffers(buffers: Iterable[torch.Tensor]) -> None:
     for (_, dtype), group in groups.items():
         half = dtype in (torch.float16, torch.bfloat16)
         flat = torch.cat([(buffer.float() if half else buffer).reshape(-1) for buffer in group])
-        if dtype.is_floating_point or dtype.is_complex:
-            dist.all_reduce(torch.view_as_real(flat) if dtype.is_complex else flat)
-            flat /= dist.get_world_size()
-        else:
-            dist.broadcast(flat, src=0)
+        with waiting("ranks", "the buffers"):
+            if dtype.is_floating_point or dtype.is_complex:
+                dist.all_reduce(torch.view_as_real(flat) if dtype.is_complex else flat)
+                flat /= dist.get_world_size()
+            else:
+                dist.broadcast(flat, src=0)
         for buffer, value in zip(group, flat.split([buffer.numel() for buffer in group]), strict=True):
             buffer.copy_(value.view_as(buffer))

@@ -14,6 +14,7 @@ from weakref import ref
 from eventloop.bus.recording import Recording
 from eventloop.bus.subscription import Subscription
 from eventloop.costs.spans import LIMIT, SpanRecorder
+from eventloop.costs.waits import waiting
 from eventloop.events import AfterTrain, AfterTrainIter, BeforeTrain
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
@@ -224,7 +225,9 @@ class TraceHook(Hook):
         if recording is not None:
             recording.finish()
         end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS)
-        if not all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten):
+        with waiting("background", "the files of TraceHook"):
+            written = all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten)
+        if not written:
             logger.warning("a trace is still being written, and may be missing")
 
 

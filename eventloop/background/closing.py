@@ -19,12 +19,15 @@ from eventloop.background.health import Health
 from eventloop.background.overtime import Overtime, advice
 from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.subscriber import KeepLeft, Lane
+from eventloop.costs.waits import waiting
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.events.deferred import Deferred, Pending
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
 
+METRICS = "values from the device"
+"""The name of waits for metrics in the costs."""
 SLICE_SECONDS = 0.2
 """The longest single wait in seconds; after each one, the subscriber is checked for a hang."""
 GRACE_SECONDS = 0.5
@@ -176,30 +179,33 @@ class Closing(ABC):
             lanes: the queues to wait for; None means all.
         """
         complete = self._wait_posted(deadline)
-        waiting = []
+        asked = []
         for lane in tuple(self.lanes if lanes is None else lanes):
             if lane.done:
                 continue
             if lane.blocked_by_caller:
                 complete = complete and not lane.queued
             else:
-                complete = lane.catch_up(max(0.0, deadline - monotonic()), patient=True) and complete
-                waiting.append((lane, lane.flush_soon(calls=calls)))
-        for lane, flush in waiting:
-            while not flush.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
-                if lane.done:
-                    break
-                if self.flush_ends():
-                    return False
-                if monotonic() >= deadline:
-                    lane.waited_in_vain(timeout)
-                    complete = False
-                    break
+                with waiting("background", lane.name):
+                    caught_up = lane.catch_up(max(0.0, deadline - monotonic()), patient=True)
+                complete = caught_up and complete
+                asked.append((lane, lane.flush_soon(calls=calls)))
+        for lane, flush in asked:
+            with waiting("background", lane.name):
+                while not flush.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
+                    if lane.done:
+                        break
+                    if self.flush_ends():
+                        return False
+                    if monotonic() >= deadline:
+                        lane.waited_in_vain(timeout)
+                        complete = False
+                        break
         return complete
 
     def _wait_posted(self, deadline: float) -> bool:
         """Wait until all events of the `Deferred` objects posted so far are created; False on a timeout."""
-        with suppress(IndexError):
+        with suppress(IndexError), waiting("background", METRICS):
             last = self._posted[-1]
             self.wake()
             while not last.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
@@ -296,11 +302,12 @@ class Closing(ABC):
                 ended = ended and not lane.queued
                 continue
             until = self._until([lane], deadline, timeout)
-            while not lane.wait_closed(max(0.0, min(SLICE_SECONDS, until - monotonic()))):
-                if monotonic() >= until:
-                    lane.waited_in_vain(timeout)
-                    ended = False
-                    break
+            with waiting("background", lane.name):
+                while not lane.wait_closed(max(0.0, min(SLICE_SECONDS, until - monotonic()))):
+                    if monotonic() >= until:
+                        lane.waited_in_vain(timeout)
+                        ended = False
+                        break
         return ended
 
     def _stop(self) -> None:
@@ -314,9 +321,10 @@ class Closing(ABC):
         if self.on_background_thread():
             return
         ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
-        for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
-            if thread is not None and thread.is_alive():
-                thread.join(JOIN_SECONDS)
+        with waiting("background", "the end of its threads"):
+            for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
+                if thread is not None and thread.is_alive():
+                    thread.join(JOIN_SECONDS)
 
     def _remedy(self, answers: set[bool | None]) -> str:
         """Return what the command does with the kept events; "" without any, or without a command."""

@@ -18,7 +18,7 @@ def announced_steps(trainer: Trainer) -> Iterator[None]:
 
     The time of a step counts as the optimizer phase.
     """
-    began = 0.0
+    began, waits = 0.0, trainer.clock.waits
     wanted = trainer.bus.wanted(
         BeforeOptimizerStep, AfterOptimizerStep
     )  # saves two calls a step (`benchmarks.bridges`)
@@ -27,10 +27,10 @@ def announced_steps(trainer: Trainer) -> Iterator[None]:
         nonlocal began
         if wanted[BeforeOptimizerStep]:
             trainer.announce(BeforeOptimizerStep)
-        began = perf_counter()
+        began = perf_counter() - waits.seconds
 
     def after(*_: Any) -> None:
-        trainer.clock.charge("optimizer", perf_counter() - began)
+        trainer.clock.charge("optimizer", perf_counter() - waits.seconds - began)
         if wanted[AfterOptimizerStep]:
             trainer.announce(AfterOptimizerStep)
 

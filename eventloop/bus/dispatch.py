@@ -50,8 +50,11 @@ from eventloop.bus.handler import Handler
 from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import BATCH, Timing
+from eventloop.costs.waits import frames_here, leave_out_of
 from eventloop.events import Event
 
+_PLAN = "<plan of "
+"""The begin of the file names of compiled plans, by which their frames are found."""
 Dispatch = Callable[[Event, Any], object]
 HandOver = Callable[[Event], object]
 OnFailure = Callable[[BaseException, tuple[Handler, ...], int, Event, Any], bool]
@@ -196,6 +199,18 @@ class Plan:
                 handler.calls -= 1
 
 
+@leave_out_of
+def leave_out(seconds: float) -> None:
+    """Leave a wait out of the times of the handlers that are being called on this thread."""
+    for frame in frames_here():
+        if frame.f_code is Handler.clocked.__code__:
+            frame.f_locals["self"].timing.leave_out(seconds)
+        elif frame.f_code.co_filename.startswith(_PLAN) and "began" in frame.f_code.co_varnames:
+            plan, index = frame.f_locals["failed"].__self__, frame.f_locals["i"]
+            if index >= 0 and not plan.handlers[index].filtered:  # else `Handler.clocked` measures the call
+                plan.handlers[index].timing.leave_out(seconds)
+
+
 def _adder(timing: Timing) -> Callable[[float], None]:
     """Return the fastest function that adds a call's duration to `timing`.
 
@@ -288,7 +303,7 @@ def _factory(name: str, body: str, closed_over: tuple[str, ...]) -> Callable[...
         closed_over: the factory's parameters, which the compiled function closes over.
     """
     source = f"def make({', '.join(closed_over)}):{body}"
-    filename = f"<plan of {name} {hash(source) & 0xFFFF:04x}>"
+    filename = f"{_PLAN}{name} {hash(source) & 0xFFFF:04x}>"
     namespace: dict[str, Any] = {}
     exec(compile(source, filename, "exec"), namespace)
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)

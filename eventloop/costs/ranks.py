@@ -15,17 +15,19 @@ from statistics import median_low
 
 import msgspec
 
-from eventloop.costs.records import PHASES, Phases, TrendPoint
+from eventloop.costs.records import WAITING, Phases, TrendPoint, phase_names
 from eventloop.util.formatting import duration
 
-ORDER = ("data", "hooks", "optimizer", "forward", "backward", "unaccounted")
+ORDER = (
+    "data", "checkpoint", "background", "hooks", "optimizer", "forward", "backward", "ranks", "unaccounted"
+)  # fmt: skip
 """The phases of an iteration, ordered by how likely they contain a wait for other ranks, least first.
 
 DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops in forward.
-Ranks whose model has no collectives wait at the end of an iteration, which is unaccounted.
+Ranks whose model has no collectives wait at the end of an iteration, which is the phase "ranks".
 """
-NAMED = ORDER[:-1]
-"""The phases that a rank can be slow in."""
+NAMED = tuple(phase for phase in ORDER if phase not in ("ranks", "unaccounted"))
+"""The phases that a rank can be slow in, also by its own waits for a checkpoint or the background."""
 LEAST_SECONDS = 2e-3
 """The least time per iteration, in seconds, by which a slow rank exceeds the median rank.
 
@@ -71,14 +73,19 @@ class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     world_size: int
 
     @property
+    def where(self) -> str:
+        """Return the phase as reports name it, such as "data" or "waiting for a checkpoint"."""
+        return WAITING.get(self.phase, self.phase)
+
+    @property
     def text(self) -> str:
         """Return a sentence that names the rank, its phase and the times."""
         two = self.world_size == 2
         others, wait = (f"rank {1 - self.rank}", "which waits") if two else ("the usual rank", "and all wait")
-        phase, longer, step = map(duration, (self.seconds, self.longer, self.step))
+        taken, longer, step = map(duration, (self.seconds, self.longer, self.step))
         return (
-            f"rank {self.rank} is slow in {self.phase}: {phase} of an iteration of {step}; it takes {longer} "
-            f"longer than {others}, {wait} for it"
+            f"rank {self.rank} is slow in {self.where}: {taken} of an iteration of "
+            f"{step}; it takes {longer} longer than {others}, {wait} for it"
         )
 
 
@@ -97,12 +104,15 @@ def rank_times(ranks: Window) -> list[RankTimes]:
         taken = [seconds_of(phases) / (phases.iterations or 1) for phases in ranks]
         least, last = min(taken), max(arrived)
         waits = [min(seconds - least, last - at) for seconds, at in zip(taken, arrived, strict=True)]
+        if phase == "ranks":
+            waits = taken
         for rank, seconds in enumerate(taken):
             own[rank][phase] = seconds - waits[rank]
             waited[rank] += waits[rank]
             arrived[rank] += seconds
+    named = [phase for phase in phase_names(*ranks) if phase != "ranks"]
     return [
-        RankTimes(rank=rank, own={phase: own[rank][phase] for phase in PHASES}, waited=waited[rank])
+        RankTimes(rank=rank, own={phase: own[rank][phase] for phase in named}, waited=waited[rank])
         for rank in range(len(ranks))
     ]
 
@@ -112,12 +122,13 @@ def slow_rank(ranks: Window) -> Straggler | None:
     if len(ranks) < 2 or not all(phases.iterations for phases in ranks):
         return None
     times = rank_times(ranks)
-    totals = [sum(each.own[phase] for phase in NAMED) for each in times]
+    named = [phase for phase in NAMED if phase in times[0].own]
+    totals = [sum(each.own[phase] for phase in named) for each in times]
     rank, longer = max(enumerate(_beyond_median(totals)), key=lambda pair: pair[1])
     step = max(phases.wall / phases.iterations for phases in ranks)
     if longer < max(LEAST_SECONDS, LEAST_SHARE * step):
         return None
-    excess = {name: _beyond_median([each.own[name] for each in times])[rank] for name in NAMED}
+    excess = {name: _beyond_median([each.own[name] for each in times])[rank] for name in named}
     phase = max(excess, key=lambda name: excess[name])
     return Straggler(
         rank=rank,
@@ -141,7 +152,7 @@ def summed(windows: Sequence[Window]) -> list[Phases]:
 
 def _sum(several: Iterable[Phases]) -> Phases:
     parts = list(several)
-    sums = {phase: sum(getattr(each, phase) for each in parts) for phase in PHASES}
+    sums = {phase: sum(getattr(each, phase) for each in parts) for phase in phase_names(*parts)}
     return Phases(iterations=sum(each.iterations for each in parts), **sums)
 
 

@@ -119,15 +119,42 @@ class Phases(msgspec.Struct, frozen=True, kw_only=True):
     """Handlers of an iteration's events, except the work that counts as backward or optimizer."""
     unaccounted: float = 0.0
     """The code of the loop itself, and interruptions by the operating system."""
+    checkpoint: float = 0.0
+    """Waiting for a checkpoint. The phase in which the thread waited does not include this wait."""
+    background: float = 0.0
+    """Waiting for the background subscribers."""
+    ranks: float = 0.0
+    """Waiting for other ranks, except in collectives of the model, such as those of its backward pass."""
 
     @property
     def wall(self) -> float:
         """Wall time of the iterations, without evaluations."""
-        return self.data + self.forward + self.backward + self.optimizer + self.hooks + self.unaccounted
+        worked = self.data + self.forward + self.backward + self.optimizer + self.hooks + self.unaccounted
+        return worked + self.checkpoint + self.background + self.ranks
 
 
 PHASES = ("data", "forward", "backward", "optimizer", "hooks", "unaccounted")
-"""The names of the phases, in the order of an iteration."""
+"""The names of the phases in which an iteration works, in their order."""
+
+Cause = Literal["checkpoint", "background", "ranks"]
+"""What the training thread waits for, which is the name of a phase too."""
+WAITS: tuple[Cause, ...] = ("checkpoint", "background", "ranks")
+"""The names of the phases in which an iteration waits."""
+WAITING: dict[str, str] = {
+    "checkpoint": "waiting for a checkpoint", "background": "waiting for the background",
+    "ranks": "waiting for other ranks",
+}  # fmt: skip
+"""The waits as reports name them."""
+Place = Literal["iterations", "evaluations", "between", "end"]
+"""The part of a run in which the training thread waits.
+
+"between" is between two epochs and before the first one, and "end" is after the last one.
+"""
+
+
+def phase_names(*several: Phases) -> tuple[str, ...]:
+    """Return the names of all phases, without waits that none of the given sums has."""
+    return (*PHASES, *(wait for wait in WAITS if any(getattr(phases, wait) for phases in several)))
 
 
 IN_ITERATION = frozenset(
@@ -162,6 +189,20 @@ class DeviceRead(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+class WaitCost(msgspec.Struct, frozen=True):
+    """The waits of the training thread of one cause in one part of the run."""
+
+    cause: Cause
+    place: Place
+    name: str = ""
+    """What was waited for, such as the name of a background subscriber; "" if it has no name."""
+    calls: int = 0
+    """The number of waits."""
+    seconds: float = 0.0
+    longest: float = 0.0
+    """The seconds of the longest wait."""
+
+
 class DeviceMemory(msgspec.Struct, frozen=True):
     """The peak memory of PyTorch's allocator on one device, in bytes."""
 
@@ -189,7 +230,7 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     """The time of the whole run so far, with evaluations and checkpoints."""
     evaluation: float = 0.0
-    """The time of validations and tests."""
+    """The time of validations and tests, without waits."""
     outcome: str = ""
     """How the run ended: "completed", the reason of a stop, or an error.
 
@@ -218,6 +259,11 @@ class RunCosts(msgspec.Struct, frozen=True, kw_only=True):
     """The waits for the device to read metrics, the longest first.
 
     Other reads, such as `item()`, are not measured.
+    """
+    waits: list[WaitCost] = []
+    """The waits for checkpoints, for the background and for other ranks, the longest first.
+
+    Those in iterations are phases of the iterations as well.
     """
     memory: Memory = Memory()
     complete: bool = False

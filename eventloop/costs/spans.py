@@ -31,7 +31,7 @@ LIMIT = 100_000
 SAVER = "checkpoint saver"
 """The track of the thread or process that writes checkpoints."""
 
-Kind = Literal["iteration", "phase", "event", "handler", "delivery", "save"]
+Kind = Literal["iteration", "phase", "event", "handler", "wait", "delivery", "save"]
 Run = Callable[[Event, Any], None]
 
 
@@ -46,7 +46,10 @@ class Span(msgspec.Struct, gc=False, frozen=True):
     seconds: float
     iter: int | None = None
     event: str = ""
-    """The event of a handler's call or of a delivery; "" for a batch of several event types."""
+    """The event of a handler's call or of a delivery; "" for a batch of several event types.
+
+    For a wait it is the name of what was waited for.
+    """
     number: int = 0
     """The priority of a handler, or the number of events in a delivery."""
 

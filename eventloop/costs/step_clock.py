@@ -9,17 +9,20 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from eventloop.costs.handler_trend import HandlerTrend, SignalOf
-from eventloop.costs.records import PHASES, Phases, TrendPoint
+from eventloop.costs.records import PHASES, WAITS, Phases, TrendPoint
 from eventloop.costs.timing import Timing
+from eventloop.costs.waits import Wait, Waits
 
 POINTS = 512
 """The largest number of points in the trend; when it is reached, every second one is dropped."""
 FORWARD_BEGINS, FORWARD_ENDS, BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS = range(5)
 """The marks that the loop and the optimizer hook set in each iteration."""
 
-Sums = tuple[int, float, float, float, float, float, float]
-"""The number of iterations, the seconds of five phases, and the wall time."""
-NOTHING: Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+Sums = tuple[int, float, float, float, float, float, float, float, float, float]
+"""The number of iterations, the seconds of five phases and of three waits, and the wall time."""
+NOTHING: Sums = (0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+SUMMED = (*PHASES[:-1], *WAITS)
+"""The names of the phases and waits in `Sums`, in their order."""
 
 
 class PhaseMarks(Protocol):
@@ -49,15 +52,18 @@ class StepClock:
     `data` is the wait for the loader and the move to the device, `forward` the train step (in a hand-written
     loop the whole body), `backward` and `optimizer` the work of the optimizer hook, and `hooks` all other
     handlers of the iteration. The rest of the wall time is the loop itself. Evaluations do not count:
-    `excluded` is their time so far, and `now` is a clock that stands still during them. On a GPU these are
-    the times of the training thread, which runs ahead of the device; `device` measures the device.
+    `evaluations` is their time so far, and `now` is a clock that stands still during them. Waits are in the
+    wall time of an iteration, and in none of these phases: code that measures a part of a phase subtracts
+    `excluded`, the time of evaluations and waits so far. On a GPU these are the times of the training thread,
+    which runs ahead of the device; `device` measures the device.
     """
 
     def __init__(self) -> None:
         self.data = self.forward = self.backward = self.optimizer = self.hooks = 0.0
         self.iterations = 0
         self.first_iter = 0  # the run's index of the first iteration
-        self.excluded = 0.0
+        self.excluded = self.evaluations = 0.0
+        self.waits = Waits()
         self.began = 0.0  # when the current iteration began, by `perf_counter` itself
         self.device: PhaseMarks | None = None
         self.handlers: HandlerTrend | None = None
@@ -66,6 +72,9 @@ class StepClock:
         """The wall times of the iterations."""
         self._data_sum = self._forward_sum = self._backward_sum = self._optimizer_sum = self._hooks_sum = 0.0
         self._total_sum = 0.0
+        self._waited_sums = dict.fromkeys(WAITS, 0.0)  # in iterations
+        # seconds of waits since the end of iteration number `_waits_after`, which are not in `_total_sum` yet
+        self._latest_waits, self._waits_after = 0.0, 0
         self._last_end = self._asked = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
         self._in_step = False
@@ -85,12 +94,15 @@ class StepClock:
         self.device = device
         self.handlers = self.handlers or HandlerTrend(signal_of)
         self._run_began = perf_counter()
+        self.waits.place = "between"
+        self.waits.begin(self)
         if not self.iterations:
             self.first_iter = first_iter
 
     def end_run(self) -> None:
         """End the measurement that `begin_run` began."""
         self._past_runs, self._run_began = self.run_seconds, 0.0
+        self.waits.end(self)
 
     @property
     def run_seconds(self) -> float:
@@ -100,22 +112,60 @@ class StepClock:
     @contextmanager
     def excluding(self) -> Iterator[None]:
         """Leave the time of the block, an evaluation, out of the current iteration."""
-        before, began = self.excluded, perf_counter()
+        before, began = (self.excluded, self.evaluations), perf_counter()
+        place, self.waits.place = self.waits.place, "evaluations"
         try:
             yield
         finally:
-            self.excluded = before + perf_counter() - began
+            seconds = perf_counter() - began
+            self.excluded, self.evaluations = before[0] + seconds, before[1] + seconds
+            self.waits.place = place
+
+    def exclude(self, seconds: float) -> None:
+        """Leave seconds of an evaluation that have passed out of the current iteration."""
+        self.excluded += seconds
+        self.evaluations += seconds
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """Return the seconds of all evaluations so far, without the waits in them."""
+        return self.evaluations - sum(w.seconds for w in self.waits.records() if w.place == "evaluations")
+
+    def waited(self, wait: Wait) -> None:
+        """Count a wait that has just ended, and take it out of the phase in which it was spent."""
+        self.waits.add(wait)
+        if self.waits.place != "iterations":
+            return
+        self._waited_sums[wait.cause] += wait.seconds
+        self.excluded += wait.seconds
+        self._last_end -= wait.seconds  # so that the iteration's wall time includes the wait
+        if self._waits_after != self.iterations:
+            self._latest_waits, self._waits_after = 0.0, self.iterations
+        self._latest_waits += wait.seconds
 
     # --- an iteration, in the order of the calls of the loop -----------------------------------------------
 
     def now(self) -> float:
         """Return the time in seconds, without evaluations."""
-        return perf_counter() - self.excluded
+        return perf_counter() - self.evaluations
 
     def begin_pass(self) -> None:
         """Begin a pass over the loader: its first iteration begins with the wait for the first batch."""
+        self.end_pass()
+        self.waits.place = "iterations"
         self.begin()
         self._last_end = self._asked
+
+    def end_pass(self, place: Literal["between", "end"] = "between") -> None:
+        """End the pass over the loader: no iteration is under way until the next pass begins.
+
+        Args:
+            place: the part of the run that begins.
+        """
+        if self._waits_after == self.iterations:  # no iteration will end that has these waits
+            self._total_sum += self._latest_waits
+            self._latest_waits = 0.0
+        self.waits.place = place
 
     def begin(self) -> None:
         """Begin an iteration with the wait for its batch."""
@@ -126,16 +176,16 @@ class StepClock:
 
     def begin_data(self) -> None:
         """Begin the wait for the batch only now; the time since `begin` then counts as the loop's."""
-        self._asked, self.data = self.now(), 0.0
+        self._asked, self.data = perf_counter() - self.excluded, 0.0
 
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
-        self._loaded = perf_counter() - self.excluded  # `now` written out, as below (`benchmarks.bridges`)
+        self._loaded = perf_counter() - self.excluded  # no call, as below (`benchmarks.bridges`)
         self.data += self._loaded - self._asked
 
     def skip(self) -> None:
         """Count the time of handlers that skipped the batch as hooks; begin the wait for the next batch."""
-        self._asked = self.now()
+        self._asked = perf_counter() - self.excluded
         self.hooks += self._asked - self._loaded
 
     def begin_forward(self) -> None:
@@ -211,9 +261,11 @@ class StepClock:
 
     def sums(self) -> Sums:
         """Return the sums so far as plain numbers, which is cheaper than a `Phases`."""
+        latest = self._latest_waits if self._waits_after == self.iterations else 0.0
+        checkpoint, background, ranks = self._waited_sums.values()
         return (
             self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum,
-            self._hooks_sum, self._total_sum,
+            self._hooks_sum, checkpoint, background, ranks, self._total_sum + latest,
         )  # fmt: skip
 
     def _mark(self) -> None:
@@ -230,9 +282,6 @@ class StepClock:
 def phases_between(before: Sums, after: Sums) -> Phases:
     """Return the phases of the iterations between two sums, rounded to a nanosecond for a small file."""
     iterations, total = after[0] - before[0], after[-1] - before[-1]
-    data, forward, backward, optimizer, hooks = (
-        b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)
-    )
-    rest = total - (data + forward + backward + optimizer + hooks)
-    seconds = (round(each, 9) for each in (data, forward, backward, optimizer, hooks, rest))
-    return Phases(iterations=iterations, **dict(zip(PHASES, seconds, strict=True)))
+    parts = [b - a for a, b in zip(before[1:-1], after[1:-1], strict=True)]
+    seconds = {name: round(each, 9) for name, each in zip(SUMMED, parts, strict=True)}
+    return Phases(iterations=iterations, unaccounted=round(total - sum(parts), 9), **seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from itertools import takewhile
 from math import log2
 
 from eventloop.costs.records import Times
@@ -28,14 +29,15 @@ class Timing:
     One thread adds durations. Any thread may read the results, which include all durations added so far.
 
     Attributes:
-        recent: the durations that are not in the sums yet. Without a budget, the adding thread may append to
-            it directly if it calls `sum_up` at least once in `BATCH` calls.
+        recent: the durations that are not in the sums yet. A negative one is a wait that the next duration
+            still includes. Without a budget, the adding thread may append to it directly if it calls `sum_up`
+            at least once in `BATCH` calls.
         budget: a limit that is checked at each `add`; None without one.
     """
 
     __slots__ = (
-        "_clocked", "_counts", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling", "_seconds",
-        "budget", "recent",
+        "_clocked", "_counts", "_has_waits", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling",
+        "_seconds", "budget", "recent",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -43,17 +45,36 @@ class Timing:
         self.budget: Budget | None = None
         self._clocked = self._sampled = 0  # calls in the sums, and those of them added while sampling
         self._seconds = self._longest = self._sampled_seconds = 0.0
+        self._has_waits = False  # whether `recent` has negative numbers
         self._sampling = False  # whether the recent durations stand for calls that were not clocked, too
         self._counts: Counter[float] = Counter()  # calls by the number of their bin
         self._lock = threading.RLock()  # reentrant: `times` calls other methods that take it
 
     def add(self, seconds: float) -> None:
         """Add the duration of one call."""
-        self.recent.append(seconds)
+        if self.budget is not None and seconds > self.budget.seconds:
+            over = seconds + self._waits() > self.budget.seconds
+            self.recent.append(seconds)
+            if over:
+                self.budget.overrun(self)
+        else:
+            self.recent.append(seconds)
         if len(self.recent) >= BATCH:
             self.sum_up()
-        if self.budget is not None and seconds > self.budget.seconds:
-            self.budget.overrun(self)
+
+    def leave_out(self, seconds: float) -> None:
+        """Leave a wait out of the duration of the call under way, which is the next one to be added.
+
+        The adding thread calls it within that call.
+        """
+        if seconds > 0:
+            with self._lock:
+                self.recent.append(-seconds)
+                self._has_waits = True
+
+    def _waits(self) -> float:
+        """Return the waits of the call that is about to be added, as a negative number of seconds."""
+        return sum(takewhile(lambda seconds: seconds < 0, reversed(self.recent)))
 
     def add_run(self, calls: int, seconds: float, longest: float) -> None:
         """Add several short calls that were clocked together.
@@ -89,7 +110,14 @@ class Timing:
         added = self.recent[:]
         if not added:
             return
-        del self.recent[: len(added)]  # the adding thread may have appended meanwhile
+        if self._has_waits:
+            ended = max((i for i, each in enumerate(added, 1) if each >= 0), default=0)
+            self._has_waits = ended < len(added)  # the call in which they were spent is under way
+            del self.recent[:ended]
+            if not (added := _without_waits(added[:ended])):
+                return
+        else:
+            del self.recent[: len(added)]  # the adding thread may have appended meanwhile
         seconds = sum(added)
         self._clocked += len(added)
         self._seconds += seconds
@@ -163,6 +191,18 @@ class Timing:
             mean = self.estimate(calls) / calls if calls else 0.0
             p50, p90, p99 = (self.percentile(share) for share in (0.5, 0.9, 0.99))
             return Times(samples=self._clocked, mean=mean, p50=p50, p90=p90, p99=p99, max=self._longest)
+
+
+def _without_waits(added: list[float]) -> list[float]:
+    """Return durations less the waits before each of them, which are negative."""
+    found, waits = [], 0.0
+    for seconds in added:
+        if seconds < 0:
+            waits += seconds
+        else:
+            found.append(max(0.0, seconds + waits))
+            waits = 0.0
+    return found
 
 
 def _bin(seconds: float) -> float:

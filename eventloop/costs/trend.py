@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from eventloop.costs.records import PHASES, RunCosts
+from eventloop.costs.records import PHASES, WAITS, RunCosts
 
 
 def trend(costs: RunCosts, phase: str) -> list[float]:
@@ -25,7 +25,7 @@ def medians(costs: RunCosts) -> dict[str, float]:
 
     It is empty without points. The medians of the phases need not add up to that of "wall".
     """
-    return {phase: usual(costs, phase) for phase in (*PHASES, "wall")} if trend(costs, "wall") else {}
+    return {phase: usual(costs, phase) for phase in (*PHASES, *WAITS, "wall")} if trend(costs, "wall") else {}
 
 
 def usual(costs: RunCosts, phase: str) -> float:

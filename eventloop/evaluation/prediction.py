@@ -16,6 +16,7 @@ import torch
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.checkpoint.weights import modes_kept
+from eventloop.costs.waits import waiting
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart, position_of
@@ -194,7 +195,8 @@ class Stream:
 
     def _wait_for(self, most: int) -> None:
         while self._backlog() > most and not self._lane.done:
-            self._lane.flush_soon(calls=False).made.wait(_LOOK_SECONDS)
+            with waiting("background", self._lane.name):
+                self._lane.flush_soon(calls=False).made.wait(_LOOK_SECONDS)
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
@@ -216,7 +218,8 @@ class Stream:
 
     def _cancel(self) -> None:
         self._subscription.cancel()
-        self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
+        with waiting("background", self._lane.name):
+            self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from eventloop.costs.waits import waiting
+
 TOGETHER = 32
 """The number of batches whose moments are combined at once.
 
@@ -129,7 +131,8 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
     ]
     sizes = [mean.numel() for _, mean, _ in own]
     sums = torch.cat([torch.stack([total for total, _, _ in own]), *(mean * total for total, mean, _ in own)])
-    dist.all_reduce(sums)
+    with waiting("ranks", "the buffers"):
+        dist.all_reduce(sums)
     counts, *totals = sums.split([len(sizes), *sizes])
     means = [total / count.clamp(min=1) for total, count in zip(totals, counts, strict=True)]
     squares = torch.cat(
@@ -138,6 +141,7 @@ def merge_ranks(populations: list[Population]) -> list[Moments]:
             for (count, mean, square), common in zip(own, means, strict=True)
         ]
     )
-    dist.all_reduce(squares)
+    with waiting("ranks", "the buffers"):
+        dist.all_reduce(squares)
     merged = zip(there, counts, means, squares.split(sizes), strict=True)
     return [Moments(*(part.to(local.mean.device) for part in moments)) for local, *moments in merged]

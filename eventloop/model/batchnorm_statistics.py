@@ -15,10 +15,11 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from eventloop.bus.modules import eagerly
 from eventloop.checkpoint.weights import modes_and_buffers_kept, unwrap
+from eventloop.costs.waits import waiting
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import apart
 from eventloop.model.batchnorm_population import Population, count_of, merge_ranks
-from eventloop.state.exchange import host_group
+from eventloop.state.exchange import EXCHANGE, host_group
 from eventloop.state.sharded import gathers_weights, refuse_sharded
 from eventloop.util.checks import check_bools
 
@@ -268,7 +269,8 @@ def _sum_over_ranks(*flags: bool) -> list[int]:
         return numbers
     host = dist.is_gloo_available()
     tensor = torch.tensor(numbers, device="cpu" if host else torch.accelerator.current_accelerator())
-    dist.all_reduce(tensor, group=host_group())
+    with waiting("ranks", EXCHANGE):
+        dist.all_reduce(tensor, group=host_group())
     return [int(number) for number in tensor.tolist()]
 
 

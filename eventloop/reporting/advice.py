@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
 from eventloop.costs.records import IN_ITERATION, DeviceRead, HandlerCost, RunCosts, SubscriberCost
 from eventloop.costs.shares import own_seconds
 from eventloop.costs.trend import trend, usual
+from eventloop.reporting.waits import longest_wait, rank_wait_advice, seconds_waited, wait_advice
 from eventloop.util.formatting import duration, share
 
 MOST = 3
@@ -47,20 +49,28 @@ class Advice(NamedTuple):
     text: str
 
 
-def advice(costs: RunCosts) -> list[str]:
+def advice(costs: RunCosts, ranks: Sequence[RunCosts] | None = None) -> list[str]:
     """Return at most three lines of advice, the costliest first.
 
     A line gives a figure, its cause and a remedy. The list is empty for a run without iterations, and for a
     run in which no part is worth a line.
+
+    Args:
+        costs: the costs of the run, on one rank.
+        ranks: the costs of all known ranks, among which the rank that the others wait for is looked for; None
+            means only `costs`, and [] that another line names that rank.
     """
     if not costs.phases.iterations:
         return []
     dominant, read = _dominant(costs), _longest_read(costs)
-    found = [_behind(costs), slow_loader(costs), _first(costs), _tail(costs, dominant)]
+    found: list[Advice | None] = [_behind(costs), slow_loader(costs), _first(costs), _tail(costs, dominant)]
     if read is not None:
         found.append(_waiting(read, costs))
     if dominant is not None and not _explains(read, dominant, costs):
         found.append(_handler(dominant, costs))
+    found += [Advice(*each) for each in wait_advice(costs)]
+    if records := ([costs] if ranks is None else ranks):
+        found += [Advice(*each) for each in rank_wait_advice(records)]
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
 
@@ -159,13 +169,18 @@ def _waiting(read: DeviceRead, costs: RunCosts) -> Advice:
 
 
 def _tail(costs: RunCosts, dominant: HandlerCost | None) -> Advice | None:
-    """Return the advice on rare long iterations, unless the dominant handler explains them."""
+    """Return the advice on rare long iterations, unless the dominant handler or a wait explains them."""
     times = costs.iteration
     longer = times.p99 - times.p50
     lost = longer * times.samples / 100
     if times.samples < TAIL_SAMPLES or times.p99 < TAIL * times.p50 or lost < TAIL_SHARE * costs.phases.wall:
         return None
     if dominant is not None and dominant.times.max > longer / 2:
+        return None
+    if (
+        longest_wait(costs, "iterations") > longer / 2
+        and seconds_waited(costs, place="iterations") > lost / 2
+    ):
         return None
     # a handler with one long call cannot be the cause of 1 slow iteration in 100
     often = [c for c in costs.handlers if c.times.max and c.seconds / c.times.max >= times.samples / 200]

@@ -16,18 +16,19 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from eventloop.costs.records import PHASES, HandlerCost, RunCosts, Times
+from eventloop.costs.records import PHASES, WAITS, HandlerCost, RunCosts, Times, phase_names
 from eventloop.costs.trend import medians, trend
 from eventloop.reporting.comparison import MATTERS
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import IN_SECONDS, by_key, with_includes, with_unit
+from eventloop.reporting.tables import IN_SECONDS, by_key, phase_name, with_includes, with_unit
 from eventloop.util.formatting import duration, on_a_line, share, three_digits
 
 RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")
 PHASE_COLOURS = {
     "data": "#d98a1f", "forward": "#5b9bea", "backward": "#3568b5", "optimizer": "#7a5cc4",
     "hooks": "#15967b", "unaccounted": "#8e98a6",
+    "checkpoint": "#b3261e", "background": "#8a6d00", "ranks": "#5b3b8c",
 }  # fmt: skip
 BAD = "#d23b3b"
 GREY = "#8e98a6"
@@ -147,23 +148,26 @@ def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
     for run in runs:
         for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
             if phases is not None and phases.iterations:
-                each = {phase: getattr(phases, phase) / phases.iterations for phase in (*PHASES, "wall")}
+                each = {
+                    phase: getattr(phases, phase) / phases.iterations for phase in (*PHASES, *WAITS, "wall")
+                }
                 bars.append((f"{run.name}, {what}", each))
         if usual := medians(run.costs):
             bars.append((f"{run.name}, median", usual))
     figure, rows = go.Figure(), _Rows([name for name, _ in bars], 1)
-    for phase in PHASES:
+    shown = phase_names(*(run.costs.phases for run in runs))
+    for phase in shown:
         shares = [share(seconds[phase], seconds["wall"]) for _, seconds in bars]
         figure.add_bar(
             x=[seconds[phase] * 1e3 for _, seconds in bars], y=[*range(len(bars))], orientation="h",
-            name=phase, text=shares, textposition="inside", textangle=0, marker_color=PHASE_COLOURS[phase],
-            offset=0, width=rows.width,
-            hovertemplate=f"{phase}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
+            name=phase_name(phase), text=shares, textposition="inside", textangle=0,
+            marker_color=PHASE_COLOURS[phase], offset=0, width=rows.width,
+            hovertemplate=f"{phase_name(phase)}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
         )  # fmt: skip
     _lay_out(
         figure, rows.pixels, barmode="stack", xaxis_title="ms an iteration",
         uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis,
-        xaxis_range=[0, max(sum(seconds[phase] for phase in PHASES) for _, seconds in bars) * 1e3 or 1.0],
+        xaxis_range=[0, max(sum(seconds[phase] for phase in shown) for _, seconds in bars) * 1e3 or 1.0],
     )  # fmt: skip
     note = MEDIANS if any(run.costs.trend for run in runs) else ""
     return Chart("Where an iteration's time goes", figure, note)
@@ -230,9 +234,10 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     for run, wall in zip(shown, walls, strict=True):
         figure = go.Figure()
         starts = [point.first_iter for point in run.costs.trend if point.phases.iterations]
-        for phase in PHASES:
+        for phase in phase_names(run.costs.phases):
             figure.add_scatter(
-                x=starts, y=[seconds * 1e3 for seconds in trend(run.costs, phase)], name=phase, mode="lines",
+                x=starts, y=[seconds * 1e3 for seconds in trend(run.costs, phase)],
+                name=phase_name(phase), mode="lines",
                 stackgroup="phases", line={"shape": "hv", "width": 0}, fillcolor=PHASE_COLOURS[phase],
                 hovertemplate="%{y:.4g} ms",
             )  # fmt: skip

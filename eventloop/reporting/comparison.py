@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, HandlerCost, RunCosts
+from eventloop.costs.records import PHASES, WAITING, WAITS, HandlerCost, RunCosts, phase_names
 from eventloop.costs.trend import medians
 from eventloop.reporting.facts import missed, state, step_times
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import (
     COUNTS,
     IN_IT,
+    WAITS_TITLE,
     Table,
     by_key,
     phase_name,
     with_includes,
     with_unit,
 )
+from eventloop.reporting.waits import seconds_waited
 from eventloop.util.formatting import (
     ABSENT,
     count_or_time,
@@ -114,14 +116,17 @@ def compare(reports: Sequence[Report]) -> list[Comparison]:
     Handlers that only some runs have come first, then the others by the size of the difference in time.
     """
     costs = [report.costs for report in reports]
+    names = phase_names(*(each.phases for each in costs if each is not None))
+    phases, usual = ([of(each, names) for each in costs] for of in (_phases, _usual))
     found = [
-        Comparison("Step time, mean ms/iteration", "phase", _rows(map(_phases, costs)), _milliseconds),
-        Comparison("Step time, median ms/iteration", "phase", _rows(map(_usual, costs)), _milliseconds),
+        Comparison("Step time, mean ms/iteration", "phase", _rows(phases), _milliseconds),
+        Comparison("Step time, median ms/iteration", "phase", _rows(usual), _milliseconds),
         Comparison("Handlers, mean µs/iteration", "handler", _sorted(map(_inside, costs)), _microseconds),
         Comparison(
             "Handlers outside of the iterations, mean of a call", "handler", _sorted(map(_outside, costs)),
             duration,
         ),
+        Comparison(WAITS_TITLE, "cause", _rows(_waits(costs)), duration),
         Comparison(
             "Background subscribers", "subscriber", _rows(map(_subscribers, costs), zeros=False),
             count_or_time, ratios=False,
@@ -138,11 +143,11 @@ def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
 
     Handlers whose time includes phases are left out, because the phases are rows themselves.
     """
-    whole = [_named(_phases(each), {"all": "an iteration"}, "phase {}") for each in costs]
+    whole = [_named(_phases(each, PHASES), {"all": "an iteration"}, "phase {}") for each in costs]
     outside = [_named(_outside(each), {}, "{}, a call") for each in costs]
     deliveries = [_named(_deliveries(each), {}, "{}, a delivery") for each in costs]
     handlers = [{key: one for key, one in _inside(each).items() if not key.endswith(IN_IT)} for each in costs]
-    parts = zip(whole, handlers, outside, deliveries, strict=True)
+    parts = zip(whole, _waits(costs), handlers, outside, deliveries, strict=True)
     return _sorted({key: one for part in run for key, one in part.items()} for run in parts)
 
 
@@ -273,17 +278,19 @@ def _of_iterations(costs: RunCosts, seconds: float) -> Measured:
     return Measured(seconds, costs.phases.iterations, costs.phases.wall)
 
 
-def _phases(costs: RunCosts | None) -> dict[str, Measured]:
+def _phases(costs: RunCosts | None, phases: Sequence[str]) -> dict[str, Measured]:
+    """Return the mean times of an iteration by phase, with the whole iteration last."""
     if costs is None or not (number := costs.phases.iterations):
         return {}
-    names = (*PHASES, "wall")
+    names = (*phases, "wall")
     return {phase_name(name): _of_iterations(costs, getattr(costs.phases, name) / number) for name in names}
 
 
-def _usual(costs: RunCosts | None) -> dict[str, Measured]:
-    if costs is None:
+def _usual(costs: RunCosts | None, phases: Sequence[str]) -> dict[str, Measured]:
+    """Return the median times of an iteration as `_phases` returns the mean ones."""
+    if costs is None or not (usual := medians(costs)):
         return {}
-    return {phase_name(phase): _of_iterations(costs, seconds) for phase, seconds in medians(costs).items()}
+    return {phase_name(phase): _of_iterations(costs, usual[phase]) for phase in (*phases, "wall")}
 
 
 def _inside(costs: RunCosts | None) -> dict[str, Measured]:
@@ -300,6 +307,17 @@ def _outside(costs: RunCosts | None) -> dict[str, Measured]:
 
 def _a_call(costs: RunCosts, handler: HandlerCost) -> Measured:
     return Measured(handler.seconds / handler.calls, handler.calls, costs.seconds or costs.phases.wall)
+
+
+def _waits(runs: Sequence[RunCosts | None]) -> list[dict[str, Measured]]:
+    """Return for each run the seconds of its waits by cause, for the causes that any run has."""
+    causes = [cause for cause in WAITS if any(costs and seconds_waited(costs, cause) for costs in runs)]
+
+    def of(costs: RunCosts) -> dict[str, Measured]:
+        whole = costs.seconds or costs.phases.wall
+        return {WAITING[cause]: Measured(seconds_waited(costs, cause), 1, whole) for cause in causes}
+
+    return [{} if costs is None else of(costs) for costs in runs]
 
 
 def _deliveries(costs: RunCosts | None) -> dict[str, Measured]:

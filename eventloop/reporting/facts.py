@@ -6,9 +6,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eventloop.costs.records import IN_ITERATION, HandlerCost, Memory, Phases, RunCosts, SubscriberCost
+from eventloop.costs.records import (
+    IN_ITERATION,
+    WAITING,
+    WAITS,
+    HandlerCost,
+    Memory,
+    Phases,
+    RunCosts,
+    SubscriberCost,
+)
 from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
+from eventloop.reporting.waits import waits_by_cause
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
@@ -16,7 +26,7 @@ OUTSIDE_HANDLERS = "(outside of handlers)"
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
 """The events whose handlers are not called from within another handler, unlike `after_backward`."""
 NEGLIGIBLE = 0.02
-"""The smallest share of time outside of handlers, or outside of iterations, that gets a row."""
+"""The smallest share of time outside of handlers, outside of iterations, or of waits, that gets a row."""
 ESTIMATED = "~"
 """The mark before an estimated time: only some of the calls were measured."""
 
@@ -80,14 +90,15 @@ def lossy(subscriber: SubscriberCost, costs: RunCosts) -> bool:
 def _duration_facts(costs: RunCosts) -> list[Fact]:
     if not costs.seconds:
         return []
-    outside = max(0.0, costs.seconds - costs.phases.wall - costs.evaluation)
-    parts = [
-        ("iterations", costs.phases.wall),
-        ("evaluation", costs.evaluation),
-        ("the rest", outside if outside >= NEGLIGIBLE * costs.seconds else 0.0),
-    ]
-    shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts if seconds)
-    return [Fact("took", f"{duration(costs.seconds)}{f': {shares}' if shares else ''}")]
+    iterations = costs.phases.wall - sum(getattr(costs.phases, wait) for wait in WAITS)
+    parts = {"iterations": iterations, "evaluation": costs.evaluation}
+    waits = [each for each in waits_by_cause(costs) if each.seconds >= NEGLIGIBLE * costs.seconds]
+    parts |= {WAITING[each.cause]: each.seconds for each in waits}
+    outside = costs.seconds - sum(parts.values())
+    parts["the rest"] = outside if outside >= NEGLIGIBLE * costs.seconds else 0.0
+    shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
+    took = Fact("took", f"{duration(costs.seconds)}{f': {shares}' if shares else ''}")
+    return [took, *(Fact(WAITING[each.cause], each.shares(costs.seconds)) for each in waits)]
 
 
 def _iteration_facts(costs: RunCosts) -> list[Fact]:

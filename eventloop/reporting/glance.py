@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from eventloop.costs.records import PHASES, HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost, phase_names
 from eventloop.costs.shares import own_seconds
 from eventloop.costs.trend import trend
 from eventloop.reporting.comparison import MATTERS, Row, compared_by_time, runs_table
@@ -152,7 +152,7 @@ def phase_lines(costs: RunCosts, width: int, blocks: str = BLOCKS) -> list[str]:
     whole = phases_table(costs)
     if not whole.rows:
         return []
-    kept = [i for i, name in enumerate(PHASES) if getattr(phases, name) >= MATTERS * phases.wall]
+    kept = [i for i, name in enumerate(phase_names(phases)) if getattr(phases, name) >= MATTERS * phases.wall]
     lines = [(whole.lines or [])[i] for i in kept]
     return fitted(whole._replace(rows=[whole.rows[i] for i in kept], lines=lines), width, blocks).split("\n")
 

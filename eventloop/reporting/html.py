@@ -29,6 +29,7 @@ from eventloop.reporting.report import Report
 from eventloop.reporting.tables import (
     OUTSIDE,
     RANKS,
+    WAITS_TITLE,
     Table,
     handlers_table,
     outside_table,
@@ -208,6 +209,7 @@ def _sections(runs: Sequence[NamedRun]) -> list[str]:
         "Step time": "".join(map(_chart, phase_charts(iterated))),
         "Handlers": "".join(map(_chart, handler_charts(iterated))),
         "Background subscribers": _background(timed),
+        WAITS_TITLE: "",
         "Scalars": f"<div class=grid>{''.join(map(_chart, scalar_charts(runs)))}</div>",
     }
     below = _run_tables(runs[0].report) if len(runs) == 1 else _comparisons(runs)
@@ -229,8 +231,9 @@ def _run_tables(report: Report) -> list[tuple[str, str]]:
             few = (handlers_table if inside else outside_table)(costs, fold(costs, inside=inside).shown)
             title = f"<h3>{table.title}</h3>" if not inside else ""
             found.append((table.title, title + (_table(reordered(few)) if few.rows else "")))
-        if table.title == RANKS:
-            found.append((table.title, f"<h3>{RANKS}</h3>{_table(table)}" if table.rows else ""))
+        if table.title in (RANKS, WAITS_TITLE):
+            title = f"<h3>{RANKS}</h3>" if table.title == RANKS else ""
+            found.append((table.title, title + _table(table)))
             continue
         found.append((table.title, _folded(f"All {len(table.rows)} rows as a table", _table(table))))
     return found

@@ -17,6 +17,8 @@ REMEDIES = {
     "forward": "look at its device, at the cores that it shares, and at the size of its batches",
     "backward": "look at its device and at the cores that it shares",
     "optimizer": "look at its device and at the cores that it shares",
+    "checkpoint": "only rank 0 saves: save less often (interval=), or less state, or use a faster disk",
+    "background": 'look at its subscribers, above all at those with overflow="block"',
     "hooks": "look at what its handlers do that those of other ranks do not",
 }
 """The remedies for a slow rank, by the phase in which it is slow."""

@@ -67,9 +67,11 @@ def load_report(run: Path) -> Report:
     if costs is None and (log is None or not log.whole):
         raise ValueError(_nothing(run))
     name = str(run).encode(errors="replace").decode()  # a file name need not be UTF-8
-    lines = advice(costs) if costs is not None else []
     records, missing = read_ranks(run, costs)
-    if (slow := slow_rank_of(records)) is not None:
+    slow, lines = slow_rank_of(records), []
+    if costs is not None:
+        lines = advice(costs, [] if slow is not None else records or None)
+    if slow is not None:
         lines = [rank_advice(slow, records), *lines][:MOST]
     return Report(
         run=name, costs=costs, log=log, notes=_notes(run, costs, log), missing=missing or _without(costs),

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.costs.foreign_calls import ForeignCalls
-from eventloop.costs.records import PHASES, RunCosts
+from eventloop.costs.records import WAITING, RunCosts, phase_names
 from eventloop.costs.step_clock import StepClock
 from eventloop.metrics import EventStorage
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import memory_text
 from eventloop.reporting.glance import handler_lines, paragraphs
+from eventloop.reporting.waits import waits_by_cause
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
@@ -64,7 +65,9 @@ def breakdown(trainer: MeasuredTrainer) -> str:
     if not clock.iterations:
         return "no iteration was trained"
     phases = clock.phases
-    shares = ", ".join(f"{name} {getattr(phases, name) / phases.wall:.1%}" for name in PHASES)
+    shares = ", ".join(
+        f"{WAITING.get(name, name)} {getattr(phases, name) / phases.wall:.1%}" for name in phase_names(phases)
+    )
     return f"{phases.iterations:,} iterations of {phases.wall / phases.iterations * 1e3:.3f} ms: {shares}"
 
 
@@ -78,8 +81,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
     bus, clock = trainer.bus, trainer.clock
     phases = clock.phases
     return RunCosts(
-        seconds=clock.run_seconds, evaluation=clock.excluded, outcome=outcome, first_iter=clock.first_iter,
-        phases=phases, trend=clock.trend,
+        seconds=clock.run_seconds, evaluation=clock.evaluation_seconds, outcome=outcome,
+        first_iter=clock.first_iter, phases=phases, trend=clock.trend,
         device=clock.device.phases if clock.device is not None and clock.device.samples else None,
         iteration=clock.times.times(), histogram=clock.times.histogram(),
         num_workers=getattr(trainer.loader, "num_workers", None),
@@ -87,7 +90,8 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
             *bus.handler_costs(phases.wall, clock.handlers), *trainer.foreign_calls.costs(phases.wall)
         ],
         subscribers=bus.subscriber_costs(), reads=trainer.metrics.device_reads.records(),
-        memory=peak_memory(), complete=complete, rank=trainer.rank, world_size=trainer.world_size,
+        waits=clock.waits.records(), memory=peak_memory(), complete=complete,
+        rank=trainer.rank, world_size=trainer.world_size,
     )  # fmt: skip
 
 
@@ -103,7 +107,10 @@ def summarize(trainer: MeasuredTrainer, *, everything: str = EVERYTHING) -> str:
     blocks = ["\n".join(["what to do:", *lines])] if lines else []
     memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
     handlers = "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0))
-    blocks += [breakdown(trainer) + memory, handlers, everything]
+    waits = "".join(
+        f"\n{WAITING[each.cause]}: {each.shares(costs.seconds)}" for each in waits_by_cause(costs)
+    )
+    blocks += [breakdown(trainer) + waits + memory, handlers, everything]
     if any(s.runs_on != "sync" for s in stats):
         blocks.append(delivery_table(stats))
     losses = shortfalls(stats) + _unread(dict(trainer.metrics.unreadable))

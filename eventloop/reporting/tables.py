@@ -11,11 +11,20 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, HandlerCost, Phases, RunCosts, SubscriberCost, Times
+from eventloop.costs.records import (
+    WAITING,
+    HandlerCost,
+    Phases,
+    RunCosts,
+    SubscriberCost,
+    Times,
+    phase_names,
+)
 from eventloop.costs.trend import medians, trend
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, outside_handlers
 from eventloop.reporting.report import Report
+from eventloop.reporting.waits import PLACES
 from eventloop.util.formatting import (
     ABSENT,
     duration,
@@ -37,7 +46,8 @@ WAIT = (
     "are collected in batches."
 )
 RANKS = "Step time of all ranks"
-OTHERS = "waiting for other ranks"
+WAITS_TITLE = "Waits"
+APART = "No handler, evaluation or other phase includes these times."
 DISCOUNTED = (
     "Means over all iterations. What a rank takes longer in a phase is a wait as far as it was ahead of "
     "the last one; the phases are without it."
@@ -99,7 +109,7 @@ def run_tables(report: Report) -> list[Table]:
     costs, log = report.costs, report.log
     found = []
     if costs is not None:
-        found += [phases_table(costs), ranks_table(report)]
+        found += [phases_table(costs), ranks_table(report), waits_table(costs)]
         found += [handlers_table(costs), outside_table(costs), subscribers_table(costs)]
     if log is not None:
         found.append(curves_table(log.curves))
@@ -109,6 +119,7 @@ def run_tables(report: Report) -> list[Table]:
 def phases_table(costs: RunCosts) -> Table:
     """Return the table of an iteration's phases and their trend; it has no rows without any iteration."""
     phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
+    rows = (*phase_names(phases), "wall") if phases.iterations else ()
     columns: list[Column] = [
         ("phase", phase_name),
         ("mean ms", lambda phase: _each(getattr(phases, phase), costs, 1e3)),
@@ -127,14 +138,13 @@ def phases_table(costs: RunCosts) -> Table:
             "to that of all."
         )
     if device.iterations:
-        on_device = {phase: getattr(device, phase) / device.iterations for phase in (*PHASES, "wall")}
+        on_device = {phase: getattr(device, phase) / device.iterations for phase in rows}
         columns.append(
             (
                 "device ms",
                 lambda phase: three_digits(on_device[phase] * 1e3) if on_device[phase] else ABSENT,
             )
         )
-    rows = (*PHASES, "wall") if phases.iterations else ()
     note = "\n".join(
         filter(None, ["ms of an iteration; device: its own mean time." if device.iterations else "", note])
     )
@@ -154,11 +164,27 @@ def ranks_table(report: Report) -> Table:
     ]
     for number, each in enumerate(ranks if len(ranks) <= ALL_RANKS else []):
         columns.append((f"rank {each.rank}", partial(_number_of, number)))
-    rows = [(phase, [each.own[phase] for each in ranks]) for phase in PHASES if ranks]
-    rows += [(OTHERS, [each.waited for each in ranks])] if ranks else []
-    bad = frozenset(i for i, row in enumerate(rows) if slow is not None and row[0] == slow.phase)
+    rows = [
+        (phase_name(phase), [each.own[phase] for each in ranks]) for phase in (ranks[0].own if ranks else ())
+    ]
+    rows += [(phase_name("ranks"), [each.waited for each in ranks])] if ranks else []
+    bad = frozenset(i for i, row in enumerate(rows) if slow is not None and row[0] == phase_name(slow.phase))
     why = f"rank {slow.rank} is slow in this phase" if slow is not None else ""
     return Table(RANKS, *cells(rows, columns), bad=bad, why=why, note=DISCOUNTED if rows else "")
+
+
+def waits_table(costs: RunCosts) -> Table:
+    """Return the table of the waits: a row for each cause, part of the run and name."""
+    columns: list[Column] = [
+        ("cause", lambda wait: WAITING[wait.cause]),
+        ("where", lambda wait: PLACES[wait.place]),
+        ("for", lambda wait: wait.name),
+        ("in all", lambda wait: duration(wait.seconds)),
+        ("of the run", lambda wait: share(wait.seconds, costs.seconds) if costs.seconds else ABSENT),
+        ("waits", lambda wait: f"{wait.calls:,}"),
+        ("longest", lambda wait: duration(wait.longest)),
+    ]
+    return Table(WAITS_TITLE, *cells(costs.waits, columns), left=3, note=APART)
 
 
 def _number_of(rank: int, row: tuple[str, list[float]]) -> str:
@@ -302,7 +328,8 @@ def _over(costs: Iterable[HandlerCost | SubscriberCost]) -> frozenset[int]:
 
 
 def phase_name(phase: str) -> str:
-    return "all" if phase == "wall" else phase
+    """Return the name of a phase in tables; that of all phases together is "all"."""
+    return "all" if phase == "wall" else WAITING.get(phase, phase)
 
 
 def _each(seconds: float, costs: RunCosts, unit: float) -> str:

@@ -19,9 +19,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch.distributed as dist
 
+from eventloop.costs.waits import waiting
 from eventloop.util.errors import CheckpointError
 from eventloop.util.text import error_text
 
+EXCHANGE = "an exchange of values"
+"""The name of these waits in the costs."""
 T = TypeVar("T")
 
 logger = logging.getLogger("eventloop")
@@ -39,7 +42,8 @@ def gather(own: T) -> list[T]:
     if not has_other_ranks():
         return [own]
     ranks = [own] * dist.get_world_size()
-    dist.all_gather_object(ranks, own, group=host_group())
+    with waiting("ranks", EXCHANGE):
+        dist.all_gather_object(ranks, own, group=host_group())
     return ranks
 
 
@@ -53,7 +57,8 @@ def gather_on_rank_0(own: T) -> list[T] | None:
     own_rank = dist.get_rank()
     found: list[Any] | None = [None] * dist.get_world_size() if own_rank == 0 else None
     try:
-        dist.gather_object(own, found, dst=0, group=host_group())
+        with waiting("ranks", EXCHANGE):
+            dist.gather_object(own, found, dst=0, group=host_group())
     except RuntimeError as error:
         logger.warning("the random state of the other ranks cannot be gathered: %s", error)
         return None
@@ -79,7 +84,8 @@ def decided_by_rank_0(decide: Callable[[], T]) -> T:
         return _decide_and_send(decide)
     box: list[Any] = [None]
     try:
-        dist.broadcast_object_list(box, src=0, group=host_group())
+        with waiting("ranks", EXCHANGE):
+            dist.broadcast_object_list(box, src=0, group=host_group())
     except RuntimeError as error:
         raise RuntimeError(
             f"{this_rank()} expected a decision of rank 0, which cannot be reached: it has ended, or "
@@ -101,7 +107,8 @@ def _decide_and_send(decide: Callable[[], T]) -> T:
     except Exception as error:
         failure, sent = error, _Failure.of(error)
     try:
-        dist.broadcast_object_list([sent], src=0, group=host_group())
+        with waiting("ranks", EXCHANGE):
+            dist.broadcast_object_list([sent], src=0, group=host_group())
     except RuntimeError as error:
         logger.warning("rank 0 cannot send its decision to the other ranks: %s", error)
     if failure is not None:

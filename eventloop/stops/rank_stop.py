@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Sequence
+from contextlib import nullcontext
 from threading import Timer
 from time import sleep
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +26,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from eventloop.costs.waits import waiting
+
 logger = logging.getLogger("eventloop")
+
+ITERATION, EDGE = "the end of an iteration", "the begin or end of an epoch or evaluation"
+"""The names of waits for other ranks in the costs."""
 
 LOOK_SECONDS = 0.01
 """Seconds between two checks of whether all ranks have reached the end of a run."""
@@ -88,21 +94,26 @@ class _Sum:
         self._numbers[0] = asks
         self._work = group.allreduce(self._tensors, dist.AllreduceOptions())  # the sum, by default
 
-    def wait(self) -> int:
-        self._work.wait()
+    def wait(self, name: str) -> int:
+        with nullcontext() if self._work.is_completed() else waiting("ranks", name):
+            self._work.wait()
         return int(self._numbers[0])
 
-    def settle(self) -> int:
-        """Wait for the sum, pass on the carried numbers, and return how many ranks have a request."""
-        asking = self.wait()
+    def settle(self, name: str) -> int:
+        """Wait for the sum, pass on the carried numbers, and return how many ranks have a request.
+
+        `name` is that of the wait in the costs.
+        """
+        asking = self.wait(name)
         if self._carried is not None:
             self._carried.take(self._numbers[1:])
         return asking
 
     def wait_awake(self) -> None:
         """Wait as `wait` does, while Python's signal handlers can run."""
-        while not self._work.is_completed():
-            sleep(LOOK_SECONDS)
+        with waiting("ranks", "the end of the run"):
+            while not self._work.is_completed():
+                sleep(LOOK_SECONDS)
         self._work.wait()  # done: raises the error of the collective, if any
 
 
@@ -144,7 +155,7 @@ class Agreement:
             return True
         self._pending = pending = self._add_up(asks)
         # a rank without a request has gone on, and reads the sum at the next boundary
-        return asks and pending.wait() == self._size
+        return asks and pending.wait(ITERATION) == self._size
 
     def edge(self, *, asks: bool) -> bool:
         """Agree at the end of a pass: wait for all ranks, and return whether the run stops here.
@@ -154,18 +165,20 @@ class Agreement:
         """
         if self._arrived():
             return True
-        return self._add_up(asks).settle() > 0
+        return self._add_up(asks).settle(EDGE) > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
         """Return the smallest and the largest of the ranks' numbers, of which `number` is this rank's."""
         tensor = torch.tensor([number, -number])
-        dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
+        with waiting("ranks", EDGE):
+            dist.all_reduce(tensor, dist.ReduceOp.MIN, group=self._group)
         return int(tensor[0]), -int(tensor[1])
 
     def requests(self, own: Request | None) -> list[Request | None]:
         """Return the request of each rank, of which `own` is this rank's."""
         requests = [own] * self._size
-        dist.all_gather_object(requests, own, group=self._group)
+        with waiting("ranks", EDGE):
+            dist.all_gather_object(requests, own, group=self._group)
         return requests
 
     def meet(self) -> None:
@@ -177,7 +190,7 @@ class Agreement:
 
     def _arrived(self) -> bool:
         pending, self._pending = self._pending, None
-        return pending is not None and pending.settle() > 0
+        return pending is not None and pending.settle(ITERATION) > 0
 
     def _add_up(self, asks: bool) -> _Sum:
         self._count += 1

@@ -63,6 +63,6 @@ class TimesExchange:
             self.found = self._watch.add(window) or self.found
 
     def _phases(self, row: Sequence[float]) -> Phases:
-        iterations, *seconds = row
-        data, forward, backward, optimizer, hooks, total = seconds
-        return phases_between(NOTHING, (round(iterations), data, forward, backward, optimizer, hooks, total))
+        iterations, data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total = row
+        sums = (data, forward, backward, optimizer, hooks, checkpoint, background, ranks, total)
+        return phases_between(NOTHING, (round(iterations), *sums))

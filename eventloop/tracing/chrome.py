@@ -23,7 +23,7 @@ _PAIRED = frozenset(
 
 Iterations are not included: they are recorded as spans of their own.
 """
-_KINDS = ("iteration", "phase", "event", "handler", "delivery", "save")
+_KINDS = ("iteration", "phase", "event", "handler", "wait", "delivery", "save")
 """The kinds of spans, ordered from outer to inner.
 
 If two spans begin and end at the same time, the span whose kind comes first encloses the other.
@@ -177,7 +177,7 @@ def _complete(span: Span, pid: int, tid: int, origin: float, recorder: SpanRecor
     if span.iter is not None:
         args["iter"] = span.iter
     if span.event:
-        args["event"] = span.event
+        args["for" if span.kind == "wait" else "event"] = span.event
     if span.kind == "handler":
         args["priority"] = span.number
     elif span.kind == "delivery":

@@ -12,11 +12,13 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from eventloop.costs.ranks import LATEST, Straggler, lasting_slow_rank, summed
-from eventloop.costs.records import Phases
+from eventloop.costs.records import WAITING, Phases
 from eventloop.tracing.files import TraceFile, of_rank, read_trace
 from eventloop.util.formatting import duration
 
 Json = dict[str, Any]
+_TIMED = frozenset({"iteration", "phase", "event", "wait"})
+"""The kinds of spans from which the phases of an iteration are computed."""
 _OUTER = frozenset({"before_train_iter", "after_train_iter"})
 _WITHIN_STEP = frozenset({"after_backward", "before_optimizer_step", "after_optimizer_step"})
 
@@ -87,7 +89,7 @@ def _iterations(trace: Json) -> dict[int, Iteration]:
     """Return the completed iterations of a rank's trace, by number."""
     spans: dict[int, list[Json]] = {}
     for event in trace["traceEvents"]:
-        if event["ph"] == "X" and event["cat"] in ("iteration", "phase", "event") and "iter" in event["args"]:
+        if event["ph"] == "X" and event["cat"] in _TIMED and "iter" in event["args"]:
             spans.setdefault(event["args"]["iter"], []).append(event)
     return {
         number: _iteration(own)
@@ -96,24 +98,40 @@ def _iterations(trace: Json) -> dict[int, Iteration]:
     }
 
 
-def _iteration(spans: Sequence[Json]) -> Iteration:
+def _iteration(every: Sequence[Json]) -> Iteration:
     """Compute the phase times of an iteration from its spans, divided in the same way as by StepClock."""
     seconds: dict[str, float] = {}
     ends: dict[str, float] = {}
+    spans = [event for event in every if event["cat"] != "wait"]
+    whole = next(event for event in spans if event["cat"] == "iteration")
+    waits = [event for event in every if event["cat"] == "wait" and _within(event, whole)]
     for event in spans:
         name = event["cat"] if event["cat"] == "iteration" else event["name"]
-        seconds[name] = seconds.get(name, 0.0) + event["dur"] / 1e6
+        inside = waits if event is not whole else []
+        waited = sum(wait["dur"] for wait in inside if _within(wait, event))
+        seconds[name] = seconds.get(name, 0.0) + (event["dur"] - waited) / 1e6
         ends[name] = event["ts"] + event["dur"]
     backward, optimizer = seconds.get("backward", 0.0), seconds.get("optimizer", 0.0)
     optimizer -= sum(seconds.get(name, 0.0) for name in _WITHIN_STEP) if optimizer else 0.0
     hooks = sum(seconds.get(name, 0.0) for name in _OUTER) - backward - optimizer
     data, forward = seconds.get("data", 0.0), seconds.get("forward", 0.0)
-    rest = seconds["iteration"] - data - forward - backward - optimizer - hooks
+    each = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
+    rest = seconds["iteration"] - data - forward - backward - optimizer - hooks - sum(each.values())
     phases = Phases(
         iterations=1, data=data, forward=forward, backward=backward, optimizer=optimizer, hooks=hooks,
-        unaccounted=max(0.0, rest),
+        unaccounted=max(0.0, rest), **each,
     )  # fmt: skip
     return Iteration(phases, ends.get("backward", ends["iteration"]))
+
+
+def _within(inner: Json, outer: Json) -> bool:
+    begins: bool = outer["ts"] <= inner["ts"]
+    return begins and bool(inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"])
+
+
+def _seconds_of(waits: Sequence[Json], name: str) -> float:
+    seconds: float = sum(wait["dur"] for wait in waits if wait["name"] == name) / 1e6
+    return seconds
 
 
 def _slow_rank(ranks: Sequence[Sequence[Phases]]) -> Straggler | None:
@@ -150,4 +168,4 @@ def _begin(trace: Json) -> float:
 
 
 def _mark(slow: Straggler) -> str:
-    return f", slow in {slow.phase}: {duration(slow.longer)} longer an iteration"
+    return f", slow in {slow.where}: {duration(slow.longer)} longer an iteration"

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from eventloop.bus import Bus
 from eventloop.bus.recording import Recording
-from eventloop.costs.records import Phases
+from eventloop.costs.records import WAITING, Phases
 from eventloop.costs.spans import SAVER, Span, SpanRecorder
 from eventloop.costs.step_clock import (
     BACKWARD_BEGINS,
@@ -25,6 +25,7 @@ from eventloop.costs.step_clock import (
     OPTIMIZER_ENDS,
     StepClock,
 )
+from eventloop.costs.waits import Wait
 from eventloop.events import (
     AfterTest,
     AfterVal,
@@ -145,6 +146,7 @@ class TraceWindow:
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
         self._subscription = bus.subscribe(self._note, *bus.possible(_NOTED), priority=Priority.HIGHEST)
+        trainer.clock.waits.watchers.append(self._waited)
         self._marks = TracedPhases(trainer, self.recorder, self._iteration_ended)
         trainer.clock.device = self._marks
         self._began, self._began_unix = perf_counter(), time.time()
@@ -157,6 +159,7 @@ class TraceWindow:
         """
         trainer, (first, end) = self._trainer, self.extent
         trainer.clock.device = self._marks.inner
+        trainer.clock.waits.watchers.remove(self._waited)
         self._subscription.cancel()
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
@@ -170,6 +173,11 @@ class TraceWindow:
         self.iterations += 1
         if iteration + 1 >= self.extent[1]:
             self._over()
+
+    def _waited(self, wait: Wait) -> None:
+        """Record a span of a wait that has just ended, within those of the handlers that waited."""
+        name, iteration = WAITING[wait.cause], self._trainer.iter
+        self.recorder.here("wait", name, wait.began, wait.seconds, iteration, event=wait.name)
 
     def _note(self, event: Event) -> None:
         """Note the begin of a checkpoint save, and record a span of the save when it ends.

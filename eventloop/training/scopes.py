@@ -150,6 +150,7 @@ class RunScope(Scope):
         trainer, at_once = self.trainer, ends_at_once(self.trainer)
         trainer.ownership.ending()
         closes = error is not None or trainer.ends_program
+        trainer.clock.end_pass("end")
         try:
             text = None if error is None else error_text(error)
             trainer.announce(AfterRun, reason=reason, error=text)
@@ -172,6 +173,7 @@ class TrainScope(Scope):
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
         trainer.ownership.ending()
+        trainer.clock.end_pass("end")
         trainer.announce(AfterTrain, reason=reason)
         if reason == LEFT and trainer.where_to_resume:  # an error of the loop itself gets no note here
             logger.warning("the training was left before its end: %s", trainer.where_to_resume)
@@ -229,6 +231,7 @@ class EpochScope(Scope):
         if reason not in (ERROR, LEFT) and trainer.position.at_end:
             reason = COMPLETED  # a request to stop in its last iteration
         trainer.passing = None
+        trainer.clock.end_pass()
         trainer.within = "epoch" if reason == COMPLETED else ""
         try:
             trainer.announce(after, reason=reason)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import pytest
@@ -13,7 +15,9 @@ import torch.nn.functional as F
 
 from eventloop import Bus
 from eventloop.bridges import DrivenTrainer
+from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.costs.records import read_costs
+from eventloop.costs.waits import waiting
 from eventloop.hooks import CheckpointHook, EMAHook, OptimizerHook, ParamSchedulerHook, PreemptionHook
 from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter
@@ -204,3 +208,41 @@ def test_preemption_is_the_hosts(make_driven: MakeDriven) -> None:
 
     assert not [hook for hook in hooks if hook.owns]
     assert not any(isinstance(hook, PreemptionHook) for hook in hooks)
+
+
+def test_a_step_of_the_host_has_its_time_without_its_waits(make_driven: MakeDriven) -> None:
+    """A hook of the optimizer waits within the step: the wait has its own phase, and no other one has it."""
+    model, waited = tiny_model(), 0.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    driven = make_driven(model=model, optimizer=optimizer)
+
+    def wait(*_: Any) -> None:
+        nonlocal waited
+        began = perf_counter()
+        with waiting("background", "upload"):
+            time.sleep(0.05)
+        waited += perf_counter() - began
+
+    optimizer.register_step_post_hook(wait)
+    began = perf_counter()
+    with announced_steps(driven):
+        train_with(optimizer, driven)
+    seconds = perf_counter() - began
+
+    phases = driven.clock.phases
+    assert 0.15 <= phases.background <= waited
+    assert phases.wall < seconds
+    for name in ("forward", "optimizer", "hooks", "unaccounted"):
+        assert 0.0 <= getattr(phases, name) < seconds - phases.background
+
+
+def train_with(optimizer: torch.optim.Optimizer, driven: DrivenTrainer) -> None:
+    """Train an epoch of three batches as a host does."""
+    driven.begin_run()
+    driven.begin_epoch(3)
+    for batch in batches(3):
+        driven.begin_iter(batch)
+        optimizer.step()
+        driven.end_iter(None)
+    driven.end_epoch()
+    driven.end_run()

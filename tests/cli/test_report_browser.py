@@ -8,9 +8,10 @@ from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Browser, Page
 
-from eventloop.costs.records import Times
+from eventloop.costs.records import Times, WaitCost
 from tests.cli.reported_runs import (
     TRAINED,
     begins,
@@ -87,6 +88,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     first = make_run(
         directory / "first",
         device=phases(10),
+        seconds=10.0,
+        phases=replace(phases(100), checkpoint=0.2),
+        waits=[WaitCost("checkpoint", "iterations", "the last of several checkpoints", 3, 0.2, 0.1)],
         iteration=STEPS,
         histogram=[(4e-3, 90), (9e-3, 9), (30e-3, 1)],
         handlers=[handler(budget=5e-5, over_budget=True), handler("x", seconds=1.0)],
@@ -108,7 +112,7 @@ def test_every_chart_is_drawn_and_nothing_is_loaded(number: int, opened: Open, r
     than a screen or a telephone; a button gives it a logarithmic axis, and none sends the data away, as plotly's do."""
     shown = opened(*runs[:number])
 
-    for width in (420, 1280):
+    for width in (390, 1280):
         shown.page.set_viewport_size({"width": width, "height": 900})
         shown.wait(f"() => document.documentElement.scrollWidth <= {width}")
     titles = shown.page.evaluate(

@@ -27,7 +27,8 @@ USUAL = {"data": 1.0, "forward": 5.0, "backward": 10.0, "optimizer": 2.0, "hooks
 def phases(iterations: float = WINDOW, **longer: float) -> Phases:
     """Return the phases of usual iterations, some of which are so many milliseconds `longer`."""
     iterations = round(iterations)
-    each = {name: (usual + longer.get(name, 0.0)) * 1e-3 * iterations for name, usual in USUAL.items()}
+    usual = dict.fromkeys(longer, 0.0) | USUAL
+    each = {name: (usual[name] + longer.get(name, 0.0)) * 1e-3 * iterations for name in usual}
     return Phases(iterations=iterations, **each)
 
 
@@ -53,6 +54,10 @@ Expected = tuple[int, str] | None
         ([{"forward": 20}, {"hooks": 20}], (1, "hooks")),
         ([{"hooks": 20}, {"data": 20}], (1, "data")),  # a handler with a collective waits
         ([{"unaccounted": 20}, {"forward": 20}], (1, "forward")),  # no collective but that of the trainer
+        ([{"ranks": 20}, {"forward": 20}], (1, "forward")),  # a measured wait for the other rank
+        ([{"backward": 20}, {"checkpoint": 20}], (1, "checkpoint")),  # its own wait, for which others wait
+        ([{"background": 20}, {"ranks": 20}], (0, "background")),
+        ([{"ranks": 20}, {"ranks": 20}], None),  # for a third one, whose record is not here
         ([{"backward": 20}, {"data": 12, "hooks": 8}], (1, "data")),
         ([{"backward": 20, "data": 8}, {"data": 28}], (1, "data")),
         ([{"backward": 20}, {"backward": 20}, {"hooks": 20}, {"backward": 20}], (2, "hooks")),
@@ -80,6 +85,16 @@ def test_own_times_and_the_wait_add_up() -> None:
     assert fast.waited == pytest.approx(20e-3)
     assert slow.waited == pytest.approx(0.0, abs=1e-9)
     assert sum(fast.own.values()) + fast.waited == pytest.approx(phases(backward=20).wall / WINDOW)
+
+
+def test_measured_waits_are_no_work_of_a_rank() -> None:
+    """Those for other ranks are added to the discounted ones; a wait for a checkpoint is the rank's own time."""
+    fast, slow = rank_times([phases(backward=20, ranks=5), phases(checkpoint=20)])
+
+    assert fast.waited == pytest.approx(25e-3)
+    assert "ranks" not in fast.own
+    assert slow.own["checkpoint"] == pytest.approx(20e-3)
+    assert fast.own["checkpoint"] == pytest.approx(0.0, abs=1e-9)
 
 
 @pytest.mark.parametrize(

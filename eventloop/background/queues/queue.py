@@ -19,6 +19,7 @@ from eventloop.background.queues.account import Route, SubscriberAccount, type_o
 from eventloop.background.queues.filter_thread import HANGS_SECONDS, FilterThread
 from eventloop.background.queues.options import LaneOptions
 from eventloop.costs.timing import Timing
+from eventloop.costs.waits import waiting
 from eventloop.events import Event
 from eventloop.events.deferred import Pending, Queued, Stamped, unstamped
 from eventloop.events.filters import Passes
@@ -162,9 +163,10 @@ class SubscriberQueue(SubscriberAccount):
         """Wait while the queue is full and has not ended, for overflow="block"."""
         if self._has_room():
             return
-        self.wake()
-        while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+        with waiting("background", self.name):
             self.wake()
+            while not self._room.wait_for(self._has_room, _LOOK_SECONDS):
+                self.wake()
 
     def _has_room(self) -> bool:
         return self.done or self.queued < self._capacity

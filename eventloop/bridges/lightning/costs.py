@@ -14,6 +14,7 @@ from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.lightning.methods import base_of
 from eventloop.bridges.row_names import RowNames
 from eventloop.costs.timing import Timing
+from eventloop.costs.waits import Wait
 
 IN_ITERATION = frozenset(
     {
@@ -59,13 +60,22 @@ class HostCosts:
 
     def attach(self, driven: DrivenTrainer) -> None:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
+        self.detach()
         self.driven = driven
+        driven.clock.waits.watchers.append(self._leave_out)
         for row in self._rows.values():
             self._hand_over(row)
 
     def detach(self) -> None:
         """Stop charging calls to phases."""
+        if self.driven is not None:
+            self.driven.clock.waits.watchers.remove(self._leave_out)
         self.driven = None
+
+    def _leave_out(self, wait: Wait) -> None:
+        """Leave a wait out of the phase to which the call under way is charged."""
+        if self.under_way:
+            self.under_way[-1][1] += wait.seconds
 
     @contextmanager
     def installed(self, native: Any, bridge: Any) -> Iterator[None]:
@@ -225,7 +235,7 @@ class Row:
             if costs.under_way:
                 costs.under_way[-1][1] += seconds
         elif not costs.under_way:  # after a validation: no part of the next iteration
-            costs.driven.clock.excluded += seconds - counted
+            costs.driven.clock.exclude(seconds - counted)
 
 
 class Phase:

@@ -156,13 +156,13 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             runner._train_loop.stop_training = True
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
-        trainer = self.trainer
+        trainer, waits = self.trainer, self.trainer.clock.waits
 
         @wraps(backward)
         def measured(*args: Any, **kwargs: Any) -> Any:
-            began = perf_counter()
+            began = perf_counter() - waits.seconds
             result = backward(*args, **kwargs)
-            trainer.clock.charge("backward", perf_counter() - began)
+            trainer.clock.charge("backward", perf_counter() - waits.seconds - began)
             trainer.announce(AfterBackward)
             return result
 

@@ -229,14 +229,15 @@ class EventLoopCallback(HasRide, TrainerCallback):
         """Emit `before_optimizer_step`, after the gradients were clipped."""
         trainer = self._running()
         announce_in_step(trainer, BeforeOptimizerStep)
-        self._step_began, self._hooks_before = perf_counter(), trainer.clock.hooks
+        clock = trainer.clock
+        self._step_began, self._hooks_before = perf_counter() - clock.waits.seconds, clock.hooks
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `after_optimizer_step` or `optimizer_step_skipped`."""
         trainer = self._running()
         clock = trainer.clock
         callbacks = clock.hooks - self._hooks_before  # of others, between our two methods
-        clock.charge("optimizer", perf_counter() - self._step_began - callbacks)
+        clock.charge("optimizer", perf_counter() - clock.waits.seconds - self._step_began - callbacks)
         if trainer.native.accelerator.optimizer_step_was_skipped:
             announce_in_step(trainer, OptimizerStepSkipped, reason="non-finite gradients")
         else:

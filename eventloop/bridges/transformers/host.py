@@ -121,13 +121,13 @@ def measured_part(
     call: Callable[..., Any],
 ) -> Callable[..., Any]:
     """Wrap a call so that its time counts in a phase of the iteration, and emit the event after it."""
-    charge = trainer.clock.charge
+    charge, waits = trainer.clock.charge, trainer.clock.waits
 
     @wraps(call)
     def part(*args: Any, **kwargs: Any) -> Any:
-        began = perf_counter()
+        began = perf_counter() - waits.seconds
         result = call(*args, **kwargs)
-        charge(phase, perf_counter() - began)
+        charge(phase, perf_counter() - waits.seconds - began)
         if event_type is not None:
             announce_in_step(trainer, event_type)
         return result
@@ -138,6 +138,7 @@ def measured_part(
 def announce_in_step(trainer: DrivenTrainer, event_type: type[Event], **fields: Any) -> None:
     """Emit an event within the host's step, and count the time of its handlers in the hooks phase."""
     if trainer.bus.wants(event_type):
-        began = perf_counter()
+        waits = trainer.clock.waits
+        began = perf_counter() - waits.seconds
         trainer.announce(event_type, **fields)
-        trainer.clock.charge("hooks", perf_counter() - began)
+        trainer.clock.charge("hooks", perf_counter() - waits.seconds - began)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.overlapped_copy import Copying
 from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
+from eventloop.costs.waits import waiting
 from eventloop.events import CheckpointFailed, CheckpointSaved, Event
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
@@ -32,6 +34,9 @@ class SavingTrainer(Protocol):
 
 
 logger = logging.getLogger("eventloop")
+
+NAMES = {True: "best checkpoints", False: "checkpoints"}
+"""The names of waits in the costs, by whether a best checkpoint was waited for."""
 
 
 class Saving(NamedTuple):
@@ -152,7 +157,8 @@ class Saves:
                 left_out,
             )
         if self.saver is not None:
-            self.saver.close()
+            with waiting("checkpoint", NAMES[False]):
+                self.saver.close()
             self.saver = None
 
     def abandon(self, trainer: SavingTrainer) -> None:
@@ -160,7 +166,8 @@ class Saves:
         if self.saver is None:
             return
         saver, self.saver = self.saver, None
-        left = saver.abandon()
+        with waiting("checkpoint", NAMES[False]):
+            left = saver.abandon()
         for saving in list(self.under_way):
             if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
                 self._report(trainer, saving)
@@ -188,7 +195,9 @@ class Saves:
         """Wait for a save, and report its result."""
         path = str(saving.path)
         try:
-            size, durable = saving.written.result()
+            done = saving.written.done()
+            with nullcontext() if done else waiting("checkpoint", NAMES[saving.best]):
+                size, durable = saving.written.result()
         except SaveReplacedError:
             reason = "replaced by a newer one before it was written"
             self._log_left_out(saving.path, reason)

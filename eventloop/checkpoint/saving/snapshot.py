@@ -15,6 +15,7 @@ import torch
 
 from eventloop.checkpoint.commit import Mapped
 from eventloop.checkpoint.saving.buffers import Buffer
+from eventloop.costs.waits import waiting
 from eventloop.util.waiting import Latch
 
 
@@ -213,7 +214,8 @@ class Rest:
         It waits for the copies of CPU tensors. It does not wait for tensors on a CUDA device, because work
         that is queued on the device later begins after the copies.
         """
-        self._done.wait()
+        with nullcontext() if self._done.is_set() else waiting("checkpoint", "the copy of the state"):
+            self._done.wait()
         self._versions.changed()  # counts the changes so far; later ones are allowed
         for device, event in self._streamed:
             torch.cuda.current_stream(device).wait_event(event)

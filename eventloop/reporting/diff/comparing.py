@@ -10,7 +10,15 @@ import numpy as np
 
 from eventloop.costs.records import FILE, RunCosts
 from eventloop.reporting.diff.bootstrap import Difference, Statistic, difference, rare
-from eventloop.reporting.diff.series import ITERATION, LEAST_ITERATIONS, Kind, Points, Series, series_of
+from eventloop.reporting.diff.series import (
+    ITERATION,
+    LEAST_ITERATIONS,
+    WAIT_ROWS,
+    Kind,
+    Points,
+    Series,
+    series_of,
+)
 from eventloop.reporting.report import Report
 
 VERSION = 1
@@ -25,7 +33,7 @@ Verdict = Literal["slower", "faster", "noise", "unknown", "only in A", "only in 
 
 
 class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase or a handler in two runs. All times are seconds an iteration."""
+    """A phase, a handler or waits in two runs. All times are seconds an iteration."""
 
     name: str
     kind: Kind
@@ -70,7 +78,8 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[DiffRow]
     """The rows: handlers that only one run has come first, then all others by the size of the difference.
 
-    A handler that is called outside of iterations has a row only if one run lacks it.
+    A handler that is called outside of iterations has a row only if one run lacks it. Waits of a cause
+    outside of iterations have a row without an interval.
     """
     fail_above: float | None = None
     """The limit of the regression gate, in percent of an iteration of A; None without a gate."""
@@ -97,7 +106,7 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     with np.errstate(all="ignore"):  # of impossible times in a file
         first, second = map(series_of, costs)
         iteration = _iteration(a, b, difference(_points(first, a), _points(second, b)))
-        names = [name for name in {**first, **second} if not _outside_in_both(name, first, second)]
+        names = [name for name in {**first, **second} if _is_shown(name, first, second)]
         rows = [_row(name, first, second, iteration) for name in names]
     rows.sort(key=_place)
     limit = inf if fail_above is None else fail_above / 100 * iteration
@@ -117,8 +126,12 @@ def _place(row: DiffRow) -> tuple[bool, bool, float]:
     return not only, only and row.kind == "outside", -round(abs(row.difference), 12)
 
 
-def _outside_in_both(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
-    return all(name in run and run[name].kind == "outside" for run in (first, second))
+def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) -> bool:
+    """Return whether a row is shown: not a handler outside of iterations in both runs, nor a wait in none."""
+    runs = [run[name] for run in (first, second) if name in run]
+    if name in WAIT_ROWS and not any(each.mean for each in runs):
+        return False
+    return len(runs) < 2 or any(each.kind != "outside" for each in runs)
 
 
 def _checked(report: Report) -> RunCosts:

@@ -11,8 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from eventloop.costs.records import HANDLER_POINT, PHASES, HandlerCost, Phases, RunCosts
-from eventloop.reporting.tables import by_key
+from eventloop.costs.records import HANDLER_POINT, PHASES, WAITING, WAITS, HandlerCost, Phases, RunCosts
+from eventloop.reporting.tables import by_key, phase_name
+from eventloop.reporting.waits import seconds_waited
 
 WARM_UP = 0.1
 """The part of a series that is left out at its begin, in which compilation and caches take time."""
@@ -21,8 +22,11 @@ LEAST_POINTS = 10
 LEAST_ITERATIONS = 12
 """The fewest iterations that give `LEAST_POINTS`; in a run of up to 512, each iteration is a point."""
 
-Kind = Literal["iteration", "phase", "handler", "outside"]
-"""The kind of a row; `outside` is a handler called outside of iterations, which has no points."""
+Kind = Literal["iteration", "phase", "handler", "outside", "wait"]
+"""The kind of a row; handlers (`outside`) and waits (`wait`) outside of iterations have no points."""
+OUTSIDE = ", outside of iterations"
+WAIT_ROWS = frozenset(f"{name}{where}" for name in WAITING.values() for where in ("", OUTSIDE))
+"""The names of the rows of waits, which are shown if either run has such waits."""
 Points = NDArray[np.float64]
 ITERATION = "an iteration"
 
@@ -47,12 +51,15 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
     """
     phases = _whole_points(costs)
     each, iterations = phases[0].iterations if phases else 0, max(1, costs.phases.iterations)
-    seconds = {phase: _of(phases, phase) for phase in PHASES}
+    seconds = {phase: _of(phases, phase) for phase in (*PHASES, *WAITS)}
     whole = _usable(np.concatenate([*seconds.values()]), each)
     found = {ITERATION: Series("iteration", costs.phases.wall / iterations, whole)}
-    for phase in PHASES:
+    for phase in (*PHASES, *WAITS):
         mean = getattr(costs.phases, phase) / iterations
-        found[phase] = Series("phase", mean, _usable(seconds[phase], each))
+        found[phase_name(phase)] = Series("phase", mean, _usable(seconds[phase], each))
+    for cause in WAITS:
+        waited = seconds_waited(costs, cause) - seconds_waited(costs, cause, "iterations")
+        found[f"{WAITING[cause]}{OUTSIDE}"] = Series("wait", waited / iterations, None)
     for key, handler in by_key(costs.handlers).items():
         own = handler.seconds - sum(getattr(costs.phases, phase) for phase in handler.includes)
         kind: Kind = "handler" if handler.in_iteration else "outside"

@@ -94,7 +94,7 @@ def _run(letter: str, run: DiffRun) -> str:
 
 def _cells(row: DiffRow, diff: Diff) -> list[str]:
     iteration = diff.iteration
-    if row.kind == "outside":  # occasional calls: the total says more than a time an iteration
+    if row.kind in ("outside", "wait"):  # occasional: the total says more than a time an iteration
         runs = ((row.a, diff.a), (row.b, diff.b))
         whole = [
             ABSENT if each is None else f"{duration(each * run.iterations)} in all" for each, run in runs
