@@ -33,6 +33,8 @@ _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
 """The backgrounds that may have events left, with the seconds to deliver them at exit, and the bus."""
 
+_share = 1.0
+"""The part of their time that buses have at exit; less after a run that a signal has ended."""
 EXIT_AT_LEAST_SECONDS = 0.5
 """The seconds for a bus at exit after other buses have used up the time.
 
@@ -56,16 +58,21 @@ def forget(background: Background) -> None:
     _open.pop(background, None)
 
 
+def leave_at_exit(share: float) -> None:
+    """Set the part of its `drain_timeout` that each bus of this process has at interpreter exit."""
+    global _share
+    _share = share
+
+
 @atexit.register
 def _drain_all() -> None:
-    """Drain each bus within its own `drain_timeout`, and all within the longest one.
+    """Drain each bus within its own `drain_timeout`, or its part, and all within the longest one.
 
     The buses deliver at the same time.
     """
-    buses = list(_open.items())
-    until = monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0)
-    for background, (timeout, alive) in buses:
-        bus = alive()
+    buses = [(_share * timeout, background, bus()) for background, (timeout, bus) in _open.items()]
+    until = monotonic() + max((timeout for timeout, *_ in buses), default=0.0)
+    for timeout, background, bus in buses:
         end = background.close if bus is None else bus.end
         end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
 

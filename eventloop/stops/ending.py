@@ -7,7 +7,9 @@ from typing import Protocol
 
 import msgspec
 
+from eventloop.background.overtime import AFTER_SIGNAL
 from eventloop.bus import Bus
+from eventloop.bus.process_exit import leave_at_exit
 from eventloop.bus.subscription import DrainReport, SubscriptionStats
 from eventloop.metrics import EventStorage
 from eventloop.reporting.summary import ERROR_WIDTH, shortfalls
@@ -71,6 +73,7 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
     bus = trainer.bus
     if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
         bus.overtime = False
+    leave_at_exit(1.0 if bus.overtime else AFTER_SIGNAL)
 
     def ends() -> bool:
         return closes or trainer.ends_program
@@ -79,7 +82,7 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
         try:
             if not ends():
                 report = bus.flush()
-            if ends():  # from a signal on, `drain_timeout` is all: the exit would wait as long again
+            if ends():  # from a signal on, one short wait is all: the exit would wait as long again
                 report = bus.close(AT_ONCE_SECONDS if at_once else None)
         except KeyboardInterrupt:
             _tell_losses(bus.close(AT_ONCE_SECONDS))
