@@ -33,6 +33,7 @@ from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
+from eventloop.util.exiting import skip_collections
 from eventloop.util.functions import awaited_by
 
 ACK_SECONDS = 0.05
@@ -62,6 +63,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill takes no line with it
     with suppress(BrokenPipeError):  # the program has ended
         Worker(commands, answers, program).run()
+    skip_collections()  # a close waits for the exit
 
 
 class Worker:
