@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Protocol
 
 from eventloop.background.background import Background
-from eventloop.util.exiting import skip_collections
+from eventloop.processes.exiting import skip_collections
 
 
 class Closable(Protocol):

@@ -231,12 +231,12 @@ def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
     """Keep the iterator of an unfinished pass over a loader until the run ends.
 
     When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
-    the state must be saved first. If a signal ends a script, the iterator is kept until the interpreter
+    the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
     exits, which terminates the workers in the middle of a batch. An interactive session frees it.
     """
 
     def leave() -> None:
-        if trainer.stop_signal is not None and not hasattr(sys, "ps1"):
+        if trainer.ends_program and not hasattr(sys, "ps1"):
             _until_exit[:] = [reading]
 
     trainer.during_run.callback(leave)

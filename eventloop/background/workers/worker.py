@@ -33,7 +33,7 @@ from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.launch import ASK_TO_END
-from eventloop.util.exiting import skip_collections
+from eventloop.processes.exiting import skip_collections
 from eventloop.util.functions import awaited_by
 
 ACK_SECONDS = 0.05
