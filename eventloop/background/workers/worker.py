@@ -32,8 +32,8 @@ from eventloop.background.workers.protocol import EventDecoder, Progress, Setup,
 from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
-from eventloop.processes.launch import ASK_TO_END
 from eventloop.processes.exiting import skip_collections
+from eventloop.processes.launch import ASK_TO_END
 from eventloop.util.functions import awaited_by
 
 ACK_SECONDS = 0.05
