@@ -73,7 +73,7 @@ class LoggerHook(Hook):
             it, and log in the same iterations. In an interval in which the ranks recorded different names,
             each rank logs its own values, and warns once. The ranks communicate in the background, and
             `trainer.metrics` of each rank keeps its own values. If a rank does not answer for 30 s, or for
-            half of the bus's `drain_timeout` at the end of a run, the others log their own values.
+            half of the bus's `patience` at the end of a run, the others log their own values.
         reduce_max: metrics whose maximum over the ranks is logged, as names or groups ("memory" for
             "memory/..."). With the maximum of `data_time`, `time` is no longer the sum of its parts.
 
@@ -178,7 +178,7 @@ class LoggerHook(Hook):
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
         elif self._reducer is not None:
-            self._reducer.hurry(trainer.bus.drain_timeout / 2)
+            self._reducer.hurry(trainer.bus.patience / 2)
         self._ended_well = event.reason != ERROR
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:

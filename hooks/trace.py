@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 WRITE_SECONDS = 10.0
-"""Seconds that the end of a run waits for the trace files."""
+"""Seconds that the end of a run waits for the trace files; after a signal half of the writers' time."""
 Extent = tuple[int, int]
 """The first iteration of a window, and the one after its last."""
 
@@ -224,7 +224,8 @@ class TraceHook(Hook):
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()
-        end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else WRITE_SECONDS)
+        patience = WRITE_SECONDS if trainer.bus.overtime else trainer.bus.patience / 2
+        end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else patience)
         with waiting("background", "the files of TraceHook"):
             written = all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten)
         if not written:

@@ -10,13 +10,13 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic
 
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
-from eventloop.background.overtime import Overtime, advice
+from eventloop.background.overtime import Deadline, advice
 from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.subscriber import KeepLeft, Lane
 from eventloop.costs.waits import waiting
@@ -39,8 +39,8 @@ As many seconds are reserved for subscribers to health events. Each of the two r
 of the timeout.
 """
 
-JOIN_SECONDS = 1.0
-"""The longest wait in seconds for a thread that was asked to end and may still be looking at the queues."""
+JOIN_SECONDS = 0.5
+"""The longest wait in seconds for all threads that were asked to end and may still look at the queues."""
 
 
 class Posted:
@@ -111,16 +111,18 @@ class Closing(ABC):
             timeout: seconds to wait at most.
             noting: a context in which `emissions` counts the events that subscribers emit.
         """
-        deadline = monotonic() + timeout
+        return self._flush(Deadline(timeout), noting)
+
+    def _flush(self, deadline: Deadline, noting: AbstractContextManager[None]) -> bool:
         flushed = {lane: lane.emitted for lane in self.lanes}
-        complete = self._flush_lanes(deadline, timeout, calls=True)
+        complete = self._flush_lanes(deadline, calls=True)
         told = self.health.tell_drops(self.lanes)
         if complete and (told or self._fed_since(flushed)):
             with noting:  # only now, because it changes the routes
                 # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
-                if self._settle(deadline, timeout, lambda: self.emissions):
-                    self._flush_lanes(deadline, timeout, calls=True, lanes=self._fed_since(flushed))
-                    self._settle(deadline, timeout, lambda: self.emissions)
+                if self._settle(deadline, lambda: self.emissions):
+                    self._flush_lanes(deadline, calls=True, lanes=self._fed_since(flushed))
+                    self._settle(deadline, lambda: self.emissions)
         return complete
 
     def _fed_since(self, flushed: dict[Lane, int]) -> list[Lane]:
@@ -129,17 +131,17 @@ class Closing(ABC):
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
     ) -> bool:
-        """Repeat `flush` as long as each repetition leaves fewer events; return whether none is left.
+        """Repeat `flush` as long as subscribers make progress; return whether no event is left.
 
         Args:
             timeout: seconds of each flush.
             noting: creates the context for `flush`.
             allowed: returns whether there is time for another repetition.
         """
-        overtime = Overtime(self.lanes, timeout, allowed)
-        complete = self.flush(timeout, noting())
-        while not (complete or self.flush_ends()) and (more := overtime.extension()):
-            complete = self.flush(more, noting())
+        deadline = Deadline(timeout, self.lanes, allowed)
+        complete = self._flush(deadline, noting())
+        while not (complete or self.flush_ends()) and deadline.extend():
+            complete = self._flush(deadline, noting())
         left = [] if complete or self.flush_ends() else _with_left(self.lanes)
         self._logged = {lane: lane.emitted for lane in left}
         if left:
@@ -149,17 +151,18 @@ class Closing(ABC):
             logger.warning("not everything was delivered in time: %s", text)
         return complete
 
-    def _settle(self, deadline: float, timeout: float, emitted: Callable[[], int]) -> bool:
+    def _settle(self, deadline: Deadline, emitted: Callable[[], int], reserve: float = 0.0) -> bool:
         """Wait until nothing more is emitted; return False at the deadline.
 
         Args:
-            deadline: the end of the wait, by `monotonic()`.
-            timeout: the length of the whole wait in seconds.
+            deadline: the end of the wait.
             emitted: returns the number of events emitted so far.
+            reserve: the seconds before the deadline at which the wait ends.
         """
         while True:
             before = emitted()
-            if not self._flush_lanes(deadline, timeout, calls=False) or monotonic() >= deadline:
+            in_time = self._flush_lanes(deadline, calls=False, reserve=reserve)
+            if not in_time or not deadline.left(reserve):
                 return False
             if emitted() == before and not self._posted:
                 return True
@@ -168,17 +171,17 @@ class Closing(ABC):
         return sum(lane.emitted for lane in self.lanes)
 
     def _flush_lanes(
-        self, deadline: float, timeout: float, *, calls: bool, lanes: Iterable[Lane] | None = None
+        self, deadline: Deadline, *, calls: bool, lanes: Iterable[Lane] | None = None, reserve: float = 0.0
     ) -> bool:
         """Wait until each queue has handled the events emitted for it so far; return False on a timeout.
 
         Args:
-            deadline: the end of the wait, by `monotonic()`.
-            timeout: the length of the whole wait in seconds, for the report on a subscriber that is stuck.
+            deadline: the end of the wait.
             calls: whether to call `on_flush` at the end.
             lanes: the queues to wait for; None means all.
+            reserve: the seconds before the deadline at which the wait ends.
         """
-        complete = self._wait_posted(deadline)
+        complete = self._wait_posted(deadline, reserve)
         asked = []
         for lane in tuple(self.lanes if lanes is None else lanes):
             if lane.done:
@@ -187,36 +190,42 @@ class Closing(ABC):
                 complete = complete and not lane.queued
             else:
                 with waiting("background", lane.name):
-                    caught_up = lane.catch_up(max(0.0, deadline - monotonic()), patient=True)
-                complete = caught_up and complete
+                    complete = self._catch_up(lane, deadline, reserve) and complete
                 asked.append((lane, lane.flush_soon(calls=calls)))
         for lane, flush in asked:
             with waiting("background", lane.name):
-                while not flush.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
+                while not flush.made.wait(min(SLICE_SECONDS, deadline.left(reserve))):
                     if lane.done:
                         break
                     if self.flush_ends():
                         return False
-                    if monotonic() >= deadline:
-                        lane.waited_in_vain(timeout)
+                    if not deadline.left(reserve):
+                        lane.waited_in_vain(deadline.seconds)
                         complete = False
                         break
         return complete
 
-    def _wait_posted(self, deadline: float) -> bool:
+    def _catch_up(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
+        """Wait for the `when=` filter of a subscriber; return False at the deadline."""
+        while not lane.catch_up(min(SLICE_SECONDS, deadline.left(reserve)), patient=True):
+            if self.flush_ends() or not deadline.left(reserve):
+                return False
+        return True
+
+    def _wait_posted(self, deadline: Deadline, reserve: float) -> bool:
         """Wait until all events of the `Deferred` objects posted so far are created; False on a timeout."""
         with suppress(IndexError), waiting("background", METRICS):
             last = self._posted[-1]
             self.wake()
-            while not last.made.wait(max(0.0, min(SLICE_SECONDS, deadline - monotonic()))):
-                if self.flush_ends() or monotonic() >= deadline:
+            while not last.made.wait(min(SLICE_SECONDS, deadline.left(reserve))):
+                if self.flush_ends() or not deadline.left(reserve):
                     return False
         return True
 
     # --- close ---------------------------------------------------------------------------------------------
 
     def close(
-        self, timeout: float, allowed: Callable[[], bool] = lambda: False, *, advises: bool = False
+        self, timeout: float, allowed: Callable[[], bool] | None = None, *, advises: bool = False
     ) -> bool:
         """Deliver the queued events, close every queue and stop the threads; return False on a timeout.
 
@@ -225,10 +234,11 @@ class Closing(ABC):
 
         Args:
             timeout: seconds to wait at most.
-            allowed: returns whether the deadline may move while fewer and fewer events are left.
+            allowed: returns whether the deadline may move while subscribers make progress. When it becomes
+                False during the close, the deadline comes nearer. None means a fixed deadline.
             advises: whether to log advice on settings that would have allowed all events to be delivered.
         """
-        deadline = monotonic() + timeout
+        deadline = Deadline(timeout, list(self.lanes), allowed)
         self.closed = True
         if not self._closer.acquire(timeout=max(0.0, timeout)):
             return False
@@ -237,34 +247,32 @@ class Closing(ABC):
                 with self._starting:  # waits for a start of the keeper that is in progress
                     self.finished = self._thread is None
             if not self.finished:
-                self._close(deadline, timeout, allowed, advises=advises)
+                self._close(deadline, advises=advises)
             return self._complete
         finally:
             self._closer.release()
 
-    def _close(self, deadline: float, timeout: float, allowed: Callable[[], bool], *, advises: bool) -> None:
+    def _close(self, deadline: Deadline, *, advises: bool) -> None:
         """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
         self._complete = False  # until it is known
         self.flush_ends = lambda: False  # it is about flushes before this close
-        began = monotonic()
+        began, timeout = monotonic(), deadline.seconds
         lanes = list(self.lanes)
         for lane in lanes:
             lane.hurry()
         spare = min(SPARE_SECONDS, timeout / 4)
-        overtime = Overtime(lanes, timeout, allowed)
-        quiet = self._settle(self._until(lanes, deadline - 2 * spare, timeout), timeout, self._emitted)
-        while not quiet and (more := overtime.extension()):
-            deadline = monotonic() + more
-            quiet = self._settle(deadline - 2 * spare, more, self._emitted)
+        quiet = self._settle(deadline, self._emitted, 2 * spare + self._waited(lanes, timeout))
+        while not quiet and deadline.extend():
+            quiet = self._settle(deadline, self._emitted, 2 * spare)
         dropped = sum(lane.dropped for lane in lanes)
         last = {lane for kind in (HandlerFailed, EventsDropped) for lane in self._listening.get(kind, ())}
-        ended = self._end([lane for lane in lanes if lane not in last], deadline - spare, timeout)
+        ended = self._end([lane for lane in lanes if lane not in last], deadline, spare)
         for lane in lanes:
             lane.end_asking()
         self.health.tell_drops(lanes)
-        self._flush_lanes(deadline - spare / 2, timeout, calls=False, lanes=last)
+        self._flush_lanes(deadline, calls=False, lanes=last, reserve=spare / 2)
         self._reports = False  # else the last to end would count those about each other's ends as dropped
-        ended = self._end([lane for lane in lanes if lane in last], deadline, timeout) and ended
+        ended = self._end([lane for lane in lanes if lane in last], deadline, 0.0) and ended
         for lane in lanes:
             lane.abandon()
         left = any(lane.queued for lane in lanes)  # also counts the events that came too late
@@ -284,15 +292,15 @@ class Closing(ABC):
         self._let_go()
         self.finished = True
 
-    def _until(self, lanes: Iterable[Lane], deadline: float, timeout: float) -> float:
-        """Return `deadline`, or an earlier one if a flush has waited in vain for the current delivery.
+    def _waited(self, lanes: Iterable[Lane], timeout: float) -> float:
+        """Return the seconds less to wait because a flush has waited in vain for the current delivery.
 
-        The seconds of that flush are subtracted, but at least `GRACE_SECONDS` are left.
+        At least `GRACE_SECONDS` are left, so the result is negative for a shorter timeout.
         """
         waited = max((lane.waited for lane in lanes), default=0.0)
-        return deadline - timeout + max(GRACE_SECONDS, timeout - waited) if waited else deadline
+        return timeout - max(GRACE_SECONDS, timeout - waited) if waited else 0.0
 
-    def _end(self, lanes: list[Lane], deadline: float, timeout: float) -> bool:
+    def _end(self, lanes: list[Lane], deadline: Deadline, reserve: float) -> bool:
         """End each queue once it is empty; return False if a queue has not ended by its deadline."""
         for lane in lanes:
             lane.close_soon()
@@ -301,14 +309,23 @@ class Closing(ABC):
             if lane.blocked_by_caller:
                 ended = ended and not lane.queued
                 continue
-            until = self._until([lane], deadline, timeout)
             with waiting("background", lane.name):
-                while not lane.wait_closed(max(0.0, min(SLICE_SECONDS, until - monotonic()))):
-                    if monotonic() >= until:
-                        lane.waited_in_vain(timeout)
-                        ended = False
-                        break
+                ended = self._wait_closed(lane, deadline, reserve) and ended
         return ended
+
+    def _wait_closed(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
+        """Wait until a subscriber has ended; return False if it makes no progress at the deadline."""
+        less = reserve + self._waited([lane], deadline.seconds)
+        if deadline.moved:  # then what the delivery has taken so far is no reason to wait less
+            less = min(less, reserve)
+        while not lane.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
+            if deadline.left(less):
+                continue
+            lane.waited_in_vain(deadline.seconds)
+            if not deadline.extend():
+                return False
+            less = min(less, reserve)
+        return True
 
     def _stop(self) -> None:
         self._stopping = True
@@ -321,10 +338,11 @@ class Closing(ABC):
         if self.on_background_thread():
             return
         ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
+        until = monotonic() + JOIN_SECONDS
         with waiting("background", "the end of its threads"):
             for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
                 if thread is not None and thread.is_alive():
-                    thread.join(JOIN_SECONDS)
+                    thread.join(max(0.0, until - monotonic()))
 
     def _remedy(self, answers: set[bool | None]) -> str:
         """Return what the command does with the kept events; "" without any, or without a command."""
@@ -357,11 +375,17 @@ class Closing(ABC):
                 "; ".join(losses),
             )
 
-    def forget_losses(self) -> None:
-        """Mark the losses so far as logged, because the caller has logged them."""
-        for lane in list(self.lanes):
-            lane.new_losses()
-            lane.losses_logged = False
+    @contextmanager
+    def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
+        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
+        self.tells_losses, self.flush_ends = False, ends
+        try:
+            yield
+        finally:
+            for lane in list(self.lanes):  # the caller has logged its losses
+                lane.new_losses()
+                lane.losses_logged = False
+            self.tells_losses, self.flush_ends = True, lambda: False
 
     def _let_go(self) -> None:
         self.lanes, self._listening, self._logged = [], {}, {}  # a subscriber may hold a reference to the bus

@@ -1,6 +1,7 @@
-"""Extend the wait of a flush or close while subscribers still deliver.
+"""Extend the wait of a flush or close while subscribers make progress; shorten it after a signal.
 
-`eventloop.background.closing` uses it. A wait without progress is not extended.
+`eventloop.background.closing` uses it. A wait in which nothing is delivered and nothing is computed is not
+extended.
 """
 
 from __future__ import annotations
@@ -8,18 +9,44 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from time import monotonic
+from typing import NamedTuple
 
 from eventloop.background.queues.account import Account
 from eventloop.background.queues.subscriber import Lane
+from eventloop.processes.cpu_time import computes
 
 logger = logging.getLogger("eventloop")
 
 LONGEST_WAIT = 10
 """The longest wait, extensions included, as a multiple of the bus's `drain_timeout`."""
+AFTER_SIGNAL = 0.2
+"""The wait after a signal has ended the run, as a share of `drain_timeout`: 2 s of 10.
+
+Whoever sends the signal often kills the process some seconds later, and checkpoints need time too.
+"""
+
+
+class _Look(NamedTuple):
+    """What was seen of a subscriber at one moment."""
+
+    account: Account
+    cpu_time: float
+    in_a_call: bool
+
+    @property
+    def waited_for(self) -> bool:
+        return bool(self.account.queued) or self.in_a_call
+
+    @property
+    def handled(self) -> int:
+        return self.account.delivered + self.account.failed + self.account.dropped
 
 
 class Overtime:
-    """Decide how long a flush or close continues to wait: as long as queues get shorter.
+    """Decide how long a flush or close continues to wait: as long as subscribers make progress.
+
+    That is, as long as fewer events are left each time, or a subscriber computes in a delivery or callback
+    that has not returned, or in the start of its worker: on a busy machine these are slow, not stuck.
 
     Args:
         lanes: the queues to wait for.
@@ -32,47 +59,101 @@ class Overtime:
         self._seconds, self._allowed = seconds, allowed
         self._asked = monotonic()
         self._until = self._asked + LONGEST_WAIT * seconds
-        self._accounts = {lane: lane.account for lane in self._lanes}
+        self._looks = self._look()
 
     def extension(self) -> float:
-        """Return the seconds of the next extension, or 0.0 to stop; log subscribers that still deliver."""
-        now, before = monotonic(), self._accounts
-        self._accounts = {lane: lane.account for lane in self._lanes}
-        took, self._asked = now - self._asked, now
-        over = now + self._seconds > self._until
-        if over or not self._allowed() or not self._get_on(before):
+        """Return the seconds of the next extension, or 0.0 to stop; log subscribers that are waited for."""
+        now, before = monotonic(), self._looks
+        self._looks = self._look()
+        took, self._asked = max(now - self._asked, 1e-9), now
+        if now + self._seconds > self._until or not self._allowed():
             return 0.0
-        self._tell(before, max(took, 1e-9))
+        computing = [lane for lane, look in self._looks.items() if _computes(before[lane], look, took)]
+        if not (computing or self._gets_shorter(before)):
+            return 0.0
+        self._tell(before, took, computing)
         return self._seconds
 
-    def _get_on(self, before: dict[Lane, Account]) -> bool:
+    def _look(self) -> dict[Lane, _Look]:
+        return {lane: _Look(lane.account, lane.cpu_time(), lane.in_a_call) for lane in self._lanes}
+
+    def _gets_shorter(self, before: dict[Lane, _Look]) -> bool:
         """Return whether fewer events are left, and one of the subscribers that have them has handled some.
 
         The events of others, which have none left, are no reason to wait for a subscriber that hangs.
         """
-        now = self._accounts
-        fewer = sum(a.queued for a in now.values()) < sum(a.queued for a in before.values())
-        return fewer and any(a.queued and _handled(a) > _handled(before[lane]) for lane, a in now.items())
+        now = self._looks
+        fewer = _queued(now) < _queued(before)
+        return fewer and any(
+            look.account.queued and look.handled > before[lane].handled for lane, look in now.items()
+        )
 
-    def _tell(self, before: dict[Lane, Account], took: float) -> None:
+    def _tell(self, before: dict[Lane, _Look], took: float, computing: list[Lane]) -> None:
         texts = []
-        for lane, account in self._accounts.items():
-            left = account.queued
-            rate = (before[lane].queued - left) / took
+        for lane, look in self._looks.items():
+            left = look.account.queued
+            rate = (before[lane].account.queued - left) / took
             if left and rate > 0:
                 texts.append(
                     f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
                     f"about {left / rate:,.0f} s more"
                 )
+            elif lane in computing:
+                texts.append(f"{lane.name} has {left:,} left, and {lane.at_work}")
         if texts:  # empty if each queue that shrank is empty by now
             logger.warning(
-                "waiting for background subscribers that still deliver, at most %.0f s more: %s",
+                "waiting for background subscribers that make progress, at most %.0f s more: %s",
                 self._until - self._asked, "; ".join(texts),
             )  # fmt: skip
 
 
-def _handled(account: Account) -> int:
-    return account.delivered + account.failed + account.dropped
+class Deadline:
+    """The end of a wait. It moves while subscribers make progress, and nearer when a signal ends the run.
+
+    Args:
+        seconds: the seconds until then.
+        lanes: the queues to wait for.
+        allowed: returns whether there is time for an extension. When it becomes False during the wait, it
+            leaves `AFTER_SIGNAL` of the time. None means that the deadline does not move.
+    """
+
+    def __init__(
+        self, seconds: float, lanes: Iterable[Lane] = (), allowed: Callable[[], bool] | None = None
+    ) -> None:
+        self.seconds = seconds
+        self.moved = False
+        """Whether the wait was extended."""
+        self._until = monotonic() + seconds
+        self._allowed = allowed if allowed is not None and allowed() else None
+        self._overtime = None if self._allowed is None else Overtime(lanes, seconds, self._allowed)
+
+    def left(self, reserve: float = 0.0) -> float:
+        """Return the seconds until `reserve` seconds before the end, at least 0.0."""
+        now = monotonic()
+        if self._allowed is not None and not self._allowed():
+            self._allowed = None
+            self._until = min(self._until, now + AFTER_SIGNAL * self.seconds)
+        return max(0.0, self._until - reserve - now)
+
+    def extend(self) -> bool:
+        """Move the end if subscribers make progress; return whether it has; no more after a False."""
+        more = 0.0 if self._overtime is None else self._overtime.extension()
+        if not more:
+            self._overtime = None
+            return False
+        self._until, self.moved = monotonic() + more, True
+        return True
+
+
+def _computes(before: _Look, now: _Look, took: float) -> bool:
+    """Return whether a subscriber has computed and has handled no event, which its queue would show."""
+    if not now.waited_for or now.handled != before.handled:
+        return False
+    return computes(before.cpu_time, now.cpu_time, took)
+
+
+def _queued(looks: dict[Lane, _Look]) -> int:
+    return sum(look.account.queued for look in looks.values())
 
 
 def advice(lanes: Iterable[Lane]) -> str:

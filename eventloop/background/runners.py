@@ -21,6 +21,7 @@ from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
 from eventloop.events import Event
 from eventloop.events.deferred import Timed
+from eventloop.processes.cpu_time import of_thread
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
@@ -248,6 +249,11 @@ class ThreadLane(Lane):
     def wake(self) -> None:
         """Make the thread look at its queue."""
         self._ready.set()
+
+    def cpu_time(self) -> float:
+        """Return the CPU time of the thread in seconds."""
+        native_id = self._thread.native_id
+        return of_thread(native_id) if native_id is not None else 0.0
 
     def _run(self) -> None:
         try:

@@ -15,13 +15,14 @@ with `offload="thread"` or `"process"`, runs in the background and never holds u
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
 
 from eventloop.background.background import Background
+from eventloop.background.overtime import AFTER_SIGNAL
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.background.queues.subscriber import KeepLeft
 from eventloop.bus.capture import capture
@@ -59,9 +60,9 @@ class Bus:
 
     Args:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
-            without a timeout, as at the end of a `with` block or a run. While each wait leaves fewer events,
-            it is repeated, up to ten times this long in total. At interpreter exit, and in a run that a
-            signal ends, there is only one wait.
+            without a timeout, as at the end of a `with` block or a run. While subscribers deliver or compute,
+            the wait is repeated, up to ten times this long in total. At interpreter exit there is only one
+            wait, and in a run that a signal ends only one of a fifth of this length.
 
     Raises:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.
@@ -77,7 +78,7 @@ class Bus:
         self.begins_in_forks = False
         """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
         self.overtime = True
-        """Whether a flush or close without a timeout may take longer than `drain_timeout`."""
+        """False once a signal ends the run, so that a flush or close without a timeout has less time."""
         self._background = Background()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
@@ -437,12 +438,17 @@ class Bus:
 
     # --- ending --------------------------------------------------------------------------------------------
 
+    @property
+    def patience(self) -> float:
+        """The seconds that a flush or close without a timeout waits, before any extension."""
+        return self.drain_timeout * (1.0 if self.overtime else AFTER_SIGNAL)
+
     def flush(self, timeout: float | None = None) -> DrainReport:
         """Wait until all events are delivered, also those that background subscribers emit.
 
         Args:
-            timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
-                each time.
+            timeout: seconds to wait at most; None for `drain_timeout`, and longer while subscribers deliver
+                or compute.
 
         Raises:
             RuntimeError: called from a background subscriber, which would wait for itself.
@@ -452,7 +458,7 @@ class Bus:
             return DrainReport(True, self._subscribers.stats())
         background, noting = self._background, self._subscribers.noting
         if timeout is None:
-            complete = background.flush_while_delivering(self.drain_timeout, noting, lambda: self.overtime)
+            complete = background.flush_while_delivering(self.patience, noting, lambda: self.overtime)
         else:
             complete = background.flush(timeout, noting())
         return DrainReport(complete, self._subscribers.stats())
@@ -479,15 +485,15 @@ class Bus:
         `timeout`.
 
         Args:
-            timeout: seconds to wait at most; None for `drain_timeout`, and longer while fewer events are left
-                each time. A delivery for which a flush has waited in vain gets only half a second.
+            timeout: seconds to wait at most; None for `drain_timeout`, and longer while subscribers deliver
+                or compute. A delivery for which a flush has waited in vain gets only half a second.
 
         Raises:
             RuntimeError: called from a background subscriber.
             Exception: the error of a subscriber with `on_error="raise"` that was not raised yet.
         """
         self._refuse_in_background("close")
-        complete = self.end(timeout) if timeout is not None else self.end(self.drain_timeout, overtime=True)
+        complete = self.end(timeout) if timeout is not None else self.end(self.patience, overtime=True)
         report = DrainReport(complete, self._subscribers.stats())
         if self.health.errors:
             raise self.health.errors.popleft()
@@ -496,8 +502,8 @@ class Bus:
     def end(self, timeout: float, *, overtime: bool = False) -> bool:
         """Close the bus without a report, as at interpreter exit. Return whether everything was delivered."""
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
-        as_ever = timeout >= self.drain_timeout
-        complete = background.close(timeout, lambda: overtime and self.overtime, advises=as_ever)
+        allowed = (lambda: self.overtime) if overtime else None
+        complete = background.close(timeout, allowed, advises=timeout >= self.patience)
         if background.finished:  # else another thread is about to finish it, or the exit will
             forget(background)
             self._subscribers.refresh_routes()
@@ -531,16 +537,9 @@ class Bus:
         self._subscribers.move_to(background, self.drain_timeout)
         self.closed = False
 
-    @contextmanager
-    def ending_run(self, ends: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def ending_run(self, ends: Callable[[], bool] = lambda: False) -> AbstractContextManager[None]:
         """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
-        background = self._background
-        background.tells_losses, background.flush_ends = False, ends
-        try:
-            yield
-        finally:
-            background.forget_losses()
-            background.tells_losses, background.flush_ends = True, lambda: False
+        return self._background.ending_run(ends)
 
     def __enter__(self) -> Self:
         return self

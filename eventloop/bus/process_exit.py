@@ -11,10 +11,12 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from math import inf
 from time import monotonic
 from typing import Protocol
 
 from eventloop.background.background import Background
+from eventloop.processes.exiting import skip_collections
 
 
 class Closable(Protocol):
@@ -33,6 +35,8 @@ _buses: weakref.WeakSet[Closable] = weakref.WeakSet()
 _open: dict[Background, tuple[float, weakref.ref[Closable]]] = {}
 """The backgrounds that may have events left, with the seconds to deliver them at exit, and the bus."""
 
+_exit_by = inf
+"""The time by `monotonic()` until which buses deliver at exit; finite once a signal has ended a run."""
 EXIT_AT_LEAST_SECONDS = 0.5
 """The seconds for a bus at exit after other buses have used up the time.
 
@@ -56,18 +60,26 @@ def forget(background: Background) -> None:
     _open.pop(background, None)
 
 
+def exit_by(moment: float) -> None:
+    """Set the time by `monotonic()` until which the buses of this process deliver at interpreter exit."""
+    global _exit_by
+    _exit_by = moment
+
+
 @atexit.register
 def _drain_all() -> None:
-    """Drain each bus within its own `drain_timeout`, and all within the longest one.
+    """Drain each bus within its own `drain_timeout`, and all within the longest one and `exit_by`.
 
     The buses deliver at the same time.
     """
     buses = list(_open.items())
-    until = monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0)
+    until = min(_exit_by, monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0))
     for background, (timeout, alive) in buses:
         bus = alive()
         end = background.close if bus is None else bus.end
         end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
+    if _exit_by < inf:
+        skip_collections()
 
 
 def drain_first() -> None:

@@ -17,12 +17,13 @@ from contextlib import suppress
 from weakref import WeakSet
 
 from eventloop.processes.channel import Frame, Inbox
+from eventloop.processes.cpu_time import computes, of_process
 from eventloop.processes.launch import Home, command, signals_held
 
 PIPE_BYTES = 1 << 20
 """Size of the pipe's kernel buffer in bytes; an image fits, so the parent need not wake up many times."""
 END_SECONDS = 2.0
-"""The time in seconds within which a worker exits that has announced its end, or was killed."""
+"""The time in seconds within which a worker exits, or computes, that has announced its end or was killed."""
 _PIECES = 64
 
 
@@ -112,16 +113,16 @@ class ChildProcess:
         """Close the pipes, end the process, and return how it ended, e.g. `killed by SIGKILL`.
 
         Args:
-            patience: the seconds in which the process may exit by itself, before it is killed.
+            patience: the seconds in which the process may exit by itself, before it is killed. It has as long
+                again while it computes.
         """
         if self._commands >= 0:
             _live.discard(self)
             os.close(self._commands)
             os.close(self._answers)
             self._commands = self._answers = -1
-        try:
-            code = self._process.wait(patience)
-        except subprocess.TimeoutExpired:
+        code = self._wait(patience)
+        if code is None:
             self._process.kill()
             with suppress(subprocess.TimeoutExpired):  # a process that reads from a dead disk cannot die
                 self._process.wait(END_SECONDS)
@@ -130,6 +131,16 @@ class ChildProcess:
             with suppress(ValueError):
                 return f"killed by {signal.Signals(-code).name}"
         return f"exit code {code}"
+
+    def _wait(self, patience: float) -> int | None:
+        """Return the exit code, or None if the process has not computed for `patience` seconds."""
+        used = of_process(self.pid)
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return self._process.wait(patience)
+            before, used = used, of_process(self.pid)
+            if not (patience and computes(before, used, patience)):
+                return None
 
     def leave_to_parent(self) -> None:
         """In a fork of this process, close the pipes and forget the child, which belongs to the parent.

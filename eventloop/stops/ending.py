@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from math import inf
+from time import monotonic
 from typing import Protocol
 
 import msgspec
 
 from eventloop.bus import Bus
+from eventloop.bus.process_exit import exit_by
 from eventloop.bus.subscription import DrainReport, SubscriptionStats
 from eventloop.metrics import EventStorage
 from eventloop.reporting.summary import ERROR_WIDTH, shortfalls
@@ -71,6 +74,7 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
     bus = trainer.bus
     if not isinstance(trainer.failure, Exception | None):  # KeyboardInterrupt, SystemExit
         bus.overtime = False
+    exit_by(inf)
 
     def ends() -> bool:
         return closes or trainer.ends_program
@@ -79,9 +83,12 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
         try:
             if not ends():
                 report = bus.flush()
-            if ends():  # from a signal on, `drain_timeout` is all: the exit would wait as long again
+            if ends():  # from a signal on, one short wait is all: the exit would wait as long again
+                if at_once or not bus.overtime:
+                    exit_by(monotonic() + (AT_ONCE_SECONDS if at_once else bus.patience))
                 report = bus.close(AT_ONCE_SECONDS if at_once else None)
         except KeyboardInterrupt:
+            exit_by(monotonic() + AT_ONCE_SECONDS)
             _tell_losses(bus.close(AT_ONCE_SECONDS))
             raise
         _tell_losses(report)

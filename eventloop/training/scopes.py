@@ -11,6 +11,7 @@ during the end of a run everything is closed without waiting.
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Iterator
 from types import TracebackType
@@ -241,10 +242,20 @@ class EpochScope(Scope):
                 trainer.completed_epoch()
 
 
+_until_exit: list[Iterator[Any]] = []
+"""The unfinished pass over a loader of the last run that a signal has ended."""
+
+
 def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
     """Keep the iterator of an unfinished pass over a loader until the run ends.
 
     When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
-    the state must be saved first.
+    the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
+    exits, which terminates the workers in the middle of a batch. An interactive session frees it.
     """
-    trainer.during_run.callback(lambda: reading)
+
+    def leave() -> None:
+        if trainer.ends_program and not hasattr(sys, "ps1"):
+            _until_exit[:] = [reading]
+
+    trainer.during_run.callback(leave)

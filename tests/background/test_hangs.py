@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from eventloop.background.queues import subscriber as lane
+from eventloop.background.queues import awaited
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HandlerFailed
@@ -27,7 +27,7 @@ in_three_ways = pytest.mark.parametrize("how", ["thread", "task", "blocking task
 @pytest.fixture
 def stuck_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call a delivery stuck when a flush has waited for it for a moment."""
-    monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
 
 
 async def sleeps_forever(event: AfterTrainIter) -> None:
@@ -172,7 +172,7 @@ def test_a_stuck_delivery_is_reported(
     emit(bus, 1)
     bus.flush(0.01)
     assert subscription.stats.error == ""
-    monkeypatch.setattr(lane, "STUCK_SECONDS", 0.05)
+    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
     flushed = bus.flush(0.1)
     closed = bus.close(0.1)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from time import monotonic, sleep
 from typing import Any
 
 import pytest
 
+from eventloop.background import overtime
 from eventloop.background.gil_scheduler import Pace
 from eventloop.background.overtime import LONGEST_WAIT, Overtime
 from eventloop.background.queues.options import LaneOptions
@@ -96,6 +98,26 @@ def test_it_ends_in_time(
 
     assert "waiting for background subscribers" not in caplog.text
     assert why != "timeout" or "drain_timeout" not in caplog.text
+    held.let_go()
+
+
+@in_both_ways
+def test_a_signal_shortens_a_wait_that_has_begun(
+    slow: Slow, held: Held, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a wait of a minute next to nothing is left, also of a close after an error."""
+    monkeypatch.setattr(overtime, "AFTER_SIGNAL", 0.001)
+    bus = slow.make_bus(DEADLINE)
+    bus.subscribe(held, "after_train_iter", offload="thread")
+    emit(bus, 3)
+    signalled = threading.Timer(0.3, setattr, (bus, "overtime", False))
+    began = monotonic()
+    signalled.start()
+
+    assert not getattr(bus, how)().complete
+
+    assert monotonic() - began < DEADLINE / 2
+    signalled.join()
     held.let_go()
 
 

@@ -227,7 +227,7 @@ def test_a_writer_that_hangs_is_named_once(
 ) -> None:
     """One line says what is waited for, how many events it was not given, and how they are delivered later; a close
     keeps them without another line."""
-    monkeypatch.setattr("eventloop.background.queues.subscriber.STUCK_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.background.queues.awaited.STUCK_SECONDS", 0.0)
     trainer = make_trainer(writers=[stuck], default_hooks={"checkpoint": None})
     trainer.bus.drain_timeout = 0.1
     if fails:

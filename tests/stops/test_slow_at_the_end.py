@@ -12,7 +12,7 @@ from threading import Semaphore
 import pytest
 
 from eventloop import Bus, Trainer
-from eventloop.background.overtime import Overtime
+from eventloop.background.overtime import AFTER_SIGNAL, Overtime
 from eventloop.events import AfterTrainIter, Event
 from eventloop.interrupt import graceful_interrupt
 from eventloop.stops.signals import ENDED
@@ -92,9 +92,13 @@ def test_it_is_waited_for_while_it_delivers(ending: Ending, fails: bool) -> None
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT, SystemExit(3)], ids=repr)
 def test_a_run_that_ends_its_program_has_no_time(
-    ending: Ending, default_handlers: None, ends: signal.Signals | SystemExit
+    ending: Ending,
+    default_handlers: None,
+    ends: signal.Signals | SystemExit,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its grace may be over soon, after a signal or a SystemExit of a handler: it waits once, and counts what is left."""
+    """Its grace may be over soon, after a signal or a SystemExit of a handler: it waits once, a fifth as long, and
+    counts what is left."""
 
     @ending.trainer.bus.on("after_train_iter", start=5)
     def end(event: Event) -> None:
@@ -105,8 +109,10 @@ def test_a_run_that_ends_its_program_has_no_time(
     with pytest.raises((SystemExit, KeyboardInterrupt)):
         ending.trainer.train()
 
-    assert ending.decided == [0.0]
-    assert ending.writer.written == 1
+    assert ending.decided == []
+    assert ending.trainer.bus.patience == pytest.approx(0.02 * AFTER_SIGNAL)
+    assert ending.writer.written == 0
+    assert "undelivered: Slow (6)" in caplog.text
 
 
 def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard) -> None:
@@ -163,7 +169,8 @@ def test_a_signal_in_the_final_wait_closes_the_bus(
     assert ending.trainer.bus.closed
     assert ending.writer.written == 6
     assert caplog.messages == []
-    assert capfd.readouterr().err == (f"{ENDED.format(DEADLINE)}\n" if signum == signal.SIGINT else "")
+    told = f"{ENDED.format(AFTER_SIGNAL * DEADLINE)}\n"
+    assert capfd.readouterr().err == (told if signum == signal.SIGINT else "")
 
 
 def test_a_signal_in_the_final_wait_names_what_is_left(
@@ -176,14 +183,14 @@ def test_a_signal_in_the_final_wait_names_what_is_left(
         ending.trainer.train()
 
     assert not any(ending.decided)
-    (line,) = caplog.messages  # two are delivered where it is decided whether the flush and the close go on
-    assert "events left undelivered: Slow (4)" in line
+    (line,) = caplog.messages  # one is delivered where it is decided whether the flush goes on
+    assert "events left undelivered: Slow (5)" in line
 
 
 def test_a_second_ctrl_c_ends_the_final_wait_at_once(
     ending: Ending, default_handlers: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It names what is left; one event is delivered where it is decided whether it waits on."""
+    """It names what is left."""
     ending.trainer.bus.drain_timeout = DEADLINE
     ended, press = threading.Event(), partial(send, signal.SIGINT)
     thread = in_the_final_wait(ending, press, press, lambda: ended.wait(DEADLINE))
@@ -193,7 +200,7 @@ def test_a_second_ctrl_c_ends_the_final_wait_at_once(
 
     ended.set()
     thread.join(DEADLINE)
-    assert "events left undelivered: Slow (5)" in caplog.text
+    assert "events left undelivered: Slow (6)" in caplog.text
 
 
 def test_a_hint_of_ones_own_is_for_iterations_too(ending: Ending, capfd: pytest.CaptureFixture[str]) -> None:
@@ -205,4 +212,4 @@ def test_a_hint_of_ones_own_is_for_iterations_too(ending: Ending, capfd: pytest.
     with graceful_interrupt(ending.trainer, hint="stopping"):
         send(signal.SIGINT)
 
-    assert capfd.readouterr().err == f"{ENDED.format(0.02)}\nstopping\n"
+    assert capfd.readouterr().err == f"{ENDED.format(0.02 * AFTER_SIGNAL)}\nstopping\n"

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from time import sleep
+from time import process_time, sleep
 from typing import Any
 
 from eventloop.events import AfterTrainIter, Event, Timed
@@ -152,6 +152,49 @@ class DiesWhenTold(Refuses):
 
     def __reduce__(self) -> Any:
         return die_when_told, ()
+
+
+class ComputesWhenMade(Refuses):
+    """Takes a processor in the worker it is made in until it may begin: a long import."""
+
+    def __reduce__(self) -> Any:
+        return compute_when_made, ()
+
+
+def compute_when_made() -> Any:
+    compute()
+    return note
+
+
+class HangsWhenMade(Refuses):
+    """Waits in the worker it is made in for what never comes."""
+
+    def __reduce__(self) -> Any:
+        return hang_when_made, ()
+
+
+def hang_when_made() -> None:
+    log("hangs")
+    threading.Event().wait()
+
+
+def compute(event: Event | None = None) -> None:
+    """Take a processor until there is a file with the name of LOG and ".go"."""
+    while not Path(f"{os.environ['LOG']}.go").exists():
+        pass
+
+
+class BurnsWhenMade(Refuses):
+    """Takes 2 s of a processor in the worker it is made in."""
+
+    def __reduce__(self) -> Any:
+        return burn_when_made, ()
+
+
+def burn_when_made() -> Any:
+    while process_time() < 2.0:
+        pass
+    return note
 
 
 def die_when_told() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventloop import replay
-from eventloop.background.queues import subscriber
+from eventloop.background.queues import awaited
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -156,7 +156,7 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     offload: str, attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that is waited for in vain says what it waits for, and how the collector refused it before."""
-    monkeypatch.setattr(subscriber, "STUCK_SECONDS", 0.0)
+    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.0)
     bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
     emit(bus, *train(1))
     collector.status = 503

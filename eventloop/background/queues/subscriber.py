@@ -14,7 +14,8 @@ from time import perf_counter
 from typing import Any
 
 from eventloop.background.queues.account import Incoming
-from eventloop.background.queues.failures import FailingQueue, Report
+from eventloop.background.queues.awaited import AwaitedQueue
+from eventloop.background.queues.failures import Report
 from eventloop.background.queues.filter_thread import HANGS_SECONDS
 from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
@@ -23,7 +24,6 @@ from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import Timing
 from eventloop.events import Event
 from eventloop.events.deferred import Pending, Timed, timed, unstamped
-from eventloop.util.functions import awaited_by
 from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
@@ -32,27 +32,22 @@ BEHIND_SECONDS = 1.0
 """The seconds of lagging after which a subscriber's events beyond its capacity go to the spill file."""
 BURST = 262_144
 """The largest number of events that wait in memory for a subscriber that is about to deliver: some 90 MB."""
-STUCK_SECONDS = 1.0
-"""The seconds after which a delivery that a flush or close waited for in vain is logged as stuck."""
 
 KeepLeft = Callable[[str, Iterable[Event]], bool | None]
 """The type of a function that keeps a subscriber's undelivered events; True if a command can deliver them."""
 
 
-class Lane(FailingQueue):
+class Lane(AwaitedQueue):
     """The queue of a subscriber, and its deliveries; subclasses add the thread, task or process."""
 
     def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
-        super().__init__(name, options, report)
+        super().__init__(name, fn, options, report)
         self.busy = Timing()  # of its deliveries
         self.recorder: SpanRecorder | None = None
-        self._fn = fn
-        self._calling = ""  # the running callback; "" again once it is reported as stalled
         self._closing = False  # whether a close waits for the end
         self._no_more = False  # whether no more events come, so that an empty queue is the end
         self._flushes: deque[Flush] = deque()
         self._left: Iterator[Event] = iter(())  # undelivered at a close; reads the spill file lazily
-        self._in_vain = 0.0, 0.0  # begin of a delivery, and the seconds that callers waited for it
         self._behind_since = perf_counter()  # when the keeper last saw that it had caught up
 
     def succeed(self, former: Lane) -> None:
@@ -135,32 +130,6 @@ class Lane(FailingQueue):
     def wait_closed(self, timeout: float) -> bool:
         """Wait until the subscriber has ended, with or without an error; return False on a timeout."""
         return self.ended or self.closed.wait(timeout)
-
-    def waited_in_vain(self, seconds: float) -> None:
-        """Note that a thread waited this many seconds for the current delivery, and has stopped waiting."""
-        began, took = self._under_way()
-        if began:
-            self._in_vain = began, self.waited + min(took, seconds)
-
-    @property
-    def waited(self) -> float:
-        """Return the seconds that callers have waited in vain for the current delivery."""
-        began, _ = self._under_way()
-        return self._in_vain[1] if began and began == self._in_vain[0] else 0.0
-
-    @property
-    def stuck(self) -> str:
-        """Describe the delivery or callback in which the subscriber is stuck; "" if it is not stuck."""
-        if not self.waited or self.ended_by == "stalled":  # then it is reported already
-            return ""
-        _, took = self._under_way()
-        call = (self._calling or "one delivery") + (self._awaited or awaited_by(self._fn))
-        return f"stuck for {took:.1f} s in {call}" if took >= STUCK_SECONDS else ""
-
-    def _under_way(self) -> tuple[float, float]:
-        """Return the begin and the seconds of the current delivery or callback; zeros without one."""
-        began = self._began
-        return (began, perf_counter() - began) if began else (0.0, 0.0)
 
     def abandon(self) -> None:
         """Stop at the deadline of a close; undelivered events remain in the account as queued."""

@@ -22,6 +22,7 @@ from eventloop.costs.spans import SpanRecorder
 from eventloop.events.base import event_name
 from eventloop.events.deferred import Queued, unstamped
 from eventloop.processes.child import WorkerProcess
+from eventloop.processes.cpu_time import computes, of_process
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
@@ -32,7 +33,7 @@ DEATHS = 20
 RESTART_SECONDS = 0.1
 """The pause before the second restart in a row, doubled for each further one; the first has no pause."""
 START_SECONDS = 120.0
-"""The longest time in seconds that a worker may take to import its handler."""
+"""The seconds after which a worker that imports its handler is killed, unless it has computed in them."""
 _ACK_SLACK = 0.1
 """The longest time in seconds from the end of a delivery to its acknowledgement."""
 _LOOK_SECONDS = 1.0
@@ -63,7 +64,8 @@ class SupervisedLane(Lane):
         self._calls_back = calls  # those of "on_flush" and "on_close" that the worker has to call
         self._flights = Flights()
         self._close_sent = self._finished = False
-        self._since = 0.0  # when the worker's delivery or callback under way began
+        self._since = 0.0  # when the worker's delivery or callback under way, or its start, began
+        self._start_cpu = 0.0  # the worker's CPU time when its start was last looked at
         self._in_a_row = 0
         self._start_at = 0.0
         self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
@@ -82,6 +84,21 @@ class SupervisedLane(Lane):
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
     @property
+    def in_a_call(self) -> bool:
+        """Return whether the worker was sent a delivery, or asked for a callback, and has not answered."""
+        return self._busy
+
+    @property
+    def at_work(self) -> str:
+        """Describe what the worker does; before it is ready, its start."""
+        return super().at_work if self._ready else "its worker process is importing its modules"
+
+    def cpu_time(self) -> float:
+        """Return the CPU time of the worker process in seconds."""
+        worker = self.worker
+        return 0.0 if worker is None else of_process(worker.pid)
+
+    @property
     def stuck(self) -> str:
         """Describe the call in which the worker is stuck, or that events wait for its start."""
         if self.ended_by in ("", "closed") and not self._ready and self.queued:
@@ -98,13 +115,25 @@ class SupervisedLane(Lane):
     def _patience(self) -> float | None:
         return None if self._ready and not self._busy else max(0.0, min(_LOOK_SECONDS, self._overdue()))
 
+    def _still_starts(self) -> bool:
+        """Give a worker that is not ready in time as long again if it has computed; return whether it has."""
+        if self._ready:
+            return False
+        before, self._start_cpu = self._start_cpu, self.cpu_time()
+        if not computes(before, self._start_cpu, START_SECONDS):
+            return False
+        self._since = monotonic()
+        return True
+
     def _stalled(self) -> None:
         assert self.worker is not None
         self.worker.end()
-        limit = self.options.stall_timeout if self._ready else START_SECONDS
-        if not self._ready or not self._flights.sent:
-            what = "on_close" if self._close_sent else "on_flush" if self._ready else "its start"
-            self._lost(f"it spent more than {limit:g} s on {what}")
+        limit = self.options.stall_timeout
+        if not self._ready:
+            self._lost(f"it got nowhere in its start for {START_SECONDS:g} s")
+            return
+        if not self._flights.sent:
+            self._lost(f"it spent more than {limit:g} s on {'on_close' if self._close_sent else 'on_flush'}")
             return
         flight, took = self._flights.waiting[0], monotonic() - self._since
         error = TimeoutError(

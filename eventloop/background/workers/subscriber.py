@@ -133,7 +133,7 @@ class ProcessLane(SupervisedLane):
             return
         if self.worker.gone:
             self._lost(self.worker.end(END_SECONDS))
-        elif self._overdue() <= 0:
+        elif self._overdue() <= 0 and not self._still_starts():
             self._stalled()
 
     def _start_worker(self) -> None:
@@ -147,7 +147,7 @@ class ProcessLane(SupervisedLane):
         self._worker_ready.clear()
         self._begun = self._recording = False
         self._encoder = EventEncoder()
-        self._since = monotonic()
+        self._since, self._start_cpu = monotonic(), 0.0
         try:
             self.worker = WorkerProcess(self._home)
         except OSError as error:

@@ -5,6 +5,9 @@ if the handler does. Commands come on standard input, which is empty for the han
 to the program's standard output, and its records of the logger "eventloop" to the program's logger. The
 process ends at a `CLOSE` command, when the pipe of commands ends, or when the program is gone, even if
 another process holds the pipe.
+
+The worker has the priority of the program, because a flush, a close and the end of a run wait for it: with a
+lower one it gets 5 to 10 % of a processor on a busy machine, and an ordinary user may not raise it again.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from eventloop.background.workers.protocol import EventDecoder, Progress, Setup,
 from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
+from eventloop.processes.exiting import skip_collections
 from eventloop.processes.launch import ASK_TO_END
 from eventloop.util.functions import awaited_by
 
@@ -38,8 +42,6 @@ LOOK_SECONDS = 1.0
 """The interval in seconds at which the worker checks whether the program still runs."""
 ORPHAN_SECONDS = 10.0
 """The seconds for which a worker without its program may continue with the events it has received."""
-NICENESS = 10
-"""The niceness of the worker, so that the training has priority over it on the processors."""
 
 
 def main() -> None:
@@ -51,8 +53,6 @@ def main() -> None:
     for signum in ASK_TO_END:
         signal.signal(signum, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
-    with suppress(OSError):
-        os.nice(NICENESS)
     answers, program = (int(argument) for argument in sys.argv[1:])
     os.set_inheritable(answers, False)
     commands = os.dup(0)
@@ -63,6 +63,7 @@ def main() -> None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a kill takes no line with it
     with suppress(BrokenPipeError):  # the program has ended
         Worker(commands, answers, program).run()
+    skip_collections()  # a close waits for the exit
 
 
 class Worker:

@@ -1,0 +1,50 @@
+"""Keep the processors of this machine busy, as another job or a DataLoader's workers do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+_BUSY = """
+import os, sys
+parent = int(sys.argv[1])
+print("busy", flush=True)
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
+
+
+def processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@contextmanager
+def busy_machine(processes_per_cpu: int) -> Iterator[None]:
+    """Run `processes_per_cpu` busy processes for each processor within the block, at normal priority.
+
+        with busy_machine(2):
+            trainer.train()
+
+    They all run when the block begins and have ended when it is left. They also end if this process is killed. They
+    belong to this process's session, so Linux's autogroups do not part them from what is tested.
+    """
+    with ExitStack() as stack:
+        started = []
+        for _ in range(processes_per_cpu * processors()):
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BUSY, str(os.getpid())], stdout=subprocess.PIPE
+            )
+            stack.enter_context(process)  # waits for it, and closes the pipe
+            stack.callback(process.kill)
+            started.append(process)
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"busy\n"
+        yield
