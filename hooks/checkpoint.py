@@ -8,13 +8,13 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
 from eventloop.checkpoint.retention.pending import Saves
-from eventloop.checkpoint.retention.retention import Replaced, Retention, Values
+from eventloop.checkpoint.retention.retention import Retention, Values
 from eventloop.checkpoint.retention.run_directory import (
     note_another_run,
     note_where_it_went_back,
@@ -35,7 +35,14 @@ from eventloop.events import (
     BeforeTrain,
 )
 from eventloop.events.priority import Priority
-from eventloop.hooks.checkpoint_options import WhenBusy, check_names, check_options, folder_template, unit_of
+from eventloop.hooks.checkpoint_options import (
+    WhenBusy,
+    check_names,
+    check_options,
+    folder_template,
+    refuse_shared_directory,
+    unit_of,
+)
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.order_check import warn_of_late_hooks
 from eventloop.migration.names import knowing_others
@@ -52,8 +59,6 @@ logger = logging.getLogger("eventloop")
 if TYPE_CHECKING:
     from eventloop.data.position import Within
     from eventloop.training.trainer import Trainer
-
-T = TypeVar("T")
 
 
 class CheckpointHook(Hook):
@@ -191,7 +196,8 @@ class CheckpointHook(Hook):
         work_dir = trainer.work_dir
         self.directory = work_dir if self._out_dir is None else self._out_dir / work_dir.name
         trainer.state.saves_in(self.directory, self._watched.metrics, partial(self.saves.finish, trainer))
-        _refuse_shared_directory(self, _checkpoint_hooks(trainer))
+        others = [hook.directory for hook in _checkpoint_hooks(trainer) if hook is not self]
+        refuse_shared_directory(self.directory, others)
         self._publisher.check(trainer.model)
         if self._watched and trainer.val_loader is None and not trainer.host:
             raise ValueError(
@@ -243,9 +249,7 @@ class CheckpointHook(Hook):
 
     def _inspect_directory(self, trainer: Trainer) -> None:
         found = self.retention.scan_directory(self.directory)
-        resumed_here = trainer.state.resumed_from is not None and trainer.state.resumed_from in {
-            path.absolute() for path in found.manifests
-        }
+        resumed_here = trainer.state.resumed_from in {path.absolute() for path in found.manifests}
         self.retention.keep_existing([path.name for path in found.manifests], bests=resumed_here)
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
@@ -310,10 +314,10 @@ class CheckpointHook(Hook):
                 continue
             self._watched.settle(metrics)
             names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
-            due = _from_rank_0(trainer, self.retention.due(metrics, names))
+            due = decided_by_rank_0(partial(self.retention.due, metrics, names))
             for metric in due:
                 self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
-            bests = _from_rank_0(trainer, self.retention.bests) if due else {}
+            bests = decided_by_rank_0(lambda: self.retention.bests) if due else {}
             if due and trainer.rank > 0:
                 self.retention.follow(bests)
 
@@ -336,7 +340,7 @@ class CheckpointHook(Hook):
             hook.saves.finish(trainer)  # a save that failed is retried once
         if event.reason == ERROR and trainer.rank == 0:
             note_where_to_resume(trainer.failure, *_usable(trainer))
-        if at_end and _from_rank_0(trainer, trainer.iter != self.retention.saved_at):
+        if at_end and decided_by_rank_0(lambda: trainer.iter != self.retention.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             self._save(
                 trainer, self._name(trainer.epoch if whole_epochs else trainer.iter, by_epoch=whole_epochs)
@@ -344,11 +348,11 @@ class CheckpointHook(Hook):
         self.saves.finish(trainer)
         if event.reason != ERROR and self.can_be_resumed:
             where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
-            trainer.where_to_resume = where if event.reason == LEFT else _from_rank_0(trainer, where)
+            trainer.where_to_resume = where if event.reason == LEFT else decided_by_rank_0(lambda: where)
         if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
             names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
-        if event.reason != ERROR and (why := _from_rank_0(trainer, self.saves.all_failed)):
+        if event.reason != ERROR and (why := decided_by_rank_0(lambda: self.saves.all_failed)):
             raise CheckpointError(
                 f"expected a checkpoint of this training in {self.directory}, got none: {why}; the trained "
                 "weights are in trainer.model, and nothing else holds them"
@@ -377,7 +381,6 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        replaced: Replaced
         if best:  # the checkpoint's own state must list it as one of the best
             replaced = self.retention.begin_best(Best(score, name, best))
         else:
@@ -468,15 +471,6 @@ def _checkpoint_hooks(trainer: Trainer) -> list[CheckpointHook]:
     return [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
 
 
-def _refuse_shared_directory(own: CheckpointHook, hooks: Sequence[CheckpointHook]) -> None:
-    """Refuse a hook that saves in the directory of another one."""
-    if any(hook is not own and hook.directory.resolve() == own.directory.resolve() for hook in hooks):
-        raise ValueError(
-            f"two CheckpointHooks save in {own.directory}, and would remove each other's checkpoints: "
-            "expected one hook for each directory; give one of them another out_dir"
-        )
-
-
 def _usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
     """Return the paths of the checkpoints that can be resumed from, and the directories they are saved in.
 
@@ -484,12 +478,3 @@ def _usable(trainer: Trainer) -> tuple[list[Path], list[Path]]:
     """
     hooks = [hook for hook in _checkpoint_hooks(trainer) if hook.can_be_resumed]
     return [path for hook in hooks for path in hook.known()], [hook.directory for hook in hooks]
-
-
-def _from_rank_0(trainer: Trainer, own: T) -> T:
-    """Return rank 0's value on every rank.
-
-    Only rank 0 knows whether a save succeeded. Ranks that decided on their own would wait for ranks that do
-    not save.
-    """
-    return decided_by_rank_0(lambda: own) if trainer.world_size > 1 else own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -57,6 +57,15 @@ def folder_template(template: str | None) -> str | None:
             f"filename_tmpl must be a plain name that does not begin with a dot, got {template!r}"
         )
     return template.removesuffix(next((suffix for suffix in SUFFIXES if template.endswith(suffix)), ""))
+
+
+def refuse_shared_directory(own: Path, others: Sequence[Path]) -> None:
+    """Refuse a hook that saves in the directory of another one."""
+    if own.resolve() in {other.resolve() for other in others}:
+        raise ValueError(
+            f"two CheckpointHooks save in {own}, and would remove each other's checkpoints: expected one "
+            "hook for each directory; give one of them another out_dir"
+        )
 
 
 def check_names(state: Mapping[str, Any], directory: Path) -> None:

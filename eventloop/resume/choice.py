@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from eventloop.checkpoint.directory import MOST_SCANS
 from eventloop.checkpoint.manifest import read_identified
 from eventloop.checkpoint.store import Check, Loaded, read_best, read_checkpoint, read_newest
 from eventloop.resume.resolve_path import place_of, what_else
+from eventloop.resume.setting_changes import Changed
 from eventloop.state.exchange import (
     decided_by_rank_0,
     gather,
@@ -32,6 +33,22 @@ ADVICE = (
     "a save may have replaced it meanwhile, or the hosts see different disks: expected a work_dir on a file "
     "system that all ranks share"
 )
+
+
+class Resumed(NamedTuple):
+    """The checkpoint that was resumed from last, for the comparison with the loader of the next pass.
+
+    Args:
+        path: the checkpoint.
+        meta: its `meta`.
+        changed: the argument `changed` of `Trainer.resume`.
+        loader: the loader that `resume` compared; None if the trainer had no loader yet.
+    """
+
+    path: Path
+    meta: Mapping[str, Any]
+    changed: Changed
+    loader: Iterable[Any] | None
 
 
 def find(path: str | Path, places: Sequence[Path], watched: Sequence[str], check: Check | None) -> Loaded:

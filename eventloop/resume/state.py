@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -31,7 +31,7 @@ from eventloop.optim.optimizers import (
     load_optimizer_state,
     optimizer_state,
 )
-from eventloop.resume.choice import check_same_weights, find, find_on_all_ranks
+from eventloop.resume.choice import Resumed, check_same_weights, find, find_on_all_ranks
 from eventloop.resume.fast_forward import too_short, warn_of_zero_rates
 from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
 from eventloop.resume.protocols import ResumableTrainer
@@ -48,22 +48,6 @@ logger = logging.getLogger("eventloop")
 NAMES_OF_ALL = ("auto", "best")
 """The names of checkpoints that rank 0 looks up for all ranks, also in `load_checkpoint`."""
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
-
-
-class Resumed(NamedTuple):
-    """The checkpoint that was resumed from last, for the comparison with the loader of the next pass.
-
-    Args:
-        path: the checkpoint.
-        meta: its `meta`.
-        changed: the argument `changed` of `Trainer.resume`.
-        loader: the loader that `resume` compared; None if the trainer had no loader yet.
-    """
-
-    path: Path
-    meta: Mapping[str, Any]
-    changed: Changed
-    loader: Iterable[Any] | None
 
 
 class TrainerState:
