@@ -147,7 +147,7 @@ class Closing(ABC):
         if left:
             command = self.replay_command
             kept = f"What is left when the program ends is kept for `{command}`" if command else ""
-            text = _sentences(_names(left), advice(left), kept)
+            text = ". ".join(filter(None, (_names(left), advice(left), kept)))
             logger.warning("not everything was delivered in time: %s", text)
         return complete
 
@@ -256,8 +256,7 @@ class Closing(ABC):
         """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
         self._complete = False  # until it is known
         self.flush_ends = lambda: False  # it is about flushes before this close
-        began, timeout = monotonic(), deadline.seconds
-        lanes = list(self.lanes)
+        began, timeout, lanes = monotonic(), deadline.seconds, list(self.lanes)
         for lane in lanes:
             lane.hurry()
         spare = min(SPARE_SECONDS, timeout / 4)
@@ -364,7 +363,7 @@ class Closing(ABC):
                 "subscribers or other threads went on emitting", seconds,
             )  # fmt: skip
             return
-        text = _sentences(_names(left) or "none", advice(left) if advises else "", remedy)
+        text = ". ".join(filter(None, (_names(left) or "none", advice(left) if advises else "", remedy)))
         logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
 
     def _tell_losses(self) -> None:
@@ -397,10 +396,5 @@ def _with_left(lanes: Iterable[Lane]) -> list[Lane]:
 
 def _names(lanes: list[Lane]) -> str:
     """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
-    return ", ".join(
-        f"{lane.name} ({lane.queued})" + (f", {lane.stuck}" if lane.stuck else "") for lane in lanes
-    )
-
-
-def _sentences(*texts: str) -> str:
-    return ". ".join(filter(None, texts))
+    stuck = {lane: f", {lane.stuck}" if lane.stuck else "" for lane in lanes}
+    return ", ".join(f"{lane.name} ({lane.queued}){text}" for lane, text in stuck.items())
