@@ -105,7 +105,7 @@ def prepare_eventloop() -> Train:
     """The default hooks, with a CheckpointHook that keeps two and the best one, and the three writers."""
     eventloop = import_module("eventloop")
     import_module("eventloop.hooks")
-    import_module("eventloop.writers")
+    import_module("eventloop.writers.tensorboard_records")  # as by hand: the library, too
     return functools.partial(_train_eventloop, eventloop.Trainer)
 
 

@@ -37,8 +37,6 @@ logger = logging.getLogger("eventloop")
 
 QUEUE_BYTES = 64 << 20
 """The largest total size of states that wait or are being written; a single state may be larger."""
-FEW = 100
-"""The largest number of tensors of a small state that is encoded at once, on the training thread."""
 AT_ONCE = 8 << 20
 """The largest size of tensors that are all copied at once, which takes about a millisecond."""
 AT_ONCE_SECONDS = 0.1
@@ -111,12 +109,8 @@ class Saver:
         except Exception as error:  # no memory, or a kind of tensor that cannot be copied: a failed save
             task.written.set_exception(error)
             return task.written
-        at_once = task.small and len(tensors) <= FEW and not any(t.is_cuda for t in tensors)
-        if at_once and all(other.save is not None for other in self._running()):
-            self._encode(task)
-        else:
-            self._copier.do(lambda: self._encode(task))
         self._tasks.append(task)
+        self._copier.do(lambda: self._encode(task))
         return task.written
 
     def _running(self) -> list[SaveTask]:
