@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_part
-from eventloop.checkpoint.retention.pending import Saves
+from eventloop.checkpoint.retention.pending import Saves, all_failed
 from eventloop.checkpoint.retention.retention import Retention, Values
 from eventloop.checkpoint.retention.run_directory import (
     note_another_run,
@@ -349,14 +349,14 @@ class CheckpointHook(Hook):
         if event.reason != ERROR and self.can_be_resumed:
             where = where_to_resume(_usable(trainer)[0]) if self.saves.newest else trainer.where_to_resume
             trainer.where_to_resume = where if event.reason == LEFT else decided_by_rank_0(lambda: where)
-        if self._publisher and trainer.rank == 0 and event.reason not in (ERROR, LEFT):
+        if event.reason in (ERROR, LEFT):  # perhaps on this rank alone, so that no rank may be waited for
+            return
+        hooks = _checkpoint_hooks(trainer)
+        if self is hooks[-1] and (why := decided_by_rank_0(lambda: all_failed([h.saves for h in hooks]))):
+            raise CheckpointError(f"expected a checkpoint of this training, got none: {why}")
+        if self._publisher and trainer.rank == 0:
             names = dict.fromkeys([*self.retention.names[-1:], *(best.name for best in self.bests.values())])
             self._publisher.publish_all(self._paths([*names]), trainer.model)
-        if event.reason != ERROR and (why := decided_by_rank_0(lambda: self.saves.all_failed)):
-            raise CheckpointError(
-                f"expected a checkpoint of this training in {self.directory}, got none: {why}; the trained "
-                "weights are in trainer.model, and nothing else holds them"
-            )
 
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Wait for the running saves, and end the thread and the process that write checkpoints."""

@@ -127,7 +127,7 @@ class Removals:
             paths: the checkpoints, oldest first.
             spares: the number of checkpoints that are kept, the newest existing ones.
         """
-        there = [path for path in paths if (path / MANIFEST).exists()]
+        there = [path for path in paths if os.path.exists(path / MANIFEST)]  # never raises
         failed = []
         for path in there[: max(0, len(there) - spares)]:
             nameless = temporary_path(path, "old")

@@ -37,7 +37,7 @@ class Held:
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
-        self._process, self._told = os.getpid(), False
+        self._process, self._told, self._released = os.getpid(), False, False
         # open, so that a directory that is made again does not get the same inode number
         self._opened = os.open(path.parent, os.O_RDONLY)
         self.lost = False
@@ -65,18 +65,21 @@ class Held:
 
     def release(self) -> None:
         """Give the directory back; the file of another owner is not touched."""
-        if self._process != os.getpid() or self._path.name not in held:
+        if self._process != os.getpid() or self._released:
             return
+        self._released = True
+        held.discard(self._path.name)  # first: whatever fails now, no later run of this process is refused
         try:
             self._path.unlink()
         except FileNotFoundError:
-            self._look(ends=True)
+            with suppress(OSError):
+                self._look()
         except OSError as error:
             logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
-        held.discard(self._path.name)
-        os.close(self._opened)
+        finally:
+            os.close(self._opened)
 
-    def _look(self, *, ends: bool = False) -> None:
+    def _look(self) -> None:
         """Find out why the file is gone; if no other run has the directory, write the file again."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
@@ -90,7 +93,7 @@ class Held:
                 "new directory of that name, and open files stay where they are",
                 self.directory,
             )
-        if is_there and not ends:
+        if is_there and not self._released:
             with suppress(OSError):
                 create_record(self._path, self._record)
 
@@ -125,8 +128,13 @@ class Heartbeat:
         if self._process != os.getpid():
             return
         self._words.put(None)
-        if self._thread is not None:
-            self._thread.join(JOIN_SECONDS)
+        try:
+            if self._thread is not None:
+                self._thread.join(JOIN_SECONDS)
+        finally:  # also after a Ctrl-C
+            self._give_back()
+
+    def _give_back(self) -> None:
         for directory in self._directories:
             directory.release()
 
@@ -141,7 +149,8 @@ class Heartbeat:
             if state is None:
                 return
             for directory in self._directories:
-                directory.change(state)
+                with suppress(OSError):
+                    directory.change(state)
 
     def _beat(self, directory: Held) -> None:
         with suppress(OSError):

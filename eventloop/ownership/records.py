@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from pathlib import Path
+from secrets import token_hex
 from typing import Literal
 
 import msgspec
@@ -52,7 +53,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 def new_path(directory: Path) -> Path:
     """Return the path of a new file of this process."""
     place, pid, start = this_process()
-    return directory / f"{_PREFIX}{pid}-{place}-{start}-{next(_numbers)}"
+    # random, because without /proc a later process may have the same identity
+    return directory / f"{_PREFIX}{pid}-{place}-{start}-{next(_numbers)}-{token_hex(4)}"
 
 
 def records_in(directory: Path) -> list[Path]:

@@ -6,6 +6,7 @@ is raised on all of them.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,10 @@ from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
 
 logger = logging.getLogger("eventloop")
+
+
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+"""The errors of a directory in which no run of this user can write; after others, another run may live there."""
 
 
 class _DiscardedError(Exception):
@@ -124,7 +129,10 @@ class RunOwnership:
                 try:
                     state: State = "training" if trains else "evaluating"
                     taken.append(take(directory, state, waits=not self._trainer.host))
-                except OSError as error:  # it cannot be written, so that no run can write there
+                except OSError as error:
+                    if error.errno not in NOT_WRITABLE:
+                        raise
+                    # no run can write there
                     logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
             if trains:
                 self._refuse_saved_since()

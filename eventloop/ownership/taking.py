@@ -75,7 +75,11 @@ def _claim(directory: Path, state: State) -> Held | None:
     )  # fmt: skip
     path = new_path(directory)
     create_record(path, record)
-    claim = Held(path, record)
+    try:
+        claim = Held(path, record)
+    except OSError:  # no descriptor is left
+        path.unlink(missing_ok=True)
+        raise
     try:
         others = [owner for owner in owners_in(directory) if owner.path.name != path.name]
         alone = all(owner.lives is False for owner in others)
@@ -84,7 +88,7 @@ def _claim(directory: Path, state: State) -> Held | None:
     except BaseException:
         claim.release()
         raise
-    if not alone:
+    if not alone or claim.lost:
         claim.release()
         return None
     for owner in others:

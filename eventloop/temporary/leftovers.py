@@ -67,7 +67,10 @@ def running_saves(directory: Path) -> list[Path]:
 
 def remove_dead(directory: Path, *, owned: bool = False) -> None:
     """Remove the leftovers of killed saves from a directory; what cannot be removed stays."""
-    for left in leftovers(directory):
+    found: list[Path] = []
+    with suppress(OSError):
+        found = leftovers(directory)
+    for left in found:
         with suppress(OSError):
             if not is_alive(left, owned=owned):
                 remove(left)

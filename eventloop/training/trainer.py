@@ -488,7 +488,11 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         device = self.clock.device or device_clock(self.model, self.bus.post)
         if not self.fast_dev_run:  # its directory is new
             self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
-        self.bus.reopen()  # an error or a signal has closed it
+        try:
+            self.bus.reopen()  # an error or a signal has closed it
+        except BaseException:
+            self.ownership.end()
+            raise
         self.stops.begin_run()
         self.metrics.in_iteration = False
         self.ends_program, self.within = False, ""

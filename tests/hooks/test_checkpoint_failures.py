@@ -127,7 +127,8 @@ def test_directory_that_cannot_be_made_is_a_failed_save(
     seen = record_names(trainer, "checkpoint_failed", "checkpoint_saved")
 
     with pytest.raises(
-        CheckpointError, match=r"expected a checkpoint .*/far/run, got none: all 3 .*FileExists"
+        CheckpointError,
+        match=r"expected a checkpoint .*, got none: all 3 saves .*/far/run/epoch_2: FileExists",
     ):
         trainer.train()
 

@@ -236,7 +236,7 @@ def test_a_directory_that_is_no_directory(tmp_path: Path, caplog: pytest.LogCapt
     (tmp_path / "out").touch()
     trainer = build_trainer(tmp_path / "run", hooks=[CheckpointHook(out_dir=tmp_path / "out")])
     with pytest.raises(
-        CheckpointError, match=r"in .*/out/run, got none: its save failed, .* FileExistsError"
+        CheckpointError, match=r"a checkpoint .*, got none: its save failed, .*/out/run/.*: FileExistsError"
     ):
         trainer.train()
     assert trainer.epoch == 2

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from time import perf_counter
@@ -75,20 +75,14 @@ class Saves:
         If a regular and a best checkpoint were saved in one iteration, it is the regular one.
         """
         self._left_out = 0  # saves skipped or replaced in this run
-        self._durable = 0  # saves of this training
-        self._errors: list[str] = []
+        self.durable = 0
+        """The number of saves of this training that are durable."""
+        self.errors: list[str] = []
+        """The errors of the saves of this training that failed, each with its path."""
 
     def begin_training(self) -> None:
         """Begin to count the saves of a training."""
-        self._durable, self._errors = 0, []
-
-    @property
-    def all_failed(self) -> str:
-        """Describe the failures if every save of this training failed; "" otherwise, and without any save."""
-        if self._durable or not self._errors:
-            return ""
-        count = "its save" if len(self._errors) == 1 else f"all {len(self._errors)} saves"
-        return f"{count} failed, the last one with {self._errors[-1]}"
+        self.durable, self.errors = 0, []
 
     @property
     def full(self) -> bool:
@@ -205,10 +199,10 @@ class Saves:
             return
         except Exception as error:  # a full disk raises an OSError, or a RuntimeError of torch
             logger.exception("checkpoint %s was not saved; older ones are intact", path)
-            self._errors.append(error_text(error))
+            self.errors.append(f"{path}: {error_text(error)}")
             self._fail(trainer, saving, error_text(error))
             return
-        self._durable += 1
+        self.durable += 1
         self.under_way.remove(saving)  # only now, so that after a Ctrl-C the save is reported later
         if self.newest is None or not saving.best or saving.iter != self.newest.iter:
             self.newest = saving
@@ -220,3 +214,12 @@ class Saves:
         self._failed(saving.path.name)
         seconds = perf_counter() - saving.began
         trainer.announce(CheckpointFailed, path=str(saving.path), seconds=seconds, error=error)
+
+
+def all_failed(hooks: Sequence[Saves]) -> str:
+    """Describe the failures if no save of a training's hooks is durable; "" otherwise, and without any save."""
+    errors = [error for saves in hooks for error in saves.errors]
+    if not errors or any(saves.durable for saves in hooks):
+        return ""
+    count = "its save" if len(errors) == 1 else f"all {len(errors)} saves"
+    return f"{count} failed, the last one at {errors[-1]}"

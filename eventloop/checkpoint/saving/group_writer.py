@@ -77,8 +77,8 @@ class GroupWriter:
     def give_up(self) -> None:
         """Cancel the saves of threads, and let the process finish its own without a limit of time."""
         self._given_up.set()
-        if self.process is not None:
-            self.process.leave()
+        if (process := self.process) is not None:  # the thread that writes may take it away
+            process.leave()
 
     def end(self) -> None:
         """End the process."""

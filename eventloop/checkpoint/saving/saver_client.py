@@ -157,4 +157,5 @@ class SaverProcess:
 
         A process that is still starting has nothing to do, and is killed at once.
         """
-        return self._child.end(patience if self._ready else 0.0)
+        longest = URGENT_SECONDS / 4 if self._urgent() else patience
+        return self._child.end(min(patience, longest) if self._ready else 0.0)
