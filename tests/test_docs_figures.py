@@ -92,8 +92,21 @@ def the_first_page() -> list[str]:
         f"{one[WHOLE]['blocked / sync'] * 100:.1f} % | 2 %, {met(one[WHOLE]['blocked / sync'] <= 0.02)} |"),
         (f"one torch thread; two on two CPUs | {min(paid) * 100:.0f} to {max(paid) * 100:.0f} %; {two[WHOLE]['cost / sync']:.1f} times |"),
     ]  # fmt: skip
+    rows.append(in_company())
     p50, p99, _ = result("slow_writers")["slow"]["ratios"]["eventloop, slow writer"]
     return [*rows, f"leaves the median step at {p50:.2f}× and the 99th percentile at {p99:.2f}×."]
+
+
+def in_company() -> str:
+    """The range of whole runs in company, to by hand, and its goal."""
+    found = [
+        row["engines"][WHOLE]["whole"] / row["engines"]["by hand"]["whole"]
+        for training in result("company")["cells"].values()
+        for company, row in training.items()
+        if company != "alone"
+    ]
+    told = goal("company", "whole run in company")
+    return f"{min(found):.2f} to {max(found):.2f}× | 1.3×, {met(told['met'] == 'yes')} |"
 
 
 def others(size: str) -> str:

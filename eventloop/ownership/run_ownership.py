@@ -28,7 +28,7 @@ logger = logging.getLogger("eventloop")
 
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
-"""The errors of a directory in which no run of this user can write; after others, another run may live there."""
+"""The errors of a directory in which this user cannot write; after others, another run may live there."""
 
 
 class _DiscardedError(Exception):

@@ -217,7 +217,7 @@ class Saves:
 
 
 def all_failed(hooks: Sequence[Saves]) -> str:
-    """Describe the failures if no save of a training's hooks is durable; "" otherwise, and without any save."""
+    """Describe the failures if no save of a training's hooks is durable; "" otherwise, or without a save."""
     errors = [error for saves in hooks for error in saves.errors]
     if not errors or any(saves.durable for saves in hooks):
         return ""
