@@ -165,7 +165,7 @@ def test_a_run_without_any_checkpoint_ends_with_an_error(tmp_path: Path) -> None
     )
 
     assert ran.returncode == 1
-    assert "expected a checkpoint of this training, got none: all 3 saves failed" in ran.stderr
+    assert "expected a checkpoint of this training, got none: all " in ran.stderr
     assert not scan(tmp_path / "run").manifests
 
 
