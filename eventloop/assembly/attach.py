@@ -91,8 +91,9 @@ def make_work_dir(work_dir: str | Path | None) -> Path:
         _open_directory(path)
         return path
     with raised_together("creating the directory of the run"):  # also on a rank that sees another disk
-        with _naming(path):
-            path = free_directory(path / time.strftime("%Y%m%d_%H%M%S"))
+        named = path / time.strftime("%Y%m%d_%H%M%S")
+        with _naming(named):
+            path = free_directory(named)
         _open_directory(path)
     return path
 

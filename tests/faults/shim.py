@@ -131,10 +131,12 @@ class Kill:
     parent: int = 0
     mark: str = ""
     hits: Counter[str] = field(default_factory=Counter)
+    lock: Any = field(default_factory=threading.Lock)
 
     def __call__(self, operation: Operation) -> Any:
-        self.hits[operation.name] += 1
-        due = operation.name == self.name and self.hits[operation.name] == self.hit
+        with self.lock:  # syncs come from several threads
+            self.hits[operation.name] += 1
+            due = operation.name == self.name and self.hits[operation.name] == self.hit
         if due and self.when == "in":
             operation.halve()
         if due and self.when != "after":

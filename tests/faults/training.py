@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from eventloop import Bus, Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.directory import scan
+from eventloop.events import Event
 from eventloop.hooks import CheckpointHook, Hook
 
 ITERATIONS = 6
@@ -63,6 +64,19 @@ def expected() -> dict[int, Weights]:
         trainer.train()
         trainer.close()
     return after
+
+
+def wait_for_saves(trainer: Trainer) -> None:
+    """Let each iteration of a training wait until its saves have ended, so that they are not written together."""
+    hooks = [hook for hook in trainer.hooks if isinstance(hook, CheckpointHook)]
+
+    def wait(event: Event) -> None:
+        for hook in hooks:
+            for saving in hook.saves.under_way:
+                saving.written.wait(60.0)
+
+    for priority in (0, 100):  # before the hook reports them, and after it has begun others
+        trainer.bus.subscribe(wait, "after_train_iter", priority=priority, name=f"wait at {priority}")
 
 
 def same(one: Weights, other: Weights) -> bool:

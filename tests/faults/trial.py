@@ -32,7 +32,7 @@ from eventloop.checkpoint.saving import group_writer
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointSaved
 from tests.faults.shim import Kill, install
-from tests.faults.training import check_whole, expected, finish, make_trainer
+from tests.faults.training import check_whole, expected, finish, make_trainer, wait_for_saves
 
 _PYTHON = sys.executable
 DEADLINE = 60.0
@@ -168,6 +168,7 @@ def _prepare(trial: Trial, trainer: Trainer, *, by_process: bool) -> None:
     group_writer.STARTING_BYTES = -1  # no thread writes while the process starts
     pending.Saver = partial(Saver, process=by_process)  # type: ignore[attr-defined,assignment]
     if by_process:
+        wait_for_saves(trainer)
         os.environ["EVENTLOOP_TESTS_SAVERS"] = str(Path(trial.directory, "savers").absolute())
         interpreter = Path(trial.directory, "python").absolute()
         interpreter.write_text(f'#!/bin/sh\nexec {_PYTHON} {Path(__file__).with_name("in_saver.py")} "$@"\n')
