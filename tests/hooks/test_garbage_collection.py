@@ -277,10 +277,10 @@ def test_objects_that_the_program_froze_stay_frozen(make_trainer: Make) -> None:
 
 
 @pytest.mark.slow
-def test_a_training_within_a_training(make_trainer: Make) -> None:
+def test_a_training_within_a_training(make_trainer: Make, tmp_path: Path) -> None:
     """The inner one finds collection off, and leaves it so for the outer one."""
     states: list[bool] = []
-    inner = make_trainer(batches=2, hooks=[GarbageCollectionHook(interval=1)])
+    inner = make_trainer(batches=2, hooks=[GarbageCollectionHook(interval=1)], work_dir=tmp_path / "inner")
     outer = make_trainer(batches=2, hooks=[GarbageCollectionHook(interval=1)])
     outer.bus.subscribe(lambda event: inner.train(), "after_train_iter", once=True)
     outer.bus.subscribe(lambda event: states.append(gc.isenabled()), "after_train_iter", priority=60)

@@ -49,7 +49,7 @@ assert bus.close(60)
 SAVER = """
 from eventloop.checkpoint.saving.saver_client import SaverProcess
 process = SaverProcess()
-print(process.commit([], 60) == [])
+print(process.commit([]) == [])
 process.end()
 """
 

@@ -247,7 +247,7 @@ def test_ctrl_c_does_not_wait_longer_than_the_deadline(python: Any, tmp_path: Pa
     ran = python(TRAINING + HANGS)
 
     assert ran.returncode == -signal.SIGINT, ran.stderr
-    assert "closed after 0.3 s; events left undelivered: " in ran.stderr
+    assert "closed after 0.06 s; events left undelivered: " in ran.stderr  # a fifth after a signal
     assert "hangs (" in ran.stderr
     steps = logged_steps(tmp_path)
     assert steps == [*range(1, len(steps) + 1)]
