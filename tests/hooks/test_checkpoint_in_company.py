@@ -250,7 +250,7 @@ print((time.monotonic() - middle) / (middle - began))
 def test_beside_a_busy_machine_a_training_takes_as_long_as_by_hand(tmp_path: Path) -> None:
     """With a best checkpoint each epoch and two busy processes a CPU, a run is no multiple of the loop by hand.
 
-    It was 60 times as long, and is 2 to 5 times: its fixed costs count in a run of a second.
+    It was 60 times as long. The bound is wide, because fixed costs count in so short a run; `benchmarks.company` has the figures.
     """
     ratios = []
     with busy_machine(2):

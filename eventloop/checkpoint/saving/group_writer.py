@@ -75,7 +75,7 @@ class GroupWriter:
                 logger.warning("%s", warning)
 
     def give_up(self) -> None:
-        """Cancel the saves of threads, and let the process finish its own without a limit of time."""
+        """Cancel the saves that a thread writes; the process finishes those that it writes, however long."""
         self._given_up.set()
         if (process := self.process) is not None:  # the thread that writes may take it away
             process.leave()

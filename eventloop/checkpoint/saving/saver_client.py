@@ -19,7 +19,7 @@ from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
 LOOK_SECONDS = 0.25
-"""The longest wait in seconds for one answer, before the process's silence is judged."""
+"""Seconds of one wait for an answer; after each the client checks how long the process has been silent."""
 SILENT_SECONDS = 10.0
 """Seconds without a sign of life from a writing process, after which it is killed and a thread writes.
 
@@ -27,7 +27,7 @@ The process sends one four times a second while it writes, however slow its disk
 does not run is silent: it is stopped or frozen, or its machine is too busy for so long.
 """
 URGENT_SECONDS = 1.0
-"""The same, once a signal has asked the program to end, because a scheduler kills it soon."""
+"""Seconds of silence that are allowed once a signal has asked the program to end; it may be killed soon."""
 EXIT_SECONDS = 2.0
 """Seconds that an idle process may take to end; it normally takes milliseconds."""
 
