@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.faults.in_memory import directory_in_memory
+from tests.support.in_memory import directory_in_memory
 
 torch.set_num_threads(1)
 

@@ -23,9 +23,9 @@ import torch
 from tests.faults import kills, precise, resumes
 from tests.faults.crash_states import SCENARIOS, check_crash, crashes
 from tests.faults.damage import BY_CHANCE, FILES, HOSTILE, ON_PURPOSE, Damaged, flip, replace_payload
-from tests.faults.in_memory import directory_in_memory
 from tests.faults.mutation import all_faults, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
+from tests.support.in_memory import directory_in_memory
 from tests.support.preempted import PLACES, Trials
 from tests.support.signals import hearing
 from tests.support.trainers import build_trainer

@@ -16,5 +16,5 @@ MEMORY = Path("/dev/shm")
 def directory_in_memory() -> Iterator[Path]:
     """An empty directory, removed afterwards; on the disk where there is no such place."""
     place = MEMORY if os.access(MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=place, prefix="eventloop-faults-") as path:
+    with tempfile.TemporaryDirectory(dir=place, prefix="eventloop-tests-") as path:
         yield Path(path)
