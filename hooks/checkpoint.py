@@ -314,12 +314,11 @@ class CheckpointHook(Hook):
                 continue
             self._watched.settle(metrics)
             names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
-            due = decided_by_rank_0(partial(self.retention.due, metrics, names))
-            for metric in due:
-                self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
-            bests = decided_by_rank_0(lambda: self.retention.bests) if due else {}
+            due, bests = decided_by_rank_0(partial(self.retention.due, metrics, names))
             if due and trainer.rank > 0:
                 self.retention.follow(bests)
+            for metric in due:
+                self._save(trainer, names[metric], within=trainer.within, best=metric, score=metrics[metric])
 
     def _best_name(self, trainer: Trainer, metric: str) -> str:
         by_epoch = bool(self._by_epoch)

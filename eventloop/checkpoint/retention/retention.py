@@ -104,8 +104,8 @@ class Retention:
         watched = (first[metric] for metric in self._watched.metrics if metric in first)
         return next(watched, next(iter(first.values()), Best()))
 
-    def due(self, metrics: Mapping[str, float], names: Mapping[str, str]) -> list[str]:
-        """Return the metrics whose score is among the best, so that a checkpoint is due.
+    def due(self, metrics: Mapping[str, float], names: Mapping[str, str]) -> tuple[list[str], Bests]:
+        """Return the metrics whose score is among the best, and the best checkpoints so far.
 
         A score must beat the worst of the `keep_best` best ones. If a best checkpoint of the same name
         exists, the score must beat that one as well, because it would be replaced.
@@ -115,7 +115,7 @@ class Retention:
             names: the name that a best checkpoint of each metric would have.
         """
         to_beat = {metric: self._to_beat(metric, name) for metric, name in names.items()}
-        return self._watched.better(metrics, to_beat)
+        return self._watched.better(metrics, to_beat), self.bests
 
     def begin_best(self, best: Best) -> Replaced:
         """Record that the save of a best checkpoint begins; return the checkpoints it replaces."""
