@@ -57,14 +57,16 @@ class Stopping:
         self.together = False
         """True during a run in which other ranks take part."""
 
-    def begin_run(self) -> None:
-        """Begin a run; with other ranks this is a collective."""
-        together = Agreement.needed()
-        if together and (self._agreement is None or not self._agreement.begin()):
+    def await_ranks(self) -> None:
+        """Wait until all ranks begin their first run, and log a warning if one is late; a collective."""
+        if Agreement.needed() and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
-        self.together = together
+
+    def begin_run(self) -> None:
+        """Begin a run on ranks that `await_ranks` has waited for."""
+        self.together = Agreement.needed()
         trainer = self._trainer
-        if together and self._agreement is not None:
+        if self.together and self._agreement is not None:
             self._times = TimesExchange(trainer.clock, trainer.rank, trainer.world_size)
             self._agreement.carry(self._times)
         trainer.stop_reason = trainer.stop_signal = None
