@@ -17,6 +17,7 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
@@ -62,7 +63,7 @@ class Bus:
         drain_timeout: seconds that `flush` and `close` wait for background subscribers if they are called
             without a timeout, as at the end of a `with` block or a run. While subscribers deliver or compute,
             the wait is repeated, up to ten times this long in total. At interpreter exit there is only one
-            wait, and in a run that a signal ends only one of a fifth of this length.
+            wait, and in a run that a signal ends only one of a fifth of this length, which saves may halve.
 
     Raises:
         TypeError, ValueError: `drain_timeout` is not a number, or below 0.
@@ -79,6 +80,8 @@ class Bus:
         """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
         self.overtime = True
         """False once a signal ends the run, so that a flush or close without a timeout has less time."""
+        self.stopped_at: float | None = None
+        """The `monotonic` time at which a signal stopped the loop of the run; None if none has."""
         self._background = Background()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
@@ -440,8 +443,16 @@ class Bus:
 
     @property
     def patience(self) -> float:
-        """The seconds that a flush or close without a timeout waits, before any extension."""
-        return self.drain_timeout * (1.0 if self.overtime else AFTER_SIGNAL)
+        """The seconds that a flush or close without a timeout waits, before any extension.
+
+        After a signal what the end of the run has waited for before, such as saves, is subtracted, up to a
+        half: subscribers have delivered meanwhile.
+        """
+        if self.overtime:
+            return self.drain_timeout
+        whole = AFTER_SIGNAL * self.drain_timeout
+        used = 0.0 if self.stopped_at is None else monotonic() - self.stopped_at
+        return max(whole / 2, whole - used)
 
     def flush(self, timeout: float | None = None) -> DrainReport:
         """Wait until all events are delivered, also those that background subscribers emit.

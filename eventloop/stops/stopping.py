@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from time import monotonic
 from typing import Any, Protocol
 
 from eventloop.bus import Bus
@@ -72,6 +73,7 @@ class Stopping:
         trainer.stop_reason = trainer.stop_signal = None
         trainer.asked_to_stop = self._request is not None
         trainer.bus.overtime = self._request is None or self._request.signum is None
+        trainer.bus.stopped_at = None
 
     def end_run(self) -> None:
         """End a run, and drop a request that came too late: a signal, or any request on several ranks."""
@@ -177,7 +179,9 @@ class Stopping:
     def _stop(self, request: Request) -> None:
         trainer = self._trainer
         trainer.stop_reason, trainer.stop_signal = request
-        trainer.bus.overtime &= request.signum is None  # another rank may have received it
+        if request.signum is not None:
+            trainer.bus.overtime = False  # another rank may have received it
+            trainer.bus.stopped_at = monotonic()
         trainer.asked_to_stop, self._request = True, None
         if request.signum not in (None, signal.SIGINT):
             trainer.announce(PreemptionRequested, reason=request.reason)

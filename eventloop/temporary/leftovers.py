@@ -78,9 +78,12 @@ def remove_dead(directory: Path, *, owned: bool = False) -> None:
 
 
 def remove_unfinished(path: Path, process: int) -> None:
-    """Remove the incomplete files of one checkpoint that a process was writing."""
+    """Remove the incomplete files of one checkpoint that a process was writing.
+
+    Checkpoints that it was removing are left to `remove_dead`: they need a sync, which may hang as it does.
+    """
     for left in leftovers(path.parent, process):
-        if left.name.startswith(f".{path.name}."):
+        if left.suffix == ".tmp" and left.name.startswith(f".{path.name}."):
             with suppress(OSError):
                 remove(left)
 

@@ -25,6 +25,7 @@ from eventloop.checkpoint.serialize import serialize
 from eventloop.hooks.preemption import KNOWN
 from eventloop.processes.launch import bare_command
 from tests import forked
+from tests.support.process_support import until
 from tests.support.saving import (
     DEADLINE,
     Late,
@@ -301,12 +302,14 @@ def held(make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     saver.save(a_state(0.0), Job(tmp_path / "0")).result(DEADLINE)
     assert saver.process is not None
     os.kill(saver.process.pid, signal.SIGSTOP)
-    saver.save(a_state(1.0), Job(tmp_path / "1"))
+    begun = saver.save(a_state(1.0), Job(tmp_path / "1"))
+    until(lambda: any(task.begun for task in saver._tasks if task.written is begun))
     return saver
 
 
 def let_go(saver: Saver) -> None:
-    """Let the process of `held` go on, and wait for all saves and removals."""
+    """Let the process of `held` go on once two saves wait, and wait for all saves and removals."""
+    until(lambda: len(saver._waiting) == 2)
     assert saver.process is not None
     os.kill(saver.process.pid, signal.SIGCONT)
     saver.close()

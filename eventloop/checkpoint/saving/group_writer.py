@@ -120,8 +120,7 @@ class GroupWriter:
             )
         self.process = None
         for task in group:
-            for path in (task.job.path, *task.job.replaces):  # it may have died while it removed one of them
-                remove_unfinished(path, process.pid)
+            remove_unfinished(task.job.path, process.pid)
             task.process = None
         return None
 
