@@ -17,13 +17,12 @@ from __future__ import annotations
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
 
 from eventloop.background.background import Background
-from eventloop.background.overtime import AFTER_SIGNAL
+from eventloop.background.overtime import after_signal
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.background.queues.subscriber import KeepLeft
 from eventloop.bus.capture import capture
@@ -80,8 +79,7 @@ class Bus:
         """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
         self.overtime = True
         """False once a signal ends the run, so that a flush or close without a timeout has less time."""
-        self.stopped_at: float | None = None
-        """The `monotonic` time at which a signal stopped the loop of the run; None if none has."""
+        self.stopped_at: float | None = None  # the `monotonic` time at which a signal stopped the run's loop
         self._background = Background()
         self._subscribers = Subscribers(self, self._background)
         self._dispatch = self._subscribers.dispatch if plan_file() is None else FirstEvent(self)
@@ -443,16 +441,8 @@ class Bus:
 
     @property
     def patience(self) -> float:
-        """The seconds that a flush or close without a timeout waits, before any extension.
-
-        After a signal what the end of the run has waited for before, such as saves, is subtracted, up to a
-        half: subscribers have delivered meanwhile.
-        """
-        if self.overtime:
-            return self.drain_timeout
-        whole = AFTER_SIGNAL * self.drain_timeout
-        used = 0.0 if self.stopped_at is None else monotonic() - self.stopped_at
-        return max(whole / 2, whole - used)
+        """The seconds that a flush or close without a timeout waits, before any extension."""
+        return self.drain_timeout if self.overtime else after_signal(self.drain_timeout, self.stopped_at)
 
     def flush(self, timeout: float | None = None) -> DrainReport:
         """Wait until all events are delivered, also those that background subscribers emit.
