@@ -145,6 +145,7 @@ import resource, sys, torch, torch.nn.functional as F
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
 
+torch.set_num_threads(1)
 model = torch.nn.Linear(4, 1 << 16)
 batch = torch.ones(2, 4), torch.zeros(2, 1 << 16)
 trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss,

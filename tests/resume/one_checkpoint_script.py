@@ -189,7 +189,7 @@ def spoil(trainer: Trainer) -> None:
 class OnFullHost(torch.Tensor):
     """A weight that cannot be hashed, because there is no memory for its copy on the host."""
 
-    def cpu(self) -> Any:
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
         raise RuntimeError("not enough memory on this rank")
 
 
