@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 WRITE_SECONDS = 10.0
-"""Seconds that the end of a run waits for the trace files; after a signal half of the writers' time."""
+"""Seconds that the end of a run waits for the trace files."""
+URGENT_SECONDS = 1.0
+"""The same after a signal, when the program may be killed soon."""
 Extent = tuple[int, int]
 """The first iteration of a window, and the one after its last."""
 
@@ -224,7 +226,7 @@ class TraceHook(Hook):
         recording = None if self._recording is None else self._recording()
         if recording is not None:
             recording.finish()
-        patience = WRITE_SECONDS if trainer.bus.overtime else trainer.bus.patience / 2
+        patience = WRITE_SECONDS if trainer.bus.overtime else URGENT_SECONDS
         end = monotonic() + (AT_ONCE_SECONDS if ends_at_once(trainer) else patience)
         with waiting("background", "the files of TraceHook"):
             written = all(done.wait(max(0.0, end - monotonic())) for done in self._unwritten)

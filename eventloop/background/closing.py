@@ -282,7 +282,7 @@ class Closing(ABC):
         answers = {lane.pass_left_events(self.keep_left) for lane in lanes}
         if not self._complete:
             self._tell_end(
-                lanes, timeout if abs(took - timeout) < 1 else round(took, 1), quiet=quiet, advises=advises,
+                lanes, round(timeout if abs(took - timeout) < 1 else took, 2), quiet=quiet, advises=advises,
                 remedy=self._remedy(answers),
             )  # fmt: skip
         self._tell_losses()

@@ -26,6 +26,22 @@ Whoever sends the signal often kills the process some seconds later, and checkpo
 """
 
 
+def after_signal(drain_timeout: float, stopped_at: float | None) -> float:
+    """Return the seconds of a wait after a signal.
+
+    What the end of the run has waited for before, such as saves, is subtracted, up to a half of the seconds:
+    the subscribers have delivered meanwhile.
+
+    Args:
+        drain_timeout: the wait without a signal.
+        stopped_at: the `monotonic` time at which the signal stopped the loop of the run; None if it came
+            when the loop had ended.
+    """
+    whole = AFTER_SIGNAL * drain_timeout
+    used = 0.0 if stopped_at is None else monotonic() - stopped_at
+    return max(whole / 2, whole - used)
+
+
 class _Look(NamedTuple):
     """What was seen of a subscriber at one moment."""
 

@@ -17,6 +17,8 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from eventloop.temporary.sync import sync_directory
+
 PIECE = 8 << 20
 """The bytes written between two checks for a cancellation, and between two requests to write back."""
 LARGE = 1 << 20
@@ -57,14 +59,7 @@ class Disk:
 
     def sync_directory(self, path: Path) -> None:
         """Make the names in a directory durable; do nothing on network file systems that cannot sync it."""
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-                raise
-        finally:
-            os.close(descriptor)
+        sync_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """Rename a file or directory atomically."""

@@ -15,9 +15,8 @@ from pathlib import Path
 import msgspec
 
 from eventloop.checkpoint.commit import remove_checkpoint
-from eventloop.checkpoint.disk import DISK
 from eventloop.checkpoint.listing import Stock, list_leftovers
-from eventloop.temporary.leftovers import is_alive
+from eventloop.temporary.leftovers import is_alive, remove
 
 
 class Plan(msgspec.Struct):
@@ -91,7 +90,7 @@ def _remove_leftovers(stock: Stock, names: Iterable[str]) -> list[str]:
         if is_alive(path, owned=stock.owned):  # of an earlier version, and a new process has the old id
             continue
         try:
-            DISK.remove(path)
+            remove(path)
         except OSError as error:
             failed.append(f"{path} was not removed: {error}")
     return failed

@@ -159,10 +159,13 @@ def check_same_weights(weights: Mapping[str, Any], source: Path) -> None:
     Raises:
         CheckpointError: the weights of a rank differ from rank 0's; the error names these ranks and their
             hosts.
+        Exception: the weights of a rank cannot be hashed, as without memory; raised on all ranks.
     """
     if not has_other_ranks():
         return
-    ranks = gather((this_rank(), _digest(weights)))
+    with raised_together("the comparison of the weights"):
+        digest = _digest(weights)
+    ranks = gather((this_rank(), digest))
     expected = ranks[0][1]
     if others := [(rank, digest) for rank, digest in ranks if digest != expected]:
         raise CheckpointError(

@@ -138,7 +138,7 @@ class StopSignals:
         self._trainer.request_stop(_reason(signum), signum=signum)
         if self._hint and signum == signal.SIGINT:
             delivering, bus = self._trainer.delivering, self._trainer.bus
-            hint = ENDED.format(bus.patience) if delivering else self._hint
+            hint = ENDED.format(round(bus.patience, 3)) if delivering else self._hint
             with suppress(OSError):
                 os.write(2, f"{hint}\n".encode())  # the signal may interrupt a print
         if self._nobody_else(signum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from time import monotonic
 from typing import Any, Protocol
 
 from eventloop.bus import Bus
@@ -57,19 +58,22 @@ class Stopping:
         self.together = False
         """True during a run in which other ranks take part."""
 
-    def begin_run(self) -> None:
-        """Begin a run; with other ranks this is a collective."""
-        together = Agreement.needed()
-        if together and (self._agreement is None or not self._agreement.begin()):
+    def await_ranks(self) -> None:
+        """Wait until all ranks begin their first run, and log a warning if one is late; a collective."""
+        if Agreement.needed() and (self._agreement is None or not self._agreement.begin()):
             self._agreement = Agreement()
-        self.together = together
+
+    def begin_run(self) -> None:
+        """Begin a run on ranks that `await_ranks` has waited for."""
+        self.together = Agreement.needed()
         trainer = self._trainer
-        if together and self._agreement is not None:
+        if self.together and self._agreement is not None:
             self._times = TimesExchange(trainer.clock, trainer.rank, trainer.world_size)
             self._agreement.carry(self._times)
         trainer.stop_reason = trainer.stop_signal = None
         trainer.asked_to_stop = self._request is not None
         trainer.bus.overtime = self._request is None or self._request.signum is None
+        trainer.bus.stopped_at = None
 
     def end_run(self) -> None:
         """End a run, and drop a request that came too late: a signal, or any request on several ranks."""
@@ -175,7 +179,9 @@ class Stopping:
     def _stop(self, request: Request) -> None:
         trainer = self._trainer
         trainer.stop_reason, trainer.stop_signal = request
-        trainer.bus.overtime &= request.signum is None  # another rank may have received it
+        if request.signum is not None:
+            trainer.bus.overtime = False  # another rank may have received it
+            trainer.bus.stopped_at = monotonic()
         trainer.asked_to_stop, self._request = True, None
         if request.signum not in (None, signal.SIGINT):
             trainer.announce(PreemptionRequested, reason=request.reason)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from eventloop.temporary.names import directory_time, process_of
 from eventloop.temporary.process_identity import this_process
+from eventloop.temporary.sync import sync_directory
 
 ABANDONED_SECONDS = 3600.0
 """Seconds without a write after which a save on another machine, or of an earlier version, counts as dead."""
@@ -77,9 +78,12 @@ def remove_dead(directory: Path, *, owned: bool = False) -> None:
 
 
 def remove_unfinished(path: Path, process: int) -> None:
-    """Remove the incomplete files of one checkpoint that a process was writing."""
+    """Remove the incomplete files of one checkpoint that a process was writing.
+
+    Checkpoints that it was removing are left to `remove_dead`: they need a sync, which may hang as it does.
+    """
     for left in leftovers(path.parent, process):
-        if left.name.startswith(f".{path.name}."):
+        if left.suffix == ".tmp" and left.name.startswith(f".{path.name}."):
             with suppress(OSError):
                 remove(left)
 
@@ -87,12 +91,17 @@ def remove_unfinished(path: Path, process: int) -> None:
 def remove(path: Path) -> None:
     """Remove a temporary file, or a directory with its contents.
 
+    A process that ended between the rename of a checkpoint and its removal may not have made the rename
+    durable, so that is done first.
+
     Raises:
         OSError: it cannot be removed.
     """
     if path.is_dir() and not path.is_symlink():
         from shutil import rmtree  # 4 ms of the start of the saver's process
 
+        if path.suffix == ".old":  # else a part of it may come back under its former name after a crash
+            sync_directory(path.parent)
         rmtree(path)
     else:
         path.unlink(missing_ok=True)

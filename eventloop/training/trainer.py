@@ -486,6 +486,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.state.settings.note()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
+        self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
         if not self.fast_dev_run:  # its directory is new
             self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
         try:

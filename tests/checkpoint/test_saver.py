@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint.commit import Outcome, Removals, Save
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.manifest import TensorEntry, read_manifest
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
@@ -98,11 +99,13 @@ def test_the_replaced_one_is_removed_when_the_new_one_is_durable(
     """A replaced checkpoint stays until the new one is durable; a name that does not exist is ignored."""
     save_checkpoint(a_state(1.0), tmp_path / "old")
     job = Job(tmp_path / "new", replaces=(tmp_path / "old", tmp_path / "gone"))
-    written = make_saver(gate).save(a_state(2.0), job)
+    saver = make_saver(gate)
+    written = saver.save(a_state(2.0), job)
     assert gate.entered.wait(DEADLINE)
     while_written = os.listdir(tmp_path)
     gate.open.set()
     written.result(DEADLINE)
+    saver.close()
 
     assert (while_written, os.listdir(tmp_path)) == (["old"], ["new"])
 
@@ -121,9 +124,9 @@ def test_spares_are_counted_when_the_save_is_durable(make_saver: Make, tmp_path:
     saver = make_saver(Writes(before))
     older = tmp_path / "older", tmp_path / "old"
     saver.save(a_state(1.0), Job(tmp_path / "a", replaces=older, spares=2)).exception(DEADLINE)
-    saver.save(a_state(2.0), Job(tmp_path / "b", replaces=(*older, tmp_path / "a"), spares=1)).result(
-        DEADLINE
-    )
+    last = Job(tmp_path / "b", replaces=(*older, tmp_path / "a"), spares=1)
+    saver.save(a_state(2.0), last).result(DEADLINE)
+    saver.close()
 
     assert sorted(os.listdir(tmp_path)) == (["b", "old"] if fails else ["a", "b"])
 
@@ -138,7 +141,9 @@ def test_a_failed_removal_is_logged(
 
     monkeypatch.setattr(Disk, "remove", fail)
     save_checkpoint(a_state(1.0), tmp_path / "old")
-    make_saver().save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
+    saver = make_saver()
+    saver.save(a_state(2.0), Job(tmp_path / "new", replaces=(tmp_path / "old",))).result(DEADLINE)
+    saver.close()
 
     assert "a checkpoint that was replaced could not be removed: input/output error" in caplog.text
     assert_same(load_checkpoint(tmp_path / "new"), 2.0)
@@ -166,9 +171,9 @@ def test_small_saves_wait_in_a_queue_and_are_written_together(make_saver: Make, 
     groups: list[int] = []
     gate = Gate()
 
-    def write(saves: list, given_up: threading.Event) -> list:  # type: ignore[type-arg]
+    def write(saves: list[Save], given_up: threading.Event, removals: Removals) -> list[Outcome]:
         groups.append(len(saves))
-        return gate(saves, given_up)
+        return gate(saves, given_up, removals)
 
     saver = make_saver(write)
     written = [saver.save(a_state(float(number)), Job(tmp_path / f"{number}")) for number in range(1)]

@@ -53,10 +53,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def slow_disk_of_children(folder: Path, seconds: float) -> str:
-    """Return an interpreter for new processes whose syncs take longer by some seconds."""
+def interpreter_of_children(folder: Path, source: str) -> str:
+    """Return an interpreter for new processes that runs a script, which runs the program."""
     script, interpreter = folder / "slow.py", folder / "python"
-    script.write_text(SLOW_DISK.format(seconds=seconds))
+    script.write_text(source)
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     interpreter.chmod(0o755)
     return str(interpreter)
@@ -98,7 +98,7 @@ def test_a_slow_disk_is_no_reason_to_kill(
 ) -> None:
     """A save that takes longer than the limit of silence is finished by the process that writes it."""
     no_thread_while_it_starts(monkeypatch)
-    monkeypatch.setattr(sys, "executable", slow_disk_of_children(tmp_path, 4.0))
+    monkeypatch.setattr(sys, "executable", interpreter_of_children(tmp_path, SLOW_DISK.format(seconds=4.0)))
     monkeypatch.setattr(saver_client, "SILENT_SECONDS", 3.0)
     saver, began = Saver(), monotonic()
     saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
@@ -128,6 +128,35 @@ def test_a_stopped_process_is_given_up_soon_after_a_signal(
     assert "it gave no sign of life for 1 s, and was killed" in caplog.text
     assert_same(load_checkpoint(tmp_path / "a"), 1.0)
     assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+SLOW_START = """
+import runpy, sys, time
+
+while time.process_time() < 3.0:
+    pass
+sys.argv = [argument for argument in sys.argv[1:] if argument not in ("-I", "-S")]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+@needs_a_process
+def test_a_slow_start_is_no_reason_to_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process that computes for longer than the limit of silence while it starts is waited for, and writes."""
+    no_thread_while_it_starts(monkeypatch)
+    monkeypatch.setattr(sys, "executable", interpreter_of_children(tmp_path, SLOW_START))
+    monkeypatch.setattr(saver_client, "SILENT_SECONDS", 1.0)
+    saver, began = Saver(), monotonic()
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+
+    assert monotonic() - began > 3.0
+    assert caplog.text == ""
+    assert saver.process is not None
+    assert_same(load_checkpoint(tmp_path / "a"), 1.0)
+    saver.close()
 
 
 # --- syncs -------------------------------------------------------------------------------------------------
@@ -194,3 +223,25 @@ def test_removals_wait_for_a_sync_that_succeeds(tmp_path: Path) -> None:
 
     assert str(outcome.error) == "input/output error"
     assert any(name.startswith(".1.") for name in os.listdir(tmp_path))
+
+
+def test_a_save_of_a_thread_is_durable_after_two_syncs_in_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sync for the removal of a replaced checkpoint is made once the save is durable, by a thread too."""
+    saver, durable, folder, fsync = Saver(process=False), threading.Event(), tmp_path.stat(), os.fsync
+    saver.save(a_state(1.0), Job(tmp_path / "a")).result(DEADLINE)
+    synced: list[bool] = []
+
+    def sync(descriptor: int) -> None:
+        if os.path.samestat(os.fstat(descriptor), folder):
+            synced.append(len(synced) == 0 or durable.wait(DEADLINE))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    saver.save(a_state(2.0), Job(tmp_path / "b", replaces=(tmp_path / "a",))).result(DEADLINE)
+    durable.set()
+    saver.close()
+
+    assert synced == [True, True]
+    assert os.listdir(tmp_path) == ["b"]

@@ -25,6 +25,7 @@ from eventloop.checkpoint.serialize import serialize
 from eventloop.hooks.preemption import KNOWN
 from eventloop.processes.launch import bare_command
 from tests import forked
+from tests.support.process_support import until
 from tests.support.saving import (
     DEADLINE,
     Late,
@@ -46,7 +47,7 @@ def from_the_first_save_on(monkeypatch: pytest.MonkeyPatch) -> None:
     no_thread_while_it_starts(monkeypatch)
 
 
-def no_thread(saves: Sequence[Save], given_up: object = None) -> list[Outcome]:
+def no_thread(saves: Sequence[Save], given_up: object, removals: object) -> list[Outcome]:
     """Fail every save that a thread would write in place of the process."""
     return [Outcome(error=AssertionError("the thread wrote"))] * len(saves)
 
@@ -281,6 +282,60 @@ def test_an_error_of_the_process_is_the_error_of_the_save(make_saver: Make, tmp_
     saver.save(a_state(2.0), Job(tmp_path / "b")).result(DEADLINE)
 
     assert_same(load_checkpoint(tmp_path / "b"), 2.0)
+
+
+class FirstFails(SaverProcess):
+    """A process whose first save of each group of several fails, as on a disk that was full for a moment."""
+
+    def commit(self, saves: Sequence[Save]) -> list[Outcome]:
+        """Let the process write all saves but the first."""
+        if len(saves) == 1:
+            return super().commit(saves)
+        return [Outcome(error=OSError("no space left on device")), *super().commit(saves[1:])]
+
+
+@pytest.fixture
+def held(make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saver:
+    """Return a saver whose process is stopped in a save, so that the next saves are one group; the first of them fails."""
+    monkeypatch.setattr("eventloop.checkpoint.saving.group_writer.SaverProcess", FirstFails)
+    saver = make_saver(process=True)
+    saver.save(a_state(0.0), Job(tmp_path / "0")).result(DEADLINE)
+    assert saver.process is not None
+    os.kill(saver.process.pid, signal.SIGSTOP)
+    begun = saver.save(a_state(1.0), Job(tmp_path / "1"))
+    until(lambda: any(task.begun for task in saver._tasks if task.written is begun))
+    return saver
+
+
+def let_go(saver: Saver) -> None:
+    """Let the process of `held` go on once two saves wait, and wait for all saves and removals."""
+    until(lambda: len(saver._waiting) == 2)
+    assert saver.process is not None
+    os.kill(saver.process.pid, signal.SIGCONT)
+    saver.close()
+
+
+def test_a_save_that_a_thread_repeats_is_replaced_by_the_one_after_it(held: Saver, tmp_path: Path) -> None:
+    """Of a group whose first save fails in the process, only as many checkpoints are kept as without the failure."""
+    first = held.save(a_state(2.0), Job(tmp_path / "2", replaces=(tmp_path / "0", tmp_path / "1"), spares=1))
+    after = (tmp_path / "0", tmp_path / "1", tmp_path / "2")
+    held.save(a_state(3.0), Job(tmp_path / "3", replaces=after, spares=1))
+    let_go(held)
+
+    first.result(DEADLINE)
+    assert sorted(os.listdir(tmp_path)) == ["2", "3"]
+    assert_same(load_checkpoint(tmp_path / "2"), 2.0)
+
+
+def test_a_save_that_failed_does_not_take_the_name_of_a_later_one(held: Saver, tmp_path: Path) -> None:
+    """If the later one of two saves of one name is durable, the earlier one is not written over it."""
+    first = held.save(a_state(2.0), Job(tmp_path / "best"))
+    held.save(a_state(3.0), Job(tmp_path / "best"))
+    let_go(held)
+
+    with pytest.raises(OSError, match="no space left"):
+        first.result(DEADLINE)
+    assert_same(load_checkpoint(tmp_path / "best"), 3.0)
 
 
 @pytest.mark.parametrize("moment", ["while it starts", "when it runs"])

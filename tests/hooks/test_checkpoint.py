@@ -207,7 +207,10 @@ def test_older_is_removed_only_after_its_successor_is_durable(
     """A replaced checkpoint exists until its successor is durable."""
     before_write: list[list[str]] = []
 
-    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
+    def before(path: Path) -> None:
+        before_write.append([name for name in files() if not name.startswith(".")])
+
+    Writes.of_hooks(monkeypatch, before)
     make_trainer(max_epochs=3, hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)]).train()
 
     assert before_write == [[], epochs(1), epochs(2)]

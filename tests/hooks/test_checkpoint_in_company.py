@@ -19,9 +19,11 @@ from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.retention.best import Best, BestMetrics
 from eventloop.checkpoint.retention.retention import Replaced, Retention
 from eventloop.hooks import CheckpointHook
+from eventloop.temporary.leftovers import running_saves
+from eventloop.temporary.names import process_of
 from eventloop.training.trainer import Trainer
 from eventloop.util.errors import CheckpointError
-from tests.support.company import busy_machine
+from tests.support.company import busy_machine, check_grace
 from tests.support.saving import DEADLINE, Gate, Writes
 
 Make = Callable[..., Trainer]
@@ -143,6 +145,7 @@ import resource, sys, torch, torch.nn.functional as F
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
 
+torch.set_num_threads(1)
 model = torch.nn.Linear(4, 1 << 16)
 batch = torch.ones(2, 4), torch.zeros(2, 1 << 16)
 trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss,
@@ -215,7 +218,7 @@ model = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Li
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 best = CheckpointHook(interval=1, save_best="loss")
 trainer = Trainer(model, optimizer=optimizer, loss_fn=F.cross_entropy, train_loader=loader, val_loader=loader,
-    max_epochs=8, work_dir="run", writers=[], hooks=[best])
+    max_epochs=32, work_dir="run", writers=[], hooks=[best])
 
 def save(name):
     with open(name + ".tmp", "wb") as file:
@@ -228,7 +231,7 @@ def save(name):
     os.close(folder)
 
 def by_hand():
-    for epoch in range(8):
+    for epoch in range(32):
         for x, y in loader:
             optimizer.zero_grad()
             F.cross_entropy(model(x), y).backward()
@@ -250,7 +253,8 @@ print((time.monotonic() - middle) / (middle - began))
 def test_beside_a_busy_machine_a_training_takes_as_long_as_by_hand(tmp_path: Path) -> None:
     """With a best checkpoint each epoch and two busy processes a CPU, a run is no multiple of the loop by hand.
 
-    It was 60 times as long. The bound is wide, because fixed costs count in so short a run; `benchmarks.company` has the figures.
+    It was 60 times as long. The least of three ratios counts, and the bound is wide, because others may load the
+    machine; `benchmarks.company` has the figures.
     """
     ratios = []
     with busy_machine(2):
@@ -260,7 +264,7 @@ def test_beside_a_busy_machine_a_training_takes_as_long_as_by_hand(tmp_path: Pat
                 [sys.executable, "-c", BUSY], cwd=where, capture_output=True, text=True, check=True
             )
             ratios.append(float(ran.stdout))
-            assert len(scan(where / "run").paths) >= 8
+            assert len(scan(where / "run").paths) >= 32
 
     assert min(ratios) < 15.0
 
@@ -277,17 +281,34 @@ trainer.train()
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
-def test_beside_a_stopped_saver_and_a_hanging_writer_a_signal_ends_the_program_soon(tmp_path: Path) -> None:
-    """After SIGTERM the newest checkpoint is whole and the program gone within seconds, not after 30."""
-    script = SCRIPT.replace("[batch] * 4", "[batch] * 1000000").replace("trainer.train()", HANGS)
-    script = script.replace("interval=1", "interval=20, by_epoch=False")
+def test_beside_all_that_hangs_a_signal_ends_the_program_soon(tmp_path: Path) -> None:
+    """Beside a saver that is stopped within a save, a writer that hangs and a busy machine, the program is gone within
+    5 s of SIGTERM, with the newest checkpoint whole."""
+    with busy_machine(2):
+        check_grace(
+            lambda attempt: seconds_to_the_exit(tmp_path / f"hangs {attempt}", hangs=True),
+            lambda attempt: seconds_to_the_exit(tmp_path / f"alone {attempt}", hangs=False),
+        )
+
+
+def seconds_to_the_exit(folder: Path, *, hangs: bool) -> float:
+    """Send SIGTERM to a training that has begun to save, and return how long it takes to exit.
+
+    Args:
+        folder: a new folder for its run.
+        hangs: whether its saver is stopped and a writer hangs.
+    """
+    folder.mkdir()
+    script = SCRIPT.replace("[batch] * 4", "[batch] * 1000000").replace(
+        "interval=1", "interval=20, by_epoch=False"
+    )
+    script = script.replace("trainer.train()", HANGS) if hangs else script
     process = subprocess.Popen(
-        [sys.executable, "-c", script, "9"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, "9"], cwd=folder, stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     try:
-        saver, last = _saver_of(process)
-        os.kill(saver, signal.SIGSTOP)
+        last = _read_until_it_saves(process, folder / "run", stops=hangs)
         began = monotonic()
         process.send_signal(signal.SIGTERM)
         for line in process.stdout:
@@ -300,17 +321,27 @@ def test_beside_a_stopped_saver_and_a_hanging_writer_a_signal_ends_the_program_s
         process.stdout.close()
 
     assert code == 128 + signal.SIGTERM
-    assert seconds < 10.0
-    newest = scan(tmp_path / "run").paths[-1]
+    newest = scan(folder / "run").paths[-1]
     assert load_checkpoint(newest)["meta"]["iter"] == int(last.split()[1]) + 1
+    return seconds
 
 
-def _saver_of(process: subprocess.Popen[str]) -> tuple[int, str]:
-    """Wait until a program has started its saver's process; return the process id, and the last line read."""
+def _read_until_it_saves(process: subprocess.Popen[str], run: Path, *, stops: bool) -> str:
+    """Read what a program prints until its saver's process writes a checkpoint; return the last line.
+
+    Args:
+        stops: whether to stop the saver's process there.
+    """
     assert process.stdout is not None
     for line in process.stdout:
-        children = Path(f"/proc/{process.pid}/task").glob("*/children")
-        for child in " ".join(path.read_text() for path in children).split():
-            if b"saver_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                return int(child), line
-    raise AssertionError("the program ended without a saver's process")
+        for path in running_saves(run):
+            writer = process_of(path)
+            if writer is None or writer.pid == process.pid:
+                continue  # a thread writes while the process starts
+            if not stops:
+                return line
+            os.kill(writer.pid, signal.SIGSTOP)
+            if path.exists():
+                return line
+            os.kill(writer.pid, signal.SIGCONT)  # the save is complete
+    raise AssertionError("the program ended without a save of its saver's process")

@@ -69,7 +69,10 @@ def test_the_outdone_one_is_there_until_the_new_one_is_durable(
     before_write: list[list[str]] = []
     names = ["best_acc_epoch_1", "best_acc_epoch_2", "best_acc_epoch_3"]
 
-    Writes.of_hooks(monkeypatch, lambda path: before_write.append(files()))
+    def before(path: Path) -> None:
+        before_write.append([name for name in files() if not name.startswith(".")])
+
+    Writes.of_hooks(monkeypatch, before)
     train(0.25, 0.5, 0.75, keep_best=keep)
 
     assert before_write == [[], names[:1], names[2 - keep : 2] if keep == 1 else names[:2]]

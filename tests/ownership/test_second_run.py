@@ -13,7 +13,7 @@ import pytest
 from eventloop import Trainer
 from eventloop.checkpoint.directory import scan
 from eventloop.eventlog.reader import read_events
-from eventloop.events import Event
+from eventloop.events import AfterTrainEpoch, CheckpointFailed, CheckpointSaved, Event
 from eventloop.hooks import CheckpointHook
 from eventloop.ownership import WorkDirInUseError, holding, read_owner
 from eventloop.ownership.records import records_in
@@ -23,6 +23,7 @@ from tests.ownership.conftest import ELSEWHERE
 from tests.ownership.trainings import KILL, alive, contents, steps, training
 from tests.ranks import run_ranks
 from tests.support.process_support import until
+from tests.support.saving import DEADLINE, Gate, Writes
 from tests.support.trainers import batches, build_trainer
 
 
@@ -243,6 +244,15 @@ def test_a_directory_that_is_no_directory(tmp_path: Path, caplog: pytest.LogCapt
     assert f"{tmp_path}/out/run has no owner, because it cannot be written: " in caplog.text
 
 
+def be_taken(trainer: Trainer, run: Path) -> None:
+    """Let a run on another machine take the directory of a trainer, and wait until the trainer has noticed."""
+    (record,) = records_in(run)
+    changed = record.read_bytes().replace(b'"place":"', b'"place":"x')
+    (run / f".owner-1-{ELSEWHERE}-1-1").write_bytes(changed)
+    record.unlink()
+    until(lambda: trainer.asked_to_stop)
+
+
 def test_a_run_whose_directory_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -255,11 +265,7 @@ def test_a_run_whose_directory_was_taken(
 
     @trainer.bus.on("after_train_epoch", once=True)
     def suspend(event: Event) -> None:
-        (record,) = records_in(run)
-        changed = record.read_bytes().replace(b'"place":"', b'"place":"x')
-        (run / f".owner-1-{ELSEWHERE}-1-1").write_bytes(changed)
-        record.unlink()
-        until(lambda: trainer.asked_to_stop)
+        be_taken(trainer, run)
 
     trainer.train()
 
@@ -268,6 +274,36 @@ def test_a_run_whose_directory_was_taken(
     assert [path.name for path in run.glob("epoch_*")] == []
     assert caplog.text.count(f"another run has taken {run}, because this one gave no sign of life") == 1
     assert [path.name for path in records_in(run)] == [f".owner-1-{ELSEWHERE}-1-1"]
+
+
+def test_saves_that_wait_are_dropped_when_the_directory_was_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The save that is being written is completed, and those behind it are not begun; events report both."""
+    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+    gate, run, told = Gate(), tmp_path / "run", list[tuple[str, str]]()
+    Writes.of_hooks(monkeypatch, gate.hold)
+    trainer = build_trainer(run, max_epochs=50, hooks=[CheckpointHook(1)])
+
+    @trainer.bus.on("after_train_epoch", priority="LOWEST")
+    def lose(event: AfterTrainEpoch) -> None:
+        if event.epoch == 1:
+            assert gate.entered.wait(DEADLINE)
+            be_taken(trainer, run)
+            gate.open.set()
+
+    @trainer.bus.on("checkpoint_saved", "checkpoint_failed")
+    def tell(event: CheckpointSaved | CheckpointFailed) -> None:
+        told.append((Path(event.path).name, getattr(event, "error", "")))
+
+    trainer.train()
+
+    assert gate.names == ["epoch_1"]
+    assert [path.name for path in run.glob("epoch_*")] == ["epoch_1"]
+    assert told == [
+        ("epoch_1", ""),
+        ("epoch_2", f"{run}/epoch_2 was not written, because another run has taken its directory"),
+    ]
 
 
 def test_alive_helper_is_refused_by_name(tmp_path: Path) -> None:

@@ -186,6 +186,19 @@ def spoil(trainer: Trainer) -> None:
     trainer.checkpoint["state_dict"]["weight"][0, 0] += 1
 
 
+class OnFullHost(torch.Tensor):
+    """A weight that cannot be hashed, because there is no memory for its copy on the host."""
+
+    def cpu(self, memory_format: torch.memory_format = torch.preserve_format) -> torch.Tensor:
+        raise RuntimeError("not enough memory on this rank")
+
+
+def fill_the_host(trainer: Trainer) -> None:
+    assert trainer.checkpoint is not None
+    weights = trainer.checkpoint["state_dict"]
+    weights["weight"] = weights["weight"].as_subclass(OnFullHost)
+
+
 def refuse(trainer: Trainer) -> None:
     raise ValueError("not on this rank")
 
@@ -255,6 +268,7 @@ CASES: dict[str, tuple[bool, Callable[[], dict[str, Any]]]] = {  # whether each 
     "other shapes": (False, other_shapes),
     "spoiled": (False, lambda: with_handler("after_load_checkpoint", spoil)),
     "spoiled weights": (False, lambda: with_handler("after_load_checkpoint", spoil, "load_checkpoint")),
+    "no memory": (False, lambda: with_handler("after_load_checkpoint", fill_the_host)),
     "refused": (False, lambda: with_handler("after_load_checkpoint", refuse)),
     "refused by a hook": (False, refused_by_a_hook),
     "argument": (False, wrong_argument),

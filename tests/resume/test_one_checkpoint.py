@@ -120,6 +120,7 @@ def test_another_checkpoint_under_the_same_name(ranks: Ranks) -> None:
     ("case", "kind", "own", "what"),
     [
         ("other shapes", "CheckpointError", "does not fit the model", "the resume"),
+        ("no memory", "RuntimeError", "not enough memory on this rank", "the comparison of the weights"),
         ("refused", "ValueError", "not on this rank", "the resume"),
         ("refused by a hook", "ValueError", "not on this rank", "the resume"),
         ("argument", "ValueError", "changed must be", "the resume"),

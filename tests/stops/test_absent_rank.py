@@ -1,14 +1,26 @@
-"""A rank that begins a run which no other rank begins."""
+"""A rank that begins a run late or never, or leaves its loop before the others."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from eventloop.stops import rank_stop
+from tests.ranks import run_ranks
+
+Ranks = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What the two ranks have to say."""
+    script = Path(__file__).with_name("absent_rank_script.py").read_text(encoding="utf-8")
+    return run_ranks(script, tmp_path_factory.mktemp("absent"))
 
 
 def test_a_rank_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,3 +47,23 @@ def test_a_rank_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         "rank 1 of 2 has waited 0 s for the other ranks to begin the run: begin it on every rank; in another engine's "
         "loop, every rank needs the bridge"
     )
+
+
+@pytest.mark.slow
+def test_a_late_rank_is_not_waited_for_silently(ranks: Ranks) -> None:
+    """The line comes while rank 0 is late, before the ranks agree on who owns the directory."""
+    assert ranks[0]["late"] is True
+    assert ranks[1]["late"][0].startswith("rank 1 of 2 has waited 0 s for the other ranks to begin the run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_leaves_its_loop_waits_for_no_other(ranks: Ranks, rank: int) -> None:
+    """Its run ends, with its checkpoint hook, while the other rank does something else in its own loop."""
+    assert ranks[1 - rank][f"left by {rank}"] is True
+
+
+@pytest.mark.slow
+def test_a_rank_does_not_wait_for_ever_for_one_that_left(ranks: Ranks) -> None:
+    """Once the program of the rank that left has ended, the other one's next exchange raises an error."""
+    assert "goes on" in ranks[0]

@@ -1,11 +1,11 @@
-"""Keep the processors of this machine busy, as another job or a DataLoader's workers do."""
+"""Keep the processors of this machine busy, as another job does, and time the exit of programs in company."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 _BUSY = """
@@ -48,3 +48,28 @@ def busy_machine(processes_per_cpu: int) -> Iterator[None]:
             assert process.stdout is not None
             assert process.stdout.readline() == b"busy\n"
         yield
+
+
+GRACE = 5.0
+"""Seconds from a signal within which a program is gone, whatever hangs: schedulers kill it soon after."""
+ATTEMPTS = 3
+
+
+def check_grace(exits: Callable[[int], float], alone: Callable[[int], float]) -> None:
+    """Check that a program in which something hangs is gone within the grace.
+
+    The machine may be loaded by others. So one of three attempts is enough, and where the program takes long even if
+    nothing hangs, it has five times as long.
+
+    Args:
+        exits: returns the seconds from the signal to the exit; called with the number of the attempt.
+        alone: the same of the program in which nothing hangs.
+    """
+    took = []
+    for attempt in range(ATTEMPTS):
+        took.append((exits(attempt), alone(attempt)))
+        if took[-1][0] < max(GRACE, 5 * took[-1][1]):
+            return
+    raise AssertionError(
+        f"expected an exit within {GRACE:g} s of the signal, took (with and without hangs): {took}"
+    )

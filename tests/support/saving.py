@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint.commit import Outcome, Save, commit
+from eventloop.checkpoint.commit import Outcome, Removals, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.snapshot import Rest
@@ -52,15 +52,20 @@ class Writes:
     def __init__(self, before: Callable[[Path], object]) -> None:
         self._before = before
 
-    def __call__(self, saves: Sequence[Save], given_up: threading.Event | None = None) -> list[Outcome]:
-        return [self._one(save, given_up) for save in saves]
+    def __call__(
+        self,
+        saves: Sequence[Save],
+        given_up: threading.Event | None = None,
+        removals: Removals | None = None,
+    ) -> list[Outcome]:
+        return [self._one(save, given_up, removals) for save in saves]
 
-    def _one(self, save: Save, given_up: threading.Event | None) -> Outcome:
+    def _one(self, save: Save, given_up: threading.Event | None, removals: Removals | None) -> Outcome:
         try:
             self._before(save.path)
         except Exception as error:
             return Outcome(error=error)
-        return commit([save], given_up=given_up)[0]
+        return commit([save], given_up=given_up, removals=removals)[0]
 
     @classmethod
     def of_hooks(cls, monkeypatch: pytest.MonkeyPatch, before: Callable[[Path], object]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint import save_checkpoint
-from eventloop.temporary.leftovers import is_alive, leftovers, remove_dead, running_saves
+from eventloop.temporary.leftovers import is_alive, leftovers, remove_dead, remove_unfinished, running_saves
 from eventloop.temporary.process_identity import this_process
 from tests.cli.saved_runs import checkpoints
 from tests.support.trainers import build_trainer
@@ -146,3 +147,46 @@ def test_running_saves_are_those_of_other_processes(tmp_path: Path) -> None:
         leave(tmp_path, kind, f"iter_{kind}")
 
     assert running_saves(tmp_path) == [theirs]
+
+
+def replaced_by_a_dead_process(directory: Path) -> Path:
+    """Leave a checkpoint that a process has renamed in order to remove it, and has not removed before it ended."""
+    here = this_process()
+    left = directory / f".iter_3.{zombie()}-{here.place}-{here.start}-1.old"
+    left.mkdir()
+    (left / "state.pth").write_bytes(b"whole")
+    return left
+
+
+def test_a_rename_is_durable_before_the_checkpoint_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a crash could bring back a checkpoint under its own name, without the files that are removed by then."""
+    left, fsync = replaced_by_a_dead_process(tmp_path), os.fsync
+    was_whole: list[bool] = []
+
+    def sync(descriptor: int) -> None:
+        assert os.path.samestat(os.fstat(descriptor), tmp_path.stat())
+        was_whole.append((left / "state.pth").exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    remove_unfinished(tmp_path / "iter_3", zombie())
+    assert left.exists()
+    remove_dead(tmp_path)
+
+    assert was_whole == [True]
+    assert not left.exists()
+
+
+def test_a_rename_that_cannot_be_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint stays under its temporary name, whole."""
+    left = replaced_by_a_dead_process(tmp_path)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.EIO, "input/output error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    remove_dead(tmp_path)
+
+    assert [path.name for path in left.iterdir()] == ["state.pth"]

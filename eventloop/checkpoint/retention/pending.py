@@ -19,8 +19,16 @@ from eventloop.checkpoint.saving.saver import Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job, Written
 from eventloop.costs.waits import waiting
 from eventloop.events import CheckpointFailed, CheckpointSaved, Event
+from eventloop.util.errors import WorkDirInUseError
 from eventloop.util.text import error_text
 from eventloop.util.waiting import Promise
+
+
+class Ownership(Protocol):
+    """The part of the ownership of a run's directories that saves read."""
+
+    lost: bool
+    """True once another run has taken a directory."""
 
 
 class SavingTrainer(Protocol):
@@ -28,6 +36,10 @@ class SavingTrainer(Protocol):
 
     copying: Copying
     bus: Bus
+
+    @property
+    def ownership(self) -> Ownership:
+        """The ownership of the directories in which the trainer saves."""
 
     def announce(self, event_type: type[Event], **fields: Any) -> None:
         """Emit an event with the trainer's counters."""
@@ -111,8 +123,8 @@ class Saves:
             began: the `perf_counter` when the save began.
         """
         if self.saver is None:
-            bus = trainer.bus
-            self.saver = Saver(urgent=lambda: not bus.overtime)
+            bus, ownership = trainer.bus, trainer.ownership
+            self.saver = Saver(urgent=lambda: not bus.overtime, lost=lambda: ownership.lost)
         later = trainer.copying.may_come_later if overlap else None
         written = self.saver.save(state, job, later=later)
         trainer.copying.begin(self.saver.join)
@@ -196,6 +208,10 @@ class Saves:
             reason = "replaced by a newer one before it was written"
             self._log_left_out(saving.path, reason)
             self._fail(trainer, saving, reason)
+            return
+        except WorkDirInUseError as error:
+            logger.warning("checkpoint %s", error)
+            self._fail(trainer, saving, str(error))
             return
         except Exception as error:  # a full disk raises an OSError, or a RuntimeError of torch
             logger.exception("checkpoint %s was not saved; older ones are intact", path)

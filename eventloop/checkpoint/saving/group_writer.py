@@ -9,16 +9,17 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from eventloop.checkpoint.commit import Outcome, Save
+from eventloop.checkpoint.commit import Outcome, Removals, Save
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.saving.saver_client import ProcessGoneError, SaverProcess
 from eventloop.checkpoint.saving.task import SaveTask
 from eventloop.temporary.leftovers import remove_unfinished
+from eventloop.util.errors import WorkDirInUseError
 
 logger = logging.getLogger("eventloop")
 
 Write = Callable[..., list[Outcome]]
-"""A function like `commit`: it takes saves, and `given_up`, an event that cancels them."""
+"""A function like `commit`: it takes saves, `given_up`, an event that cancels them, and `removals`."""
 STARTS = 4
 """The largest number of starts of the process; if it dies repeatedly, a thread writes instead."""
 STARTING_BYTES = 64 << 20
@@ -33,46 +34,62 @@ class GroupWriter:
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
             and a process that stands still is killed after a second.
+        lost: returns whether another run has taken the directory. Then no other group is written.
     """
 
-    def __init__(self, write: Write, *, process: bool, urgent: Callable[[], bool]) -> None:
-        self._write, self._urgent = write, urgent
+    def __init__(
+        self, write: Write, *, process: bool, urgent: Callable[[], bool], lost: Callable[[], bool]
+    ) -> None:
+        self._write, self._urgent, self._lost = write, urgent, lost
         self.uses_process = process
         self.process: SaverProcess | None = None
         self._starts = 0
         self._removes = False  # whether the process has replaced checkpoints left to remove
+        self._removals = Removals()  # the checkpoints that this thread has replaced
         self._given_up = threading.Event()
 
     def commit(self, group: Sequence[SaveTask]) -> list[Outcome]:
         """Write a group of saves in the process if possible; write failed ones again on this thread."""
         if self._given_up.is_set():
             return [Outcome(error=SaveGivenUp(f"{task.job.path} was given up")) for task in group]
+        if self._lost():
+            why = "was not written, because another run has taken its directory"
+            return [Outcome(error=WorkDirInUseError(f"{task.job.path} {why}")) for task in group]
         saves = [task.save for task in group if task.save is not None]
         outcomes = None
         if not any(task.job.last for task in group) and all(task.seen_by_process for task in group):
             outcomes = self._commit_in_process(group, saves)
         if outcomes is None:
-            outcomes = self._write(saves, given_up=self._given_up)
-        else:
-            self._removes |= any(save.replaces for save in saves)
-            outcomes = [
-                outcome if outcome.error is None else self._write([save], given_up=self._given_up)[0]
-                for outcome, save in zip(outcomes, saves, strict=True)
-            ]
+            return self._commit_here(saves)
+        self._removes |= any(save.replaces for save in saves)
+        return self._repeat_failed(saves, outcomes)
+
+    def _commit_here(self, saves: Sequence[Save]) -> list[Outcome]:
+        return self._write(saves, given_up=self._given_up, removals=self._removals)
+
+    def _repeat_failed(self, saves: Sequence[Save], outcomes: Sequence[Outcome]) -> list[Outcome]:
+        """Write saves that failed in the process on this thread, unless a later one has taken their name."""
+        outcomes = [*outcomes]
+        for number, save in enumerate(saves):
+            after = zip(saves[number + 1 :], outcomes[number + 1 :], strict=True)
+            later = [other for other, outcome in after if outcome.error is None]
+            if outcomes[number].error is None or save.path in {other.path for other in later}:
+                continue
+            (outcomes[number],) = self._commit_here([save])
+            for other in later:  # it may replace this one, which did not exist when it became durable
+                _log(self._removals.rename(other.replaces, other.spares))
         return outcomes
 
     def finish_removals(self) -> None:
-        """Remove the checkpoints that the process has renamed, because no other group's sync serves them."""
+        """Remove the replaced checkpoints now, because no other group follows whose sync would serve them."""
+        _log(self._removals.finish())
         removes, self._removes = self._removes, False
         if self.process is None or not removes:
-            return  # a thread removes with each commit
+            return
         try:
-            warnings = self.process.finish_removals()
+            _log(self.process.finish_removals())
         except ProcessGoneError:
             self.process = None  # the checkpoints are hidden, and a later save or run removes them
-        else:
-            for warning in warnings:
-                logger.warning("%s", warning)
 
     def give_up(self) -> None:
         """Cancel the saves that a thread writes; the process finishes those that it writes, however long."""
@@ -103,8 +120,7 @@ class GroupWriter:
             )
         self.process = None
         for task in group:
-            for path in (task.job.path, *task.job.replaces):  # it may have died while it removed one of them
-                remove_unfinished(path, process.pid)
+            remove_unfinished(task.job.path, process.pid)
             task.process = None
         return None
 
@@ -118,3 +134,8 @@ class GroupWriter:
                     "a checkpoint is written by a thread, because no process could be started: %s", error
                 )
         return self.process
+
+
+def _log(warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        logger.warning("%s", warning)

@@ -60,12 +60,20 @@ class Saver:
         process: whether a process writes, if one can be started.
         urgent: returns whether a signal has asked the program to end. Then no process is started any more,
             and a process that stands still is killed after a second.
+        lost: returns whether another run has taken the directory. Then the saves that wait are dropped, and
+            their promises raise WorkDirInUseError.
     """
 
     def __init__(
-        self, write: Write = commit, *, process: bool = True, urgent: Callable[[], bool] = lambda: False
+        self,
+        write: Write = commit,
+        *,
+        process: bool = True,
+        urgent: Callable[[], bool] = lambda: False,
+        lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._groups = GroupWriter(write, process=process and process_possible(), urgent=urgent)
+        uses_process = process and process_possible()
+        self._groups = GroupWriter(write, process=uses_process, urgent=urgent, lost=lost)
         self._snapshots: list[Snapshot] = []
         self._copier: SaverThread | None = None
         self._writer: SaverThread | None = None

@@ -15,6 +15,7 @@ from eventloop.checkpoint.commit import Outcome, Save
 from eventloop.checkpoint.manifest import Label
 from eventloop.processes.channel import Kind, frame
 from eventloop.processes.child import ChildProcess
+from eventloop.processes.cpu_time import computes, of_process
 from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
@@ -23,8 +24,8 @@ LOOK_SECONDS = 0.25
 SILENT_SECONDS = 10.0
 """Seconds without a sign of life from a writing process, after which it is killed and a thread writes.
 
-The process sends one four times a second while it writes, however slow its disk is. So only a process that
-does not run is silent: it is stopped or frozen, or its machine is too busy for so long.
+The process sends one four times a second while it writes, however slow its disk is. That it computes is one,
+too, as while it starts on a busy machine. So only a process that does not run is killed.
 """
 URGENT_SECONDS = 1.0
 """Seconds of silence that are allowed once a signal has asked the program to end; it may be killed soon."""
@@ -41,8 +42,8 @@ class Job(NamedTuple):
         replaces: checkpoints to remove once this one is durable, oldest first.
         spares: the number of checkpoints in `replaces` that are kept, the newest existing ones.
         must: whether it is written even if a newer state has to be saved meanwhile, as a best checkpoint is.
-        last: whether the run ends with this one. The training does nothing meanwhile, so a thread writes it
-            as fast as a process, which would have to be started.
+        last: whether the training has ended, and waits for this save. A thread of the training process
+            writes it then, because no computation competes with it, and a process would have to be started.
     """
 
     path: Path
@@ -137,6 +138,7 @@ class SaverProcess:
         """Send a message, and return the body of its answer."""
         self._child.push(message)
         silent = 0.0  # counted in waits, not by a clock: this process may have been stopped, too
+        used = of_process(self.pid)
         while not self._child.gone:
             unsent = self._child.backlog
             answers = self._child.exchange(LOOK_SECONDS)
@@ -144,7 +146,8 @@ class SaverProcess:
                 self._ready = True
                 if answer.kind == Kind.DONE:
                     return answer.body
-            lives = bool(answers) or self._child.backlog < unsent
+            before, used = used, of_process(self.pid)  # on a busy machine even its start may be slow
+            lives = answers or self._child.backlog < unsent or computes(before, used, LOOK_SECONDS)
             silent = 0.0 if lives else silent + LOOK_SECONDS
             limit = URGENT_SECONDS if self._urgent() else SILENT_SECONDS
             if silent >= limit and not self._left:
@@ -153,9 +156,10 @@ class SaverProcess:
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")
 
     def end(self, patience: float = EXIT_SECONDS) -> str:
-        """Ask the process to end, kill it after `patience` seconds, and describe how it ended.
+        """End the process, and return how it ended, such as "exit code 0" or "killed by SIGKILL".
 
-        A process that is still starting has nothing to do, and is killed at once.
+        It may complete its work for `patience` seconds, after a signal for at most a quarter of a second, and
+        is killed then. A process that is still starting has no work, and is killed at once.
         """
         longest = URGENT_SECONDS / 4 if self._urgent() else patience
         return self._child.end(min(patience, longest) if self._ready else 0.0)
