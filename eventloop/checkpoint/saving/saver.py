@@ -4,8 +4,8 @@
 
 1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
    optimizer's state are copied during the next forward and backward pass (`Rest`).
-2. Encode. The structure is pickled, the tensors are described for the manifest. The thread that writes does it if
-   all running saves are small.
+2. Encode. The structure is pickled, the tensors are described for the manifest. The thread that writes does
+   it if all running saves are small.
 3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
    copies. A thread of the training process writes if no process can be started, while it starts, if it failed
    or stands still, and at the end of a run, when the training does nothing else.
@@ -117,8 +117,9 @@ class Saver:
         except Exception as error:  # no memory, or a kind of tensor that cannot be copied: a failed save
             task.written.set_exception(error)
             return task.written
-        self._encoder(task).do(lambda: self._encode(task))
+        encoder = self._encoder(task)
         self._tasks.append(task)
+        encoder.do(lambda: self._encode(task))
         return task.written
 
     def _encoder(self, task: SaveTask) -> SaverThread:
