@@ -45,6 +45,9 @@ class TaskLane(Lane):
 
     runs_on = "loop"
     _fn: Callable[..., Awaitable[object]]
+    _cure = (
+        'Other coroutines share this loop: none may end it. offload="thread" gives a plain function a thread'
+    )
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class TaskLane(Lane):
         try:
             await self._run()
             self._finish()
-        except (asyncio.CancelledError, GeneratorExit):  # `asyncio.run` cancels every task at its end
+        except (asyncio.CancelledError, GeneratorExit):  # a loop cancels every task at its end
             self._end_with_loop()
             raise
         except BaseException as error:
@@ -149,16 +152,16 @@ class TaskLane(Lane):
         cancelled = isinstance(error, asyncio.CancelledError)
         return cancelled and running is not None and running.cancelling() > 0
 
-    def _end_with_loop(self) -> None:
-        """Note that the bus's asyncio event loop has ended, as it does after a close."""
-        self.closed.set()
-
-
-class CallersLane(TaskLane):
-    """Deliver in a task of an event loop that the caller runs, and that the bus neither starts nor stops."""
+    def _check_runner(self) -> None:
+        super()._check_runner()
+        if self._loop is not None and self._loop.is_closed() and not self.closed.is_set():
+            self._end_with_loop()
 
     def _end_with_loop(self) -> None:
-        """Take no more events; the interrupted delivery counts as failed, and queued events as dropped."""
+        """Take no more events; the interrupted delivery counts as failed, and queued events as dropped.
+
+        Does nothing after a close, which ends the bus's own loop.
+        """
         with self._lock:
             if self.ended_by or self.closed.is_set():
                 self.closed.set()
@@ -171,17 +174,24 @@ class CallersLane(TaskLane):
             self.buffer.clear()
         error = RuntimeError(f"the event loop of subscriber {self.name} has ended")
         self.last_error = error_text(error)
-        if left:
-            logger.error(
-                "%s: %d events are counted as failed or dropped. Flush the bus before the loop ends, and let "
-                "the loop run meanwhile: `await asyncio.to_thread(bus.flush)`", error, left,
-            )  # fmt: skip
+        if left or self._shared:
+            logger.error("%s: %d events are counted as failed or dropped. %s", error, left, self._cure)
             self._report(self, error, None, 0.0)
         self._spill.discard()
         self.closed.set()
         for flush in tuple(self._flushes):
             flush.made.set()
         self._room.ring()
+
+
+class CallersLane(TaskLane):
+    """Deliver in a task of an event loop that the caller runs, and that the bus neither starts nor stops."""
+
+    _shared = False
+    _cure = (
+        "Flush the bus before the loop ends, and let the loop run meanwhile: "
+        "`await asyncio.to_thread(bus.flush)`"
+    )
 
     @property
     def blocked_by_caller(self) -> bool:
@@ -227,6 +237,7 @@ class ThreadLane(Lane):
     """
 
     runs_on = "thread"
+    _thread: threading.Thread
 
     def __init__(
         self,

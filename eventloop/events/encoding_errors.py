@@ -52,13 +52,13 @@ def bad_events(error: BaseException, of: int) -> list[BadEvent]:
     return error.events if isinstance(error, Unencodable) and error.of == of else []
 
 
-def why_not(event: Event, error: Exception, encode: Callable[[Any], object]) -> BadEvent:
+def why_not(event: Event, error: BaseException, encode: Callable[[Any], object]) -> BadEvent:
     """Find the field of an event for which `encode` raised `error`."""
     field = ""
     for name in event.__struct_fields__:
         try:
             encode(getattr(event, name))
-        except Exception as of_field:
+        except (Exception, type(error)) as of_field:
             field, error = f"{name}, a {_type_name(getattr(event, name))}", of_field
             break
     return BadEvent(event_name(type(event)), field, error_text(error))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ class Lane(AwaitedQueue):
         super().__init__(name, fn, options, report)
         self.busy = Timing()  # of its deliveries
         self.recorder: SpanRecorder | None = None
+        self._thread: threading.Thread | None = None  # its own, which delivers; None for a task
         self._closing = False  # whether a close waits for the end
         self._no_more = False  # whether no more events come, so that an empty queue is the end
         self._flushes: deque[Flush] = deque()
@@ -230,14 +232,30 @@ class Lane(AwaitedQueue):
             self.wake()
 
     def check(self, now: float) -> None:
-        """Give up the subscriber if its code has run longer than its `stall_timeout`.
+        """Give up the subscriber if its thread has ended, or its code exceeds its `stall_timeout`.
 
-        The code may be a delivery, `on_flush`, `on_close` or `when=`.
+        The code may be a delivery, `on_flush`, `on_close` or `when=`. Called by the keeper.
         """
+        self._check_runner()
         limit = self.options.stall_timeout
         if self._end_asking(now - limit, f"spent more than stall_timeout={limit:g} s in its when="):
             self.give_up("stalled")
         self.check_stall(now)
+
+    def _check_runner(self) -> None:
+        """End the subscriber if the thread of its deliveries or its filter has ended before it was closed.
+
+        The thread may have been ended in ways that its own code does not see, such as an exception that
+        another thread has set in it.
+        """
+        if self._filter is not None and self._filter.ended and not self.done:
+            self.give_up("error")
+        thread = self._thread
+        if thread is None or thread.ident is None or thread.is_alive() or self.closed.is_set():
+            return
+        last = threading.Thread(target=self.break_off, args=(None,), name=thread.name, daemon=True)
+        self._thread = last  # not the keeper, because `on_close` may hang
+        last.start()
 
     def end_asking(self) -> None:
         """Report a call of the `when=` filter that has not returned by the end of a close."""
@@ -283,17 +301,32 @@ class Lane(AwaitedQueue):
         logger.error("%s", text)
         self._report(self, TimeoutError(text), item, took)
 
-    def break_off(self, error: BaseException) -> None:
-        """End the subscriber because the delivery code itself failed, for example on an unprintable error."""
-        logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
+    def break_off(self, error: BaseException | None) -> None:
+        """End the subscriber because the delivery code itself failed, for example on an unprintable error.
+
+        Args:
+            error: what ended the code; None if it is unknown, because the thread had ended.
+        """
         with self._lock:
-            self.failed += self._in_flight
-            self._in_flight = 0
-        failure = RuntimeError(f"its deliveries ended with a {type(error).__name__}")
-        self.last_error = error_text(failure)
-        self._report(self, failure, None, 0.0)
-        self.give_up("error")
-        self._finish()
+            done, self._progress = self._progress[0], [0]
+            self.delivered += done
+            self.failed += self._in_flight - done
+            self._in_flight, self._began = 0, 0.0
+        how = (
+            "its thread has ended" if error is None else f"its deliveries ended with a {type(error).__name__}"
+        )
+        self.last_error = error_text(RuntimeError(how))
+        try:  # a handler of the log may raise, too, even SystemExit
+            logger.error(
+                "background subscriber %s cannot go on; please report this: %s",
+                self.name,
+                how,
+                exc_info=error,
+            )
+            self._report(self, RuntimeError(how), None, 0.0)
+        finally:
+            self.give_up("error")
+            self._finish()
 
     @abstractmethod
     def start(self) -> None:

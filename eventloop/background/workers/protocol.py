@@ -100,7 +100,7 @@ class EventEncoder:
         """Append the frames of an event to `into`."""
         try:
             self._encode(event, into)
-        except Exception as error:
+        except BaseException as error:  # a SystemExit in a value's `__reduce__` is the event's fault alone
             raise Unencodable([why_not(event, error, _pickled)], of=1) from error
 
     def _encode(self, event: Event, into: list[bytes]) -> None:

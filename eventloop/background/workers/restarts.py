@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -46,6 +47,7 @@ class SupervisedLane(Lane):
     """
 
     runs_on = "process"
+    _thread: threading.Thread
 
     def __init__(
         self,
@@ -219,14 +221,23 @@ class SupervisedLane(Lane):
             self._failure(error, self._item_of(lost), 0.0)
             self._moved()
 
-    def _end_by(self, error: Exception, item: Delivery | None) -> None:
+    def _end_by(self, error: BaseException, item: Delivery | None) -> None:
         """End the subscriber because of an error, for any value of `on_error`."""
         self.last_error = error_text(error)
-        logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
         self._drop_flights()  # first: a thread that waits for the end finds them counted
-        self._report(self, error, item, 0.0)
-        self.give_up("error")
-        self._finished = True
+        try:  # a handler of the log may raise, too
+            logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
+            self._report(self, error, item, 0.0)
+        finally:
+            self.give_up("error")
+            self._finished = True
+
+    def break_off(self, error: BaseException | None) -> None:
+        """End the subscriber and its worker, because the thread that feeds the worker has ended."""
+        if self.worker is not None:
+            self.worker.end()
+        self._drop_flights()
+        super().break_off(error)
 
     def _drop_flights(self) -> None:
         """Count the events that the worker has not acknowledged as dropped."""

@@ -112,8 +112,12 @@ class ProcessLane(SupervisedLane):
         try:
             while not (self._finished or self._abandoned or self.ended_by == "stalled"):
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # must be reported, because emits and a close wait for this thread
             self._end_by(error, None)
+        finally:
+            self._end_worker()
+
+    def _end_worker(self) -> None:
         if self.worker is not None:
             self.worker.end(END_SECONDS if self._finished else 0.0)
         with self._wake_lock:
