@@ -234,10 +234,12 @@ class SupervisedLane(Lane):
 
     def break_off(self, error: BaseException | None) -> None:
         """End the subscriber and its worker, because the thread that feeds the worker has ended."""
-        if self.worker is not None:
-            self.worker.end()
-        self._drop_flights()
-        super().break_off(error)
+        try:
+            if self.worker is not None:
+                self.worker.end()
+        finally:
+            self._drop_flights()
+            super().break_off(error)
 
     def _drop_flights(self) -> None:
         """Count the events that the worker has not acknowledged as dropped."""
