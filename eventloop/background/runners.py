@@ -45,9 +45,8 @@ class TaskLane(Lane):
 
     runs_on = "loop"
     _fn: Callable[..., Awaitable[object]]
-    _cure = (
-        'Other coroutines share this loop: none may end it. offload="thread" gives a plain function a thread'
-    )
+    _shared = True  # whether the loop is the bus's own, which other coroutine subscribers have, too
+    _cure = "A task of a coroutine subscriber has raised SystemExit or KeyboardInterrupt"
 
     def __init__(
         self,

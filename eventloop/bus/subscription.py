@@ -368,8 +368,10 @@ class Subscription:
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
         now, reason = lane.account, lane.ended_by
-        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued) else ""  # else nothing is left
-        error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
+        state = lane.stuck or lane.left_in
+        # after a close without a state and without events in the queue, nothing is left
+        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
+        error = f"{ended} {'; '.join(filter(None, (lane.last_error, state)))}".strip()
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
             now.failed, now.queued, now.peak, error, now.spilled, lane.losses_logged,

@@ -21,6 +21,7 @@ class AwaitedQueue(FailingQueue):
         super().__init__(name, options, report)
         self._fn = fn
         self._calling = ""  # the running callback; "" again once it is reported as stalled
+        self.left_in = ""  # what it was doing when a close ended without it
         self._in_vain = 0.0, 0.0  # begin of a delivery, and the seconds that callers waited for it
 
     def waited_in_vain(self, seconds: float) -> None:
@@ -44,6 +45,12 @@ class AwaitedQueue(FailingQueue):
         return f"stuck for {took:.1f} s in {self._call}" if took >= STUCK_SECONDS else ""
 
     @property
+    def doing(self) -> str:
+        """Describe the delivery or callback that is under way; "" without one."""
+        began, took = self._under_way()
+        return f"in {self._call} for {took:.1f} s" if began else ""
+
+    @property
     def in_a_call(self) -> bool:
         """Return whether a delivery or a callback is under way."""
         return bool(self._began)
@@ -60,7 +67,12 @@ class AwaitedQueue(FailingQueue):
 
     @property
     def _call(self) -> str:
-        return (self._calling or "one delivery") + (self._awaited or awaited_by(self._fn))
+        return (self._callback or "one delivery") + (self._awaited or awaited_by(self._fn))
+
+    @property
+    def _callback(self) -> str:
+        """Return the name of the callback that is running; "" without one."""
+        return self._calling
 
     def _under_way(self) -> tuple[float, float]:
         """Return the begin and the seconds of the current delivery or callback; zeros without one."""

@@ -135,6 +135,8 @@ class Lane(AwaitedQueue):
 
     def abandon(self) -> None:
         """Stop at the deadline of a close; undelivered events remain in the account as queued."""
+        if not (self.ended or self.blocked_by_caller):
+            self.left_in = self.doing or "not ended yet"
         moving = self._feeding.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
         try:
             with self._lock:

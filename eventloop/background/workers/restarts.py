@@ -86,6 +86,17 @@ class SupervisedLane(Lane):
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
 
     @property
+    def doing(self) -> str:
+        """Describe what the worker does; before it is ready, its start."""
+        return super().doing if self._ready else "its worker process was still importing its modules"
+
+    @property
+    def _callback(self) -> str:
+        if self._flights.sent:
+            return ""
+        return "on_flush" if self._unflushed else "on_close" if self._close_sent else ""
+
+    @property
     def in_a_call(self) -> bool:
         """Return whether the worker was sent a delivery, or asked for a callback, and has not answered."""
         return self._busy
@@ -104,7 +115,7 @@ class SupervisedLane(Lane):
     def stuck(self) -> str:
         """Describe the call in which the worker is stuck, or that events wait for its start."""
         if self.ended_by in ("", "closed") and not self._ready and self.queued:
-            return "its worker process was still importing its modules"
+            return self.doing
         return super().stuck
 
     def _overdue(self) -> float:
