@@ -25,19 +25,17 @@ from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
 from eventloop.eventlog.sinks import Written
 from eventloop.events import (
-    AfterRun,
-    BeforeRun,
     BeforeTrain,
     CheckpointSaved,
     Event,
     HistogramLogged,
     ImageLogged,
-    PreemptionRequested,
     ScalarsLogged,
     TextLogged,
 )
 from eventloop.events.base import step_of
 from eventloop.events.deferred import Timed
+from eventloop.events.outcome import ENDING, RunOutcome
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.util.checks import check_choice
@@ -58,7 +56,7 @@ SHORT = 60
 """The number of characters of an error that is in the log already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
-RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
+RUN_EVENTS = (*ENDING, BeforeTrain)
 """The events that mark where a training begins and how the run ended."""
 
 
@@ -109,8 +107,7 @@ class TrackerWriter(TimedWriter):
         self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
         self._told: set[str] = set()
-        self._ended: AfterRun | None = None
-        self._preempted = False
+        self._outcome = RunOutcome()
         self._lock: FileIO | None = None
 
     @property
@@ -159,7 +156,7 @@ class TrackerWriter(TimedWriter):
 
     def open(self, run: Run) -> None:
         self._work_dir = Path(run.work_dir)
-        self._known, self._ended, self._preempted, self._error = Known(), None, False, ""
+        self._known, self._outcome, self._error = Known(), RunOutcome(), ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
             self._known = self.connect(run, self._own_run(run))
@@ -194,7 +191,7 @@ class TrackerWriter(TimedWriter):
         unended = ""
         try:
             if self._known.id:  # else `open` has raised why there is no run to end
-                self.end(self._status())
+                self.end(self._outcome.status.upper())
         except Exception as error:
             unended = f"{self.service} did not take the end of the run: {self._text(error)}"
         finally:
@@ -224,15 +221,10 @@ class TrackerWriter(TimedWriter):
 
     def _take(self, event: Event) -> Event | None:
         """Note an event; return it without the values written before, or None if none is left."""
+        self._outcome.take(event)
         match event:
             case BeforeTrain():
                 self._begin_training()
-            case BeforeRun():
-                self._ended, self._preempted = None, False
-            case PreemptionRequested():
-                self._preempted = True
-            case AfterRun():
-                self._ended = event
             case ScalarsLogged():
                 return self._new_scalars(event)
             case ImageLogged() | HistogramLogged() | TextLogged():
@@ -326,11 +318,6 @@ class TrackerWriter(TimedWriter):
                 file.write(msgspec.json.encode(self._known))
         except OSError as error:  # the events are written: to pass them again would write them twice
             self.tell("state", f"{self._state_path} cannot be written: {error}")
-
-    def _status(self) -> str:
-        if self._ended is None or self._preempted or "KeyboardInterrupt" in (self._ended.error or ""):
-            return "KILLED"
-        return "FINISHED" if self._ended.error is None else "FAILED"
 
     # --- what subclasses share -----------------------------------------------------------------------------
 
