@@ -35,6 +35,7 @@ from eventloop.events import (
 )
 from eventloop.events.base import step_of
 from eventloop.events.deferred import Timed
+from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.outcome import ENDING, RunOutcome
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
@@ -107,6 +108,7 @@ class TrackerWriter(TimedWriter):
         self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
         self._told: set[str] = set()
+        self._refused: list[BadEvent] = []  # events with values that the tracker refused, not reported yet
         self._outcome = RunOutcome()
         self._lock: FileIO | None = None
 
@@ -182,6 +184,9 @@ class TrackerWriter(TimedWriter):
             self._try_to_send()
         if len(self._pending) > BACKLOG:
             raise self._lost()
+        refused, self._refused = self._refused[: len(events)], []
+        if refused:
+            raise Unencodable(refused, of=len(events))
 
     def flush(self) -> None:
         self._try_to_send()

@@ -1,4 +1,4 @@
-"""Report events that cannot be encoded, so that only these events fail.
+"""Report events that cannot be encoded, or that a server refuses, so that only these events fail.
 
     raise Unencodable([why_not(event, error, encode)], of=len(events))      # all the others were written
 
@@ -16,13 +16,15 @@ from eventloop.util.text import error_text
 
 
 class BadEvent(NamedTuple):
-    """An event that cannot be encoded."""
+    """An event that cannot be encoded, or that a server refuses."""
 
     event: str
     """The name of the event."""
     field: str
     """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
+    told: bool = False
+    """Whether the subscriber has logged it already."""
 
     def __str__(self) -> str:
         of = f" for its field {self.field}" if self.field else ""
