@@ -104,6 +104,7 @@ class TrackerWriter(TimedWriter):
         self._floor: dict[str, int] = {}  # by name, the last step written before training
         self._tally = Tally({})
         self._pending: list[Timed] = []
+        self._untaken = 0
         self._retry_at = 0.0
         self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
@@ -154,6 +155,11 @@ class TrackerWriter(TimedWriter):
         waiting = f", for which {events}; {self._later()}" if count else ""
         return f"{self.service}{self.where()}{error}{waiting}"
 
+    @property
+    def untaken(self) -> int:
+        """Return how many of the last delivered events the tracker may not have; they count as queued."""
+        return self._untaken
+
     # --- called by the engine ------------------------------------------------------------------------------
 
     def open(self, run: Run) -> None:
@@ -174,9 +180,11 @@ class TrackerWriter(TimedWriter):
         self._save()
         if run.start_iter:
             self._catch_up(run.start_iter)
+        self._untaken = 0  # events of the log are not the subscriber's
 
     def write_timed(self, events: list[Timed]) -> None:
         """Write events with the Unix time of each; a replay calls this with the times of the log."""
+        self._untaken += len(events)
         for when, event in events:
             if (kept := self._take(event)) is not None:
                 self._pending.append(Timed(when, kept))
@@ -282,6 +290,7 @@ class TrackerWriter(TimedWriter):
 
     def _try_to_send(self) -> None:
         if not self._pending:
+            self._untaken = 0
             return
         try:
             self.send(self._pending)
@@ -296,7 +305,7 @@ class TrackerWriter(TimedWriter):
             self._retry_at = monotonic() + RETRY_SECONDS
             return
         self._error = ""
-        self._pending = []
+        self._pending, self._untaken = [], 0
         self._save()
 
     def _lost(self) -> UnavailableError:

@@ -373,8 +373,9 @@ class Subscription:
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
         error = f"{ended} {'; '.join(filter(None, (lane.last_error, state)))}".strip()
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
-            now.failed, now.queued, now.peak, error, now.spilled, lane.losses_logged,
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.untaken,
+            now.dropped, now.failed, now.queued + now.untaken, now.peak, error, now.spilled,
+            lane.losses_logged,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

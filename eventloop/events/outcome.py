@@ -1,4 +1,4 @@
-"""Decide how a run ended. Every writer that tells a tracker of the end takes its status from here."""
+"""Decide how a run ended. Every writer that reports the end to a tracker takes its status from here."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.util.functions import awaited_by
+from eventloop.util.functions import awaited_by, untaken_by
 
 STUCK_SECONDS = 1.0
 """The seconds after which a delivery that a flush or close waited for in vain is logged as stuck."""
@@ -78,3 +78,24 @@ class AwaitedQueue(FailingQueue):
         """Return the begin and the seconds of the current delivery or callback; zeros without one."""
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
+
+    def _still_untaken(self) -> int:
+        """Return how many of the delivered events the destination has not taken, as the subscriber says."""
+        return min(self.delivered, untaken_by(self._fn))
+
+    def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
+        if callback is None:
+            return
+        failure: BaseException | None = None
+        with self._lock:
+            self._began, self._calling = perf_counter(), what
+        try:
+            callback()
+        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
+            failure = error
+        with self._lock:
+            stalled = not self._calling
+            self._began, self._calling = 0.0, ""
+        self.untaken = self._still_untaken()
+        if failure is not None and not stalled:  # else it was reported when it stalled
+            self.complain(failure, what)

@@ -359,6 +359,7 @@ class Lane(AwaitedQueue):
             else:
                 self._charge(error, count)
         self.busy.add(took)
+        self.untaken = self._still_untaken()
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: counted and reported when it stalled
@@ -383,21 +384,10 @@ class Lane(AwaitedQueue):
     def _finish(self) -> None:
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
+        with self._lock:
+            if self.ended_by != "closed":  # else they count as left
+                self.failed += self.untaken
+                self.delivered -= self.untaken
+                self.untaken = 0
         self.closed.set()
         self._notify()
-
-    def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
-        if callback is None:
-            return
-        failure: BaseException | None = None
-        with self._lock:
-            self._began, self._calling = perf_counter(), what
-        try:
-            callback()
-        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
-            failure = error
-        with self._lock:
-            stalled = not self._calling
-            self._began, self._calling = 0.0, ""
-        if failure is not None and not stalled:  # else it was reported when it stalled
-            self.complain(failure, what)

@@ -52,6 +52,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     `perf_counter` is the same clock for all processes of a POSIX system.
     """
+    untaken: int = 0
+    """How many of the last events the destination has not taken, as `eventloop.util.functions.untaken_by`."""
     awaited: str = ""
     """What its deliveries wait for, as `eventloop.util.functions.awaited_by` returns it."""
 

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -72,6 +73,9 @@ class SupervisedLane(Lane):
         self._start_at = 0.0
         self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
         self._worker_ready = Latch()
+        self._untaken_events: deque[Queued] = (
+            deque()
+        )  # acknowledged ones that a death of the worker would lose
 
     @property
     def _ready(self) -> bool:
@@ -187,7 +191,8 @@ class SupervisedLane(Lane):
         elif self._died_too_often():
             self._bury(how)
         else:
-            again = self._flights.suspects = self._flights.events
+            self._flights.suspects = self._flights.events
+            again = self._flights.events + len(self._untaken_events)
             logger.warning(
                 "the worker process of %s died (%s) and is started again; %d events are sent again",
                 self.name, how, again,
@@ -268,6 +273,28 @@ class SupervisedLane(Lane):
         self._flights.land(count)
         self._since = monotonic()
         self._in_a_row = 0
+
+    def _keep_untaken(self, count: int, untaken: int) -> None:
+        """Keep the last `untaken` of the acknowledged events, of which `count` are acknowledged just now."""
+        landing = (item for flight in self._flights.waiting for item in flight)
+        self._untaken_events.extend(islice(landing, count))
+        while len(self._untaken_events) > untaken:
+            self._untaken_events.popleft()
+        self.untaken = len(self._untaken_events)
+
+    def _send_untaken_again(self) -> None:
+        """Put the events that a dead worker held for its destination before all others."""
+        events, size = list(self._untaken_events), self._together or 1
+        self._untaken_events.clear()
+        with self._lock:
+            self.untaken = 0
+            self.delivered -= len(events)
+            self._in_flight += len(events)
+        parts = [events[at : at + size] for at in range(0, len(events), size)]
+        self._flights.waiting.extendleft(reversed(parts))
+
+    def _still_untaken(self) -> int:
+        return self.untaken  # as the worker says
 
     def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
         """Record the spans of deliveries that a worker has acknowledged.
