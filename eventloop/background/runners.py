@@ -15,6 +15,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
+from eventloop.background.held_loop import LoopLane
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
@@ -34,10 +35,11 @@ The keeper, which normally wakes it, may be waiting for a slow disk.
 """
 
 
-class TaskLane(Lane):
+class TaskLane(LoopLane):
     """Deliver to a coroutine function in a task of an event loop.
 
-    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`.
+    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`, and
+    not the time in which another coroutine holds the loop, by `time.sleep` for example.
 
     Args:
         loop: the bus's event loop, or a loop of the caller; None in a dry run.
@@ -59,7 +61,6 @@ class TaskLane(Lane):
         super().__init__(name, fn, options, report)
         self._loop = loop
         self._ready = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._delivering = False
 
     def start(self) -> None:
@@ -72,9 +73,11 @@ class TaskLane(Lane):
 
     def wake(self) -> None:
         """Make the task look at its queue, or cancel its delivery if the subscriber has ended."""
+        self._called_at = self._called_at or perf_counter()  # `_look` answers
         self._call_on_loop(self._look)
 
     def _look(self) -> None:
+        self._note_answer()
         self._ready.set()
         if (
             self._delivering
