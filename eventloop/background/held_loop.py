@@ -10,7 +10,6 @@ from typing import Any
 from eventloop.background.queues import awaited
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
 
 _CURE = 'make it a plain function with offload="thread", or await in it what takes long'
@@ -40,10 +39,9 @@ class LoopLane(Lane):
                 return
         super().check_stall(now)
 
-    def _stalled_in(self, what: str, item: Delivery | None, took: float) -> None:
-        if self._holds_loop:
-            what += f", in which it holds the event loop of all coroutine subscribers: {_CURE}"
-        super()._stalled_in(what, item, took)
+    @property
+    def _effect(self) -> str:
+        return f". It holds the event loop of other coroutines: {_CURE}" if self._holds_loop else ""
 
     @property
     def stuck(self) -> str:

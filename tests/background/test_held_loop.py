@@ -51,10 +51,8 @@ def test_the_coroutine_that_holds_the_loop_is_named(
     assert not bus.flush(0.5)
 
     assert [event.handler for event in told] == ["culprit"]
-    assert (
-        f"on one delivery, in which it holds the event loop of all coroutine subscribers: {CURE}"
-        in told[0].error
-    )
+    effect = f"it is no longer waited for. It holds the event loop of other coroutines: {CURE}"
+    assert f"on one delivery; {effect}" in told[0].error
     assert "by culprit, for which this is the cure: " in beside.account().error
     assert "more time" not in caplog.text
     assert (beside.account().failed, total(beside.account())) == (0, EVENTS)

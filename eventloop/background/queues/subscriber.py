@@ -298,10 +298,15 @@ class Lane(AwaitedQueue):
             self.ended_by = "stalled"  # even if it had failed or was cancelled before
 
     def _stalled_in(self, what: str, item: Delivery | None, took: float) -> None:
-        text = f"subscriber {self.name} {what}; it is no longer waited for"
+        text = f"subscriber {self.name} {what}; it is no longer waited for{self._effect}"
         self.last_error = text
         logger.error("%s", text)
         self._report(self, TimeoutError(text), item, took)
+
+    @property
+    def _effect(self) -> str:
+        """Return a sentence on what a stall does to other subscribers; "" if nothing."""
+        return ""
 
     def break_off(self, error: BaseException | None) -> None:
         """End the subscriber because the delivery code itself failed, for example on an unprintable error.
