@@ -390,7 +390,8 @@ class Lane(AwaitedQueue):
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
         with self._lock:
-            if self.ended_by != "closed":  # else they count as left
+            if self.untaken and self.ended_by != "closed":  # else they count as left
+                self.losses_logged = not (self.failed or self.dropped)  # by the error of `on_close`
                 self.failed += self.untaken
                 self.delivered -= self.untaken
                 self.untaken = 0
