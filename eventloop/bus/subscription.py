@@ -56,7 +56,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     failed: int
     """The events at which the subscriber raised an error or stalled."""
     queued: int
-    """The events not delivered yet: in the queue or spill file, or in the current delivery."""
+    """The events not delivered yet: in the queue or spill file, in the current delivery, or `untaken`."""
     peak_queued: int
     """The largest number of events that waited at a time, in queue and file."""
     error: str = ""
@@ -68,6 +68,8 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     losses_logged: bool = False
     """Whether the log has told all losses since the last run or close already, in the line which says that a
     server is missing and that no more events are delivered."""
+    untaken: int = 0
+    """Those of `queued` that the subscriber has, and its destination has not taken, such as a server."""
 
     @property
     def shortfall(self) -> str:
@@ -375,7 +377,7 @@ class Subscription:
         return SubscriptionStats(
             self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.untaken,
             now.dropped, now.failed, now.queued + now.untaken, now.peak, error, now.spilled,
-            lane.losses_logged,
+            lane.losses_logged, now.untaken,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

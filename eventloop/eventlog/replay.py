@@ -279,7 +279,8 @@ def _settle(bus: Bus, emitted: int) -> None:
 
 
 def _undelivered(bus: Bus) -> dict[str, int]:
-    return {stats.name: stats.queued for stats in bus.stats() if stats.queued}
+    # a writer for a tracker that is away holds the others until its end
+    return {each.name: left for each in bus.stats() if (left := each.queued - each.untaken)}
 
 
 def _closed(bus: Bus, emitted: int) -> RuntimeError:
