@@ -278,8 +278,7 @@ def _settle(bus: Bus, emitted: int) -> None:
     bus.poll()
 
 
-def _undelivered(bus: Bus) -> dict[str, int]:
-    # a writer for a tracker that is away holds the others until its end
+def _undelivered(bus: Bus) -> dict[str, int]:  # without those that a writer holds for an absent tracker
     return {each.name: left for each in bus.stats() if (left := each.queued - each.untaken)}
 
 
