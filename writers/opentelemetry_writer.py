@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Mapping
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar
-from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -27,29 +24,33 @@ from eventloop.events import (
     BeforeTrainEpoch,
     BeforeVal,
     CheckpointSaved,
+    Event,
     RunInfo,
     ScalarsLogged,
 )
+from eventloop.events.base import event_name
 from eventloop.events.deferred import Timed
+from eventloop.events.encoding_errors import BadEvent
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
+from eventloop.writers.otlp_arguments import (
+    check_endpoint,
+    check_headers,
+    check_protocol,
+    check_timeout,
+    headers_of_environment,
+)
 from eventloop.writers.otlp_spans import HEALTH, SAME, SECOND, Spans, Stages, log_line
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
 from eventloop.writers.tracker_arguments import (
-    check_mapping,
     check_texts,
-    refuse_password,
     secrets_of_headers,
     setting,
 )
 from eventloop.writers.tracker_values import run_name_of, values_of
 
-_HEADERS = "OTEL_EXPORTER_OTLP_HEADERS"
-_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
-_OWN_HEADERS = ("content-length", "content-type", "host", "transfer-encoding")
-"""The headers that a request of this writer has; a second one would make it wrong."""
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-"""The names that HTTP allows, RFC 9110, section 5.6.2."""
+NAMED = 5
+"""The number of refused metrics that a line in the log names."""
 
 
 class _InFlight(msgspec.Struct):
@@ -78,6 +79,10 @@ class OpenTelemetryWriter(TrackerWriter):
     Spans, numbers and log records have the times of the emits, however late the collector receives them;
     an event that waited in a spill file has the time of one before it. A replay sends spans with the same ids
     once more.
+
+    A request that the collector refuses as too large (413), or that has more than 900 kB, is split. If it
+    refuses a value (400, 422), the others of the request are sent without it; the value is left out and named
+    once, and its events count as failed. Any other answer than 200 is an outage, for which the events wait.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -123,16 +128,16 @@ class OpenTelemetryWriter(TrackerWriter):
     ) -> None:
         super().__init__(name, offload)
         if not endpoint:  # both variables are of one collector
-            _check_protocol()
-        self._endpoint = _check_endpoint(
+            check_protocol()
+        self._endpoint = check_endpoint(
             *setting("endpoint", endpoint, "OTEL_EXPORTER_OTLP_ENDPOINT", "OpenTelemetryWriter")
         )
         if headers is None:
             headers_of_environment()  # to refuse wrong ones now; they are read when the run begins
-        self._headers = None if headers is None else _check_headers("headers", headers)
+        self._headers = None if headers is None else check_headers("headers", headers)
         check_texts(service=service)
         self._service = service or os.environ.get("OTEL_SERVICE_NAME")
-        self._timeout = _check_timeout(timeout)
+        self._timeout = check_timeout(timeout)
         _, self._lib = self.import_library("opentelemetry.proto", "eventloop.writers.otlp_client")
 
     def connect(self, run: Run, known: Known) -> Known:
@@ -142,6 +147,7 @@ class OpenTelemetryWriter(TrackerWriter):
         self._clock = 0
         self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
         self._made = 0  # how many of the waiting events have their request
+        self._left_out: dict[str, str] = {}  # metrics that the collector refuses, and why; not sent again
         run_id, self._before = known.id or os.urandom(16).hex(), known.last
         self._resource = self._resource_of(run, run_id)
         left = self._send_again()
@@ -182,17 +188,17 @@ class OpenTelemetryWriter(TrackerWriter):
             self._requests += self._requests_of(new)
             self._made = len(events)
             self._note_in_flight()
-        while self._requests:
-            self._client.post(*self._requests[0])
-            del self._requests[0]
+        self._send_requests()
+        if self._left_out:
+            self._refused += [bad for _, event in events if (bad := self._bad_event(event)) is not None]
         self._made = 0
         self._note_in_flight()
 
     def end(self, status: str) -> None:
         self._spans.read_traces(self._work_dir)
         self._spans.end_killed()
-        for request in self._span_requests():
-            self._client.post(*request)
+        self._requests += self._span_requests()
+        self._send_requests()
         self._note_in_flight()
 
     def where(self) -> str:
@@ -202,6 +208,54 @@ class OpenTelemetryWriter(TrackerWriter):
         return [*getattr(self, "_secrets", ()), *secrets_of_headers(self._headers or {})]
 
     # --- requests ------------------------------------------------------------------------------------------
+
+    def _send_requests(self) -> None:
+        """Send the waiting requests; split refused ones and too large ones, and drop single refused items.
+
+        So a value that a collector does not take holds up no other, neither now nor at each resume.
+        """
+        dropped: dict[str, str] = {}
+        try:
+            while self._requests:
+                path, body = self._requests[0]
+                self._requests[:1] = [(path, part) for part in self._send_or_split(path, body, dropped)]
+        finally:
+            if dropped:
+                self._tell_refused(dropped)
+
+    def _send_or_split(self, path: str, body: bytes, dropped: dict[str, str]) -> list[bytes]:
+        """Send a request and return []; or return its halves, to be sent instead.
+
+        Args:
+            path, body: the request.
+            dropped: gets the name of what is refused alone, and why.
+        """
+        lib = self._lib
+        if len(body) > lib.REQUEST_BYTES and (parts := lib.halves(path, body, points=True)):
+            return parts  # type: ignore[no-any-return]
+        try:
+            self._client.post(path, body)
+        except lib.RefusedError as error:
+            if parts := lib.halves(path, body, points=error.too_large):
+                return parts  # type: ignore[no-any-return]
+            refused = dict.fromkeys(lib.names(path, body), str(error))
+            dropped |= refused
+            if path == lib.METRICS:
+                self._left_out |= refused
+        return []
+
+    def _tell_refused(self, dropped: dict[str, str]) -> None:
+        more = f" and {len(dropped) - NAMED:,} more" if len(dropped) > NAMED else ""
+        names, why = ", ".join([*dropped][:NAMED]) + more, next(iter(dropped.values()))
+        self.tell(names, f"left out are {names}: {why}")
+
+    def _bad_event(self, event: Event) -> BadEvent | None:
+        """Return what is wrong with an event of which a value was refused; None if nothing is."""
+        if isinstance(event, ScalarsLogged):
+            for key in values_of(event):
+                if why := self._left_out.get(key):
+                    return BadEvent(event_name(type(event)), key, why, told=True)
+        return None
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
         points: dict[str, list[tuple[int, float]]] = {}
@@ -214,6 +268,8 @@ class OpenTelemetryWriter(TrackerWriter):
                 if step in values:  # a metric of this name, which has another one in JSON lines, too
                     values[f"{event.mode}/scalars/step"] = values.pop(step)
                 for key, value in {**values, step: float(event.step)}.items():
+                    if key in self._left_out:
+                        continue
                     points.setdefault(key, []).append((at, value))
                 continue
             if (line := log_line(int(when * SECOND), event)) is not None:
@@ -266,8 +322,11 @@ class OpenTelemetryWriter(TrackerWriter):
             left = msgspec.msgpack.decode(self._in_flight_path.read_bytes(), type=_InFlight)
         except FileNotFoundError:
             left = _InFlight()
-        for path, body in left.requests or [(self._lib.METRICS, b"")]:
-            self._client.post(path, body)
+        if left.requests:
+            self._requests = left.requests
+            self._send_requests()
+        else:
+            self._client.post(self._lib.METRICS, b"")
         return left
 
     def _send_killed(self, run: Run, left: _InFlight) -> None:
@@ -277,103 +336,6 @@ class OpenTelemetryWriter(TrackerWriter):
         spans.end_killed()
         if spans.finished:
             resource = self._resource_of(run, left.id)
-            self._client.post(self._lib.TRACES, self._lib.traces_request(resource, trace_id, spans.finished))
-
-
-def _check_protocol() -> None:
-    """Refuse another protocol than that of this writer, whose port would not answer.
-
-    Raises:
-        ValueError: naming the variable.
-    """
-    if (protocol := os.environ.get(_PROTOCOL, "").strip()) not in ("", "http/protobuf"):
-        raise ValueError(
-            f"{_PROTOCOL} must be http/protobuf for OpenTelemetryWriter, got {protocol!r}: unset it, and use "
-            "the collector's port for HTTP, usually 4318"
-        )
-
-
-def _check_endpoint(endpoint: str, source: str) -> str:
-    """Refuse a URL to which no path can be added; the message has no password and no query.
-
-    Args:
-        source: the argument or variable with the URL, for the messages.
-
-    Raises:
-        ValueError: naming the URL.
-    """
-    refuse_password(source, endpoint, "in headers, or in OTEL_EXPORTER_OTLP_HEADERS")
-    expected = f"{source} must be an http or https URL such as http://localhost:4318"
-    try:
-        parts = urlsplit(endpoint)
-        parts.port  # noqa: B018 - it is read to be checked
-    except ValueError as error:
-        raise ValueError(f"{expected}, got {endpoint!r}: {error}") from None
-    if parts.scheme not in ("http", "https") or not _can_be_sent_to(parts):
-        raise ValueError(f"{expected}, got {endpoint!r}")
-    if parts.path.rstrip("/").endswith(("/v1/metrics", "/v1/traces", "/v1/logs")):
-        raise ValueError(
-            f"{source} must be the URL of the collector without /v1/metrics and the like, got {endpoint!r}"
-        )
-    if parts.query or parts.fragment:
-        plain = f"{parts.scheme}://{parts.netloc}{parts.path}"
-        raise ValueError(
-            f"{source} must be a URL without ? and #, got {plain!r} and more: pass a key in headers"
-        )
-    return endpoint
-
-
-def _can_be_sent_to(parts: SplitResult) -> bool:
-    """Return whether urllib accepts a URL: it has a host, no user, and no spaces or the like."""
-    text = parts.netloc + parts.path
-    is_plain = text.isprintable() and " " not in text and parts.path.isascii()
-    return is_plain and bool(parts.hostname) and "@" not in parts.netloc
-
-
-def headers_of_environment() -> dict[str, str]:
-    """Return the headers in OTEL_EXPORTER_OTLP_HEADERS: `key=value,key=value`, values as in a URL.
-
-    Raises:
-        ValueError: naming the variable.
-    """
-    text = os.environ.get(_HEADERS, "")
-    headers: dict[str, str] = {}
-    for number, part in enumerate(text.split(","), start=1):
-        key, equals, value = (each.strip() for each in part.partition("="))
-        if part.strip() and not (equals and _HEADER_NAME.fullmatch(key)):
-            raise ValueError(
-                f"{_HEADERS} must be key=value,key=value with keys of letters, digits, - and _, got another "
-                f"part {number} of {len(text.split(','))}"  # which may be a key that nobody may see
-            )
-        headers |= {key: unquote(value)} if equals else {}
-    return _check_headers(_HEADERS, headers)
-
-
-def _check_headers(source: str, headers: Any) -> dict[str, str]:
-    """Check that headers are texts; the messages have no values, which may be keys.
-
-    Args:
-        source: the argument or variable with the headers, for the messages.
-
-    Raises:
-        TypeError, ValueError: naming the header.
-    """
-    checked: dict[str, str] = check_mapping(source, headers)
-    for key, value in checked.items():
-        if not _HEADER_NAME.fullmatch(key):
-            raise ValueError(f"the names in {source} may have only letters, digits, - and _, got {key!r}")
-        if key.lower() in _OWN_HEADERS:
-            raise ValueError(f"{source} must not have {key!r}, which the writer sets: leave it out")
-        if not isinstance(value, str):
-            raise TypeError(f"{source}[{key!r}] must be a str, got {type(value).__name__}")
-        if not value.isprintable() or not value.isascii():
-            raise ValueError(f"{source}[{key!r}] must be printable ASCII, got other characters")
-    return checked
-
-
-def _check_timeout(timeout: Any) -> float:
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float):
-        raise TypeError(f"timeout must be a number of seconds, got {timeout!r}")
-    if not 0 < timeout < inf:
-        raise ValueError(f"timeout must be above 0 seconds and finite, got {timeout}")
-    return float(timeout)
+            request = self._lib.traces_request(resource, trace_id, spans.finished)
+            self._requests.append((self._lib.TRACES, request))
+            self._send_requests()

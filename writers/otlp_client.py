@@ -35,10 +35,25 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 from eventloop._version import __version__
 from eventloop.writers.otlp_spans import LogLine, SpanFacts
 
+REFUSALS = (400, 413, 422)
+"""The answers with which a collector refuses the content or the size of a request.
+
+The same request would be refused again. Other errors concern the collector or the login.
+"""
+REQUEST_BYTES = 900_000
+"""The size in bytes above which a request is split: nginx takes 1 MB by default, the collector 20 MiB."""
 Points = dict[str, list[tuple[int, float]]]
 """Values of each metric with their times, in nanoseconds since 1970."""
 METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
 SCOPE = InstrumentationScope(name="eventloop", version=__version__)
+
+
+class RefusedError(OSError):
+    """Raised for a request that the collector would refuse again; `too_large` for its size."""
+
+    def __init__(self, text: str, *, too_large: bool) -> None:
+        super().__init__(text)
+        self.too_large = too_large
 
 
 class Client:
@@ -60,6 +75,7 @@ class Client:
         """Send one request.
 
         Raises:
+            RefusedError: the collector refuses this request, and not others.
             OSError: the collector is away, or its answer is not 200.
         """
         request = Request(f"{self._endpoint}/{path}", body, self._headers, method="POST")
@@ -68,7 +84,10 @@ class Client:
                 answer.read(1 << 16)
         except HTTPError as error:
             with error:
-                raise OSError(f"{self._endpoint}/{path} answered {error.code} {error.reason}") from None
+                text = f"{self._endpoint}/{path} answered {error.code} {error.reason}"
+                if error.code in REFUSALS:
+                    raise RefusedError(text, too_large=error.code == 413) from None
+                raise OSError(text) from None
         except URLError as error:
             raise OSError(f"{self._endpoint} cannot be reached: {error.reason}") from None
 
@@ -125,6 +144,47 @@ def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) 
     scope = ScopeLogs(scope=SCOPE, log_records=records)
     of_resource = ResourceLogs(resource=resource, scope_logs=[scope])
     return _encoded(ExportLogsServiceRequest(resource_logs=[of_resource]))
+
+
+def halves(path: str, body: bytes, *, points: bool) -> list[bytes]:
+    """Split a request into two; return [] if it has only one metric, span or log record.
+
+    Args:
+        path: METRICS, TRACES or LOGS.
+        body: the request.
+        points: whether the points of one metric are split, too.
+    """
+    kind = _KINDS[path][0]
+    first, second = kind.FromString(body), kind.FromString(body)
+    whole, rest = _items(path, first), _items(path, second)
+    if len(whole) == 1 and points and path == METRICS:
+        whole, rest = whole[0].gauge.data_points, rest[0].gauge.data_points
+    if (middle := len(whole) // 2) == 0:
+        return []
+    del whole[middle:]
+    del rest[:middle]
+    return [_encoded(first), _encoded(second)]
+
+
+def names(path: str, body: bytes) -> list[str]:
+    """Return the names of the metrics or spans in a request, or of the events of its log records."""
+    name = "event_name" if path == LOGS else "name"
+    return [getattr(item, name) for item in _items(path, _KINDS[path][0].FromString(body))]
+
+
+def _items(path: str, request: Any) -> Any:
+    """Return the metrics, spans or log records of a request, which has one resource and one scope."""
+    _, resources, scopes, items = _KINDS[path]
+    of_resource = getattr(request, resources)
+    return getattr(getattr(of_resource[0], scopes)[0], items) if of_resource else []
+
+
+_KINDS: dict[str, tuple[Any, str, str, str]] = {
+    METRICS: (ExportMetricsServiceRequest, "resource_metrics", "scope_metrics", "metrics"),
+    TRACES: (ExportTraceServiceRequest, "resource_spans", "scope_spans", "spans"),
+    LOGS: (ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records"),
+}
+"""The class of the requests of each path, and the fields that lead to the items."""
 
 
 def _encoded(request: Any) -> bytes:

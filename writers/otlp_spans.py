@@ -33,6 +33,7 @@ from eventloop.events import (
     StopRequested,
 )
 from eventloop.events.base import event_name
+from eventloop.events.outcome import RunOutcome
 from eventloop.tracing.files import find_traces
 
 SECOND = 1_000_000_000
@@ -113,11 +114,13 @@ class Spans:
         self._trace_id = trace_id
         self._since = since
         self._of_log = of_log
+        self._outcome = RunOutcome()
         self._read: set[Path] = set()
 
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
+        self._outcome.take(event)
         if self._of_log and isinstance(event, BeforeRun):
             self.stages = Stages()
         self._of_log = False
@@ -136,7 +139,7 @@ class Spans:
                 self.stages.epochs.append((event.iter, span_id))
         elif name := ENDS.get(kind):
             if name in self.stages.open:  # else a new worker process receives the end once more
-                self._end(name, _fields(event), getattr(event, "error", None) or "")
+                self._end(name, _fields(event), self._outcome.error if name == "run" else "")
         elif isinstance(event, CheckpointSaved | CheckpointFailed):
             began = time - int(event.seconds * SECOND)
             span_id = self._id("checkpoint", event.path, event.iter)

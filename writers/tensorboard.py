@@ -28,6 +28,7 @@ from eventloop.events import (
 from eventloop.events.base import event_name
 from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable
+from eventloop.events.outcome import ENDING, RunOutcome
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_choice, check_path, positive_or
@@ -76,7 +77,7 @@ class TensorBoardWriter(TimedWriter):
             wrong.
     """
 
-    events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, AfterRun)
+    events = (ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, BeforeTrain, *ENDING)
     batch = TOGETHER
 
     def __init__(
@@ -106,6 +107,7 @@ class TensorBoardWriter(TimedWriter):
         self._scalars = self._lib.Scalars()
         self._file: FileIO | None = None
         self._start = 0  # the iteration at which training resumes, until the restart record is written
+        self._outcome = RunOutcome()
         self._ended = False  # whether the end of the run was written, which the HParams tab reads once
 
     def open(self, run: Run) -> None:
@@ -139,6 +141,7 @@ class TensorBoardWriter(TimedWriter):
     def _records(self, event: Event, when: float) -> Iterator[Any]:
         """Yield the records of an event; encode each one before the next, which may reuse the object."""
         lib = self._lib
+        self._outcome.take(event)
         if (
             0 < self._start < getattr(event, "step", 0)
         ):  # a worker that is started again gets no `before_train`
@@ -159,7 +162,7 @@ class TensorBoardWriter(TimedWriter):
                 yield lib.run_info(event)
             case AfterRun() if not self._ended:
                 self._ended = True
-                yield lib.session_end(event, when)
+                yield lib.session_end(self._outcome.status, when)
 
     def close(self) -> None:
         if self._file is not None:

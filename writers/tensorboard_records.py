@@ -20,7 +20,8 @@ from tensorboard.compat.proto.event_pb2 import SessionLog
 from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 
-from eventloop.events import AfterRun, HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events import HistogramLogged, ImageLogged, RunInfo, ScalarsLogged, TextLogged
+from eventloop.events.outcome import Status
 from eventloop.util.surrogates import escaped
 from eventloop.writers.pixels import pixels, png, values
 
@@ -159,10 +160,10 @@ def hparams(chosen: Mapping[str, HParam], metrics: Sequence[str]) -> list[Any]:
     ]
 
 
-def session_end(event: AfterRun, when: float) -> Any:
+def session_end(status: Status, when: float) -> Any:
     """Return the record that shows the run's end in the HParams tab, with success or failure."""
-    status = "STATUS_SUCCESS" if event.error is None else "STATUS_FAILURE"
-    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(status), end_time_secs=when)
+    success = "STATUS_SUCCESS" if status == "finished" else "STATUS_FAILURE"
+    end = plugin_data_pb2.SessionEndInfo(status=api_pb2.Status.Value(success), end_time_secs=when)
     return _hparams_record(metadata.SESSION_END_INFO_TAG, session_end_info=end)
 
 

@@ -25,19 +25,18 @@ from eventloop.eventlog.reader import EventReader
 from eventloop.eventlog.replay import FOLDER as REPLAY_FOLDER
 from eventloop.eventlog.sinks import Written
 from eventloop.events import (
-    AfterRun,
-    BeforeRun,
     BeforeTrain,
     CheckpointSaved,
     Event,
     HistogramLogged,
     ImageLogged,
-    PreemptionRequested,
     ScalarsLogged,
     TextLogged,
 )
 from eventloop.events.base import step_of
 from eventloop.events.deferred import Timed
+from eventloop.events.encoding_errors import BadEvent, Unencodable
+from eventloop.events.outcome import ENDING, RunOutcome
 from eventloop.events.run import Run
 from eventloop.util.append_file import replacing
 from eventloop.util.checks import check_choice
@@ -58,7 +57,7 @@ SHORT = 60
 """The number of characters of an error that is in the log already."""
 BACKLOG = 100_000
 """The number of unsent events above which the writer fails."""
-RUN_EVENTS = (BeforeRun, BeforeTrain, AfterRun, PreemptionRequested)
+RUN_EVENTS = (*ENDING, BeforeTrain)
 """The events that mark where a training begins and how the run ended."""
 
 
@@ -105,12 +104,13 @@ class TrackerWriter(TimedWriter):
         self._floor: dict[str, int] = {}  # by name, the last step written before training
         self._tally = Tally({})
         self._pending: list[Timed] = []
+        self._untaken = 0
         self._retry_at = 0.0
         self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
         self._told: set[str] = set()
-        self._ended: AfterRun | None = None
-        self._preempted = False
+        self._refused: list[BadEvent] = []  # events with values that the tracker refused, not reported yet
+        self._outcome = RunOutcome()
         self._lock: FileIO | None = None
 
     @property
@@ -155,11 +155,16 @@ class TrackerWriter(TimedWriter):
         waiting = f", for which {events}; {self._later()}" if count else ""
         return f"{self.service}{self.where()}{error}{waiting}"
 
+    @property
+    def untaken(self) -> int:
+        """Return how many of the last delivered events the tracker may not have; they count as queued."""
+        return self._untaken
+
     # --- called by the engine ------------------------------------------------------------------------------
 
     def open(self, run: Run) -> None:
         self._work_dir = Path(run.work_dir)
-        self._known, self._ended, self._preempted, self._error = Known(), None, False, ""
+        self._known, self._outcome, self._error = Known(), RunOutcome(), ""
         try:
             self._lock = lock_file(self._state_path.with_suffix(".lock"), LOCK_SECONDS)
             self._known = self.connect(run, self._own_run(run))
@@ -175,9 +180,11 @@ class TrackerWriter(TimedWriter):
         self._save()
         if run.start_iter:
             self._catch_up(run.start_iter)
+        self._untaken = 0  # events of the log are not the subscriber's
 
     def write_timed(self, events: list[Timed]) -> None:
         """Write events with the Unix time of each; a replay calls this with the times of the log."""
+        self._untaken += len(events)
         for when, event in events:
             if (kept := self._take(event)) is not None:
                 self._pending.append(Timed(when, kept))
@@ -185,6 +192,9 @@ class TrackerWriter(TimedWriter):
             self._try_to_send()
         if len(self._pending) > BACKLOG:
             raise self._lost()
+        refused, self._refused = self._refused[: len(events)], []
+        if refused:
+            raise Unencodable(refused, of=len(events))
 
     def flush(self) -> None:
         self._try_to_send()
@@ -194,7 +204,7 @@ class TrackerWriter(TimedWriter):
         unended = ""
         try:
             if self._known.id:  # else `open` has raised why there is no run to end
-                self.end(self._status())
+                self.end(self._outcome.status.upper())
         except Exception as error:
             unended = f"{self.service} did not take the end of the run: {self._text(error)}"
         finally:
@@ -224,15 +234,10 @@ class TrackerWriter(TimedWriter):
 
     def _take(self, event: Event) -> Event | None:
         """Note an event; return it without the values written before, or None if none is left."""
+        self._outcome.take(event)
         match event:
             case BeforeTrain():
                 self._begin_training()
-            case BeforeRun():
-                self._ended, self._preempted = None, False
-            case PreemptionRequested():
-                self._preempted = True
-            case AfterRun():
-                self._ended = event
             case ScalarsLogged():
                 return self._new_scalars(event)
             case ImageLogged() | HistogramLogged() | TextLogged():
@@ -285,6 +290,7 @@ class TrackerWriter(TimedWriter):
 
     def _try_to_send(self) -> None:
         if not self._pending:
+            self._untaken = 0
             return
         try:
             self.send(self._pending)
@@ -299,7 +305,7 @@ class TrackerWriter(TimedWriter):
             self._retry_at = monotonic() + RETRY_SECONDS
             return
         self._error = ""
-        self._pending = []
+        self._pending, self._untaken = [], 0
         self._save()
 
     def _lost(self) -> UnavailableError:
@@ -326,11 +332,6 @@ class TrackerWriter(TimedWriter):
                 file.write(msgspec.json.encode(self._known))
         except OSError as error:  # the events are written: to pass them again would write them twice
             self.tell("state", f"{self._state_path} cannot be written: {error}")
-
-    def _status(self) -> str:
-        if self._ended is None or self._preempted or "KeyboardInterrupt" in (self._ended.error or ""):
-            return "KILLED"
-        return "FINISHED" if self._ended.error is None else "FAILED"
 
     # --- what subclasses share -----------------------------------------------------------------------------
 

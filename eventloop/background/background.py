@@ -117,7 +117,9 @@ class Background(Closing):
         if plan_file() is not None:
             return TaskLane(name, fn, options, report, None)
         with self._starting:
-            coroutines = self._coroutines or CoroutineLoop()
+            coroutines = self._coroutines
+            if coroutines is None or coroutines.ended:
+                coroutines = CoroutineLoop()
             task = TaskLane(name, fn, options, report, coroutines.loop)
             self._coroutines = coroutines  # now that it runs
         return task

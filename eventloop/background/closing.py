@@ -391,10 +391,10 @@ class Closing(ABC):
 
 
 def _with_left(lanes: Iterable[Lane]) -> list[Lane]:
-    return [lane for lane in lanes if lane.queued or lane.stuck]
+    return [lane for lane in lanes if lane.queued or lane.stuck or lane.left_in]
 
 
 def _names(lanes: list[Lane]) -> str:
     """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
-    stuck = {lane: f", {lane.stuck}" if lane.stuck else "" for lane in lanes}
-    return ", ".join(f"{lane.name} ({lane.queued}){text}" for lane, text in stuck.items())
+    states = {lane: lane.stuck or lane.left_in for lane in lanes}
+    return ", ".join(f"{lane.name} ({lane.queued}){text and f', {text}'}" for lane, text in states.items())

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 
 import anyio
 
 from eventloop.util.waiting import Latch
+
+logger = logging.getLogger("eventloop")
 
 
 class CoroutineLoop:
@@ -37,9 +40,11 @@ class CoroutineLoop:
         try:
             anyio.run(self._main)
         except BaseException as error:
-            if self._loop is not None:
-                raise
-            self._refusal = error  # for example: no file descriptor is left
+            if self._loop is None:
+                self._refusal = error  # for example: no file descriptor is left
+                return
+            # a SystemExit of a task that a subscriber has created ends any loop
+            logger.error("the event loop of all coroutine subscribers was ended", exc_info=error)
         finally:
             self._began.set()
 
@@ -48,6 +53,11 @@ class CoroutineLoop:
         self._loop = asyncio.get_running_loop()
         self._began.set()
         await self._stop.wait()
+
+    @property
+    def ended(self) -> bool:
+        """Return whether the event loop has ended."""
+        return self._loop is not None and self._loop.is_closed()
 
     def stop(self) -> None:
         """Cancel the coroutines that still run, and end the thread; safe from any thread."""

@@ -15,6 +15,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
+from eventloop.background.held_loop import LoopLane
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
@@ -34,10 +35,11 @@ The keeper, which normally wakes it, may be waiting for a slow disk.
 """
 
 
-class TaskLane(Lane):
+class TaskLane(LoopLane):
     """Deliver to a coroutine function in a task of an event loop.
 
-    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`.
+    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`, and
+    not the time in which another coroutine holds the loop, by `time.sleep` for example.
 
     Args:
         loop: the bus's event loop, or a loop of the caller; None in a dry run.
@@ -45,6 +47,8 @@ class TaskLane(Lane):
 
     runs_on = "loop"
     _fn: Callable[..., Awaitable[object]]
+    _shared = True  # whether the loop is the bus's own, which other coroutine subscribers have, too
+    _cure = "A task of a coroutine subscriber has raised SystemExit or KeyboardInterrupt"
 
     def __init__(
         self,
@@ -57,7 +61,6 @@ class TaskLane(Lane):
         super().__init__(name, fn, options, report)
         self._loop = loop
         self._ready = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
         self._delivering = False
 
     def start(self) -> None:
@@ -70,9 +73,11 @@ class TaskLane(Lane):
 
     def wake(self) -> None:
         """Make the task look at its queue, or cancel its delivery if the subscriber has ended."""
+        self._called_at = self._called_at or perf_counter()  # `_look` answers
         self._call_on_loop(self._look)
 
     def _look(self) -> None:
+        self._note_answer()
         self._ready.set()
         if (
             self._delivering
@@ -99,7 +104,7 @@ class TaskLane(Lane):
         try:
             await self._run()
             self._finish()
-        except (asyncio.CancelledError, GeneratorExit):  # `asyncio.run` cancels every task at its end
+        except (asyncio.CancelledError, GeneratorExit):  # a loop cancels every task at its end
             self._end_with_loop()
             raise
         except BaseException as error:
@@ -149,16 +154,16 @@ class TaskLane(Lane):
         cancelled = isinstance(error, asyncio.CancelledError)
         return cancelled and running is not None and running.cancelling() > 0
 
-    def _end_with_loop(self) -> None:
-        """Note that the bus's asyncio event loop has ended, as it does after a close."""
-        self.closed.set()
-
-
-class CallersLane(TaskLane):
-    """Deliver in a task of an event loop that the caller runs, and that the bus neither starts nor stops."""
+    def _check_runner(self) -> None:
+        super()._check_runner()
+        if self._loop is not None and self._loop.is_closed() and not self.closed.is_set():
+            self._end_with_loop()
 
     def _end_with_loop(self) -> None:
-        """Take no more events; the interrupted delivery counts as failed, and queued events as dropped."""
+        """Take no more events; the interrupted delivery counts as failed, and queued events as dropped.
+
+        Does nothing after a close, which ends the bus's own loop.
+        """
         with self._lock:
             if self.ended_by or self.closed.is_set():
                 self.closed.set()
@@ -171,17 +176,24 @@ class CallersLane(TaskLane):
             self.buffer.clear()
         error = RuntimeError(f"the event loop of subscriber {self.name} has ended")
         self.last_error = error_text(error)
-        if left:
-            logger.error(
-                "%s: %d events are counted as failed or dropped. Flush the bus before the loop ends, and let "
-                "the loop run meanwhile: `await asyncio.to_thread(bus.flush)`", error, left,
-            )  # fmt: skip
+        if left or self._shared:
+            logger.error("%s: %d events are counted as failed or dropped. %s", error, left, self._cure)
             self._report(self, error, None, 0.0)
         self._spill.discard()
         self.closed.set()
         for flush in tuple(self._flushes):
             flush.made.set()
         self._room.ring()
+
+
+class CallersLane(TaskLane):
+    """Deliver in a task of an event loop that the caller runs, and that the bus neither starts nor stops."""
+
+    _shared = False
+    _cure = (
+        "Flush the bus before the loop ends, and let the loop run meanwhile: "
+        "`await asyncio.to_thread(bus.flush)`"
+    )
 
     @property
     def blocked_by_caller(self) -> bool:
@@ -227,6 +239,7 @@ class ThreadLane(Lane):
     """
 
     runs_on = "thread"
+    _thread: threading.Thread
 
     def __init__(
         self,

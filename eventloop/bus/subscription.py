@@ -56,7 +56,7 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     failed: int
     """The events at which the subscriber raised an error or stalled."""
     queued: int
-    """The events not delivered yet: in the queue or spill file, or in the current delivery."""
+    """The events not delivered yet: in the queue or spill file, in the current delivery, or `untaken`."""
     peak_queued: int
     """The largest number of events that waited at a time, in queue and file."""
     error: str = ""
@@ -68,6 +68,8 @@ class SubscriptionStats(msgspec.Struct, frozen=True):
     losses_logged: bool = False
     """Whether the log has told all losses since the last run or close already, in the line which says that a
     server is missing and that no more events are delivered."""
+    untaken: int = 0
+    """Those of `queued` that the subscriber has, and its destination has not taken, such as a server."""
 
     @property
     def shortfall(self) -> str:
@@ -368,11 +370,14 @@ class Subscription:
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
         now, reason = lane.account, lane.ended_by
-        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued) else ""  # else nothing is left
-        error = f"{ended} {'; '.join(filter(None, (lane.last_error, lane.stuck)))}".strip()
+        state = lane.stuck or lane.left_in
+        # after a close without a state and without events in the queue, nothing is left
+        ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
+        error = f"{ended} {'; '.join(filter(None, (lane.last_error, state)))}".strip()
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered, now.dropped,
-            now.failed, now.queued, now.peak, error, now.spilled, lane.losses_logged,
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.untaken,
+            now.dropped, now.failed, now.queued + now.untaken, now.peak, error, now.spilled,
+            lane.losses_logged, now.untaken,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:

@@ -278,8 +278,8 @@ def _settle(bus: Bus, emitted: int) -> None:
     bus.poll()
 
 
-def _undelivered(bus: Bus) -> dict[str, int]:
-    return {stats.name: stats.queued for stats in bus.stats() if stats.queued}
+def _undelivered(bus: Bus) -> dict[str, int]:  # without those that a writer holds for an absent tracker
+    return {each.name: left for each in bus.stats() if (left := each.queued - each.untaken)}
 
 
 def _closed(bus: Bus, emitted: int) -> RuntimeError:

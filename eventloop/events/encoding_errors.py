@@ -1,4 +1,4 @@
-"""Report events that cannot be encoded, so that only these events fail.
+"""Report events that cannot be encoded, or that a server refuses, so that only these events fail.
 
     raise Unencodable([why_not(event, error, encode)], of=len(events))      # all the others were written
 
@@ -16,13 +16,15 @@ from eventloop.util.text import error_text
 
 
 class BadEvent(NamedTuple):
-    """An event that cannot be encoded."""
+    """An event that cannot be encoded, or that a server refuses."""
 
     event: str
     """The name of the event."""
     field: str
     """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
+    told: bool = False
+    """Whether the subscriber has logged it already."""
 
     def __str__(self) -> str:
         of = f" for its field {self.field}" if self.field else ""
@@ -52,13 +54,13 @@ def bad_events(error: BaseException, of: int) -> list[BadEvent]:
     return error.events if isinstance(error, Unencodable) and error.of == of else []
 
 
-def why_not(event: Event, error: Exception, encode: Callable[[Any], object]) -> BadEvent:
+def why_not(event: Event, error: BaseException, encode: Callable[[Any], object]) -> BadEvent:
     """Find the field of an event for which `encode` raised `error`."""
     field = ""
     for name in event.__struct_fields__:
         try:
             encode(getattr(event, name))
-        except Exception as of_field:
+        except (Exception, type(error)) as of_field:
             field, error = f"{name}, a {_type_name(getattr(event, name))}", of_field
             break
     return BadEvent(event_name(type(event)), field, error_text(error))

@@ -118,9 +118,9 @@ class ChildProcess:
         """
         if self._commands >= 0:
             _live.discard(self)
-            os.close(self._commands)
-            os.close(self._answers)
-            self._commands = self._answers = -1
+            pipes, self._commands, self._answers = (self._commands, self._answers), -1, -1
+            for pipe in pipes:
+                os.close(pipe)
         code = self._wait(patience)
         if code is None:
             self._process.kill()

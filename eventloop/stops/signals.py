@@ -15,11 +15,11 @@ from typing import Any, Protocol, Self
 from torch.utils.data import get_worker_info
 
 from eventloop.bus import Bus
+from eventloop.events.outcome import INTERRUPTED
 from eventloop.stops.stopping import Stopping
 
 logger = logging.getLogger("eventloop")
 
-INTERRUPTED = "interrupted by Ctrl-C"
 ENDED = (
     "Ctrl-C: the run has ended, and waits at most {:g} s more for slow writers. Ctrl-C again ends at once."
 )

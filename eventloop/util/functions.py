@@ -35,6 +35,14 @@ def awaited_by(fn: Callable[..., object]) -> str:
     return f", waiting for {text}" if isinstance(text, str) and text else ""
 
 
+def untaken_by(fn: Callable[..., object]) -> int:
+    """Return the number in `untaken` of the object of the method `fn`; 0 without one.
+
+    It is the number of the last delivered events that the object's destination has not taken yet.
+    """
+    return int(getattr(getattr(fn, "__self__", None), "untaken", 0))
+
+
 def is_coroutine_function(fn: Callable[..., object]) -> bool:
     """Return whether `fn` is an `async def` function, a partial of one, or has such a method `__call__`."""
     if inspect.isroutine(fn):

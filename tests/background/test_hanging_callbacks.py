@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from time import monotonic
@@ -14,8 +15,11 @@ from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import Event, HandlerFailed
 from tests.conftest import DEADLINE, Held
-from tests.support.process_support import until
+from tests.support import process_handlers as handlers
+from tests.support.process_support import Lines, until
 from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
+
+pytest_plugins = ["tests.support.process_fixtures"]
 
 
 def ignores(event: Any) -> None:
@@ -126,16 +130,28 @@ def test_a_stuck_callback_is_named(bus: Bus, held: Held, monkeypatch: pytest.Mon
     assert subscription.stats.error.endswith(" s in on_flush")
 
 
-def test_a_subscriber_that_only_did_not_end_in_time_has_lost_nothing(held: Held) -> None:
-    """If its `on_close` hangs everything is delivered all the same, and its account has no error."""
-    bus = Bus()
-    subscribe(bus, "thread", ignores, on_close=lambda: held(None))
+@pytest.mark.parametrize("how", ["thread", "task", pytest.param("process", marks=pytest.mark.slow)])
+def test_a_close_names_whom_it_waited_for(
+    held: Held, lines: Lines, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If an `on_close` hangs, everything is delivered all the same; the log and the report say who is in which call."""
+    bus = Bus(drain_timeout=DEADLINE)
+    if how == "process":
+        options: dict[str, Any] = {"offload": "process", "on_close": handlers.hang_at_the_close}
+        bus.subscribe(handlers.note, "after_train_iter", name="slow", **options)
+    else:
+        kind = "thread" if how == "thread" else "loop"
+        subscribe(bus, kind, ignores, name="slow", on_close=lambda: held(None))
     emit(bus, 3)
-    bus.flush()  # however busy the machine is
-    report = bus.close(0.2)
+    assert bus.flush()
+    report = bus.close(0.5)
 
+    (stats,) = report.stats
     assert not report.complete
-    assert (report.stats[0].delivered, report.stats[0].error, report.stats[0].shortfall) == (3, "", "")
+    assert (stats.delivered, stats.dropped, stats.failed, stats.queued) == (3, 0, 0, 0)
+    assert re.fullmatch(r"\[closed\] in on_close for \d+\.\d s", stats.error)
+    assert stats.error in str(report)
+    assert re.search(r"events left undelivered: slow \(0\), in on_close for \d+\.\d s", caplog.text)
 
 
 # --- filters -----------------------------------------------------------------------------------------------

@@ -146,7 +146,7 @@ def assert_stuck_is_named(caplog: pytest.LogCaptureFixture) -> None:
     """One line names the writer that hangs, with the events it did not take and the command for them."""
     (line,) = warnings_of(caplog)
     assert re.fullmatch(
-        r"closed after 0\.2 s; events left undelivered: Stuck \(\d+\)(, stuck for .*)?\. `eventloop replay .*` says how to deliver them",
+        r"closed after 0\.2 s; events left undelivered: Stuck \(\d+\)(, (stuck|in one delivery) for .*)?\. `eventloop replay .*` says how to deliver them",
         line,
     )
 

@@ -129,6 +129,10 @@ def closed() -> None:
     log("closed")
 
 
+def hang_at_the_close() -> None:
+    threading.Event().wait()
+
+
 def fail_to_close() -> None:
     raise Chosen("not closed")
 

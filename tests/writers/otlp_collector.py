@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from time import sleep
@@ -22,25 +23,31 @@ def is_missing(module: str) -> bool:
 
 
 class Collector:
-    """Keep the messages of each path; `status` other than 200 refuses, `delay` makes each answer wait."""
+    """Keep the messages of each path; `status` other than 200 refuses, `delay` makes each answer wait.
+
+    `judge` returns the status for one request, given its path, its message and its size in bytes.
+    """
 
     def __init__(self, delay: float = 0.0) -> None:
         self.messages: dict[str, list[Any]] = {"/v1/metrics": [], "/v1/traces": [], "/v1/logs": []}
         self.headers: list[dict[str, str]] = []
         self.status = 200
         self.delay = delay
+        self.judge: Callable[[str, Any, int], int] = lambda path, message, size: self.status
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 collector.headers.append({key.lower(): value for key, value in self.headers.items()})
-                if collector.status == 200:
-                    collector.messages[self.path].append(_decode(self.path, body))
+                message = _decode(self.path, body)
+                status = collector.judge(self.path, message, len(body))
+                if status == 200:
+                    collector.messages[self.path].append(message)
                 sleep(collector.delay)
                 try:
-                    self.send_response(collector.status)
-                    if collector.status == 302:
+                    self.send_response(status)
+                    if status == 302:
                         self.send_header("Location", "http://127.0.0.1:9/")
                     self.end_headers()
                 except OSError:  # the client was killed

@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
+from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, PreemptionRequested, ScalarsLogged
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from tests.writers.conftest import Account, Attach, train, write
@@ -195,15 +195,22 @@ def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> Non
     assert [info.name.tag for info in experiment.metric_infos] == ["val/accuracy"]
 
 
-@pytest.mark.parametrize(("error", "status"), [(None, "SUCCESS"), ("ValueError: no", "FAILURE")])
+@pytest.mark.parametrize(
+    ("events", "status"),
+    [
+        ([AfterRun()], "SUCCESS"),
+        ([AfterRun(error="ValueError: no")], "FAILURE"),
+        ([PreemptionRequested(reason="SIGTERM"), AfterRun(reason="SIGTERM")], "FAILURE"),
+    ],
+)
 def test_hparams_say_how_the_run_ended(
-    attach: Attach, folder: Path, tmp_path: Path, error: str | None, status: str
+    attach: Attach, folder: Path, tmp_path: Path, events: list[Event], status: str
 ) -> None:
-    """A run that failed is marked in the table; one without hyperparameters is not in it."""
-    write(attach(TensorBoardWriter(tmp_path / "without")), AfterRun(error=error))
+    """A run that failed or was killed is marked in the table; one without hyperparameters is not in it."""
+    write(attach(TensorBoardWriter(tmp_path / "without")), *events)
     assert metadata.SESSION_END_INFO_TAG not in read(tmp_path / "without").summary_metadata
 
-    write(attach(TensorBoardWriter(hparams={"lr": 0.5})), AfterRun(error=error))
+    write(attach(TensorBoardWriter(hparams={"lr": 0.5})), *events)
 
     end = content(folder, metadata.SESSION_END_INFO_TAG).session_end_info
     assert api_pb2.Status.Name(end.status) == f"STATUS_{status}"

@@ -319,6 +319,31 @@ def test_a_replay_without_the_tracker_says_why(tmp_path: Path) -> None:
     assert tracker.statuses == []
 
 
+class Leaving(Tracker):
+    """A tracker that is away from the first event on."""
+
+    def connect(self, run: Run, known: Known) -> Known:
+        connected = super().connect(run, known)
+        self.away = "gone"
+        return connected
+
+
+def test_a_replay_into_a_bus_does_not_wait_for_a_tracker_that_is_away(tmp_path: Path) -> None:
+    """It ends, and the events that the writer holds are queued in the account until the close."""
+    bus = Bus()
+    EventLogWriter().attach(bus, lambda: Run(work_dir=str(tmp_path)))
+    write(bus, *train(1, 2, 3))
+
+    with Bus() as target:
+        Leaving().attach(target, lambda: Run(work_dir=str(tmp_path)))
+        replay(tmp_path, target)
+        (held,) = target.stats()
+    (stats,) = target.stats()
+
+    assert (held.delivered, held.queued, held.untaken) == (0, 3, 3)
+    assert (stats.delivered, stats.failed, stats.queued, stats.untaken) == (0, 3, 0, 0)
+
+
 @pytest.mark.parametrize(
     ("events", "status"),
     [

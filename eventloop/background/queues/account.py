@@ -48,6 +48,8 @@ class Account(NamedTuple):
     queued: int
     peak: int
     spilled: int
+    untaken: int
+    """Those of `delivered` that the destination has not taken yet."""
 
 
 class SubscriberAccount(ABC):
@@ -74,6 +76,7 @@ class SubscriberAccount(ABC):
         self._drops_told = 0
         self._drops_told_at = float("-inf")
         self._spill = Spill(name, options.capacity)
+        self.untaken = 0  # events counted as delivered that the destination has not taken yet
         self._in_flight = 0  # events taken out of the queue whose delivery is not counted yet
         self._progress = [0]  # how many of them are delivered; a new list for each run of deliveries
 
@@ -87,7 +90,7 @@ class SubscriberAccount(ABC):
             self.peak = max(self.peak, queued - self._in_flight)
             return Account(
                 self.calls, self.seconds, delivered, self.dropped, self.failed, queued, self.peak,
-                self._spill.total,
+                self._spill.total, min(self.untaken, delivered),
             )  # fmt: skip
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 from eventloop.background.queues.failures import FailingQueue, Report
 from eventloop.background.queues.options import LaneOptions
-from eventloop.util.functions import awaited_by
+from eventloop.util.functions import awaited_by, untaken_by
 
 STUCK_SECONDS = 1.0
 """The seconds after which a delivery that a flush or close waited for in vain is logged as stuck."""
@@ -21,6 +21,7 @@ class AwaitedQueue(FailingQueue):
         super().__init__(name, options, report)
         self._fn = fn
         self._calling = ""  # the running callback; "" again once it is reported as stalled
+        self.left_in = ""  # what it was doing when a close ended without it
         self._in_vain = 0.0, 0.0  # begin of a delivery, and the seconds that callers waited for it
 
     def waited_in_vain(self, seconds: float) -> None:
@@ -44,6 +45,12 @@ class AwaitedQueue(FailingQueue):
         return f"stuck for {took:.1f} s in {self._call}" if took >= STUCK_SECONDS else ""
 
     @property
+    def doing(self) -> str:
+        """Describe the delivery or callback that is under way; "" without one."""
+        began, took = self._under_way()
+        return f"in {self._call} for {took:.1f} s" if began else ""
+
+    @property
     def in_a_call(self) -> bool:
         """Return whether a delivery or a callback is under way."""
         return bool(self._began)
@@ -60,9 +67,35 @@ class AwaitedQueue(FailingQueue):
 
     @property
     def _call(self) -> str:
-        return (self._calling or "one delivery") + (self._awaited or awaited_by(self._fn))
+        return (self._callback or "one delivery") + (self._awaited or awaited_by(self._fn))
+
+    @property
+    def _callback(self) -> str:
+        """Return the name of the callback that is running; "" without one."""
+        return self._calling
 
     def _under_way(self) -> tuple[float, float]:
         """Return the begin and the seconds of the current delivery or callback; zeros without one."""
         began = self._began
         return (began, perf_counter() - began) if began else (0.0, 0.0)
+
+    def _still_untaken(self) -> int:
+        """Return how many of the delivered events the destination has not taken, as the subscriber says."""
+        return min(self.delivered, untaken_by(self._fn))
+
+    def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
+        if callback is None:
+            return
+        failure: BaseException | None = None
+        with self._lock:
+            self._began, self._calling = perf_counter(), what
+        try:
+            callback()
+        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
+            failure = error
+        with self._lock:
+            stalled = not self._calling
+            self._began, self._calling = 0.0, ""
+        self.untaken = self._still_untaken()
+        if failure is not None and not stalled:  # else it was reported when it stalled
+            self.complain(failure, what)

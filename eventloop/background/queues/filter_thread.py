@@ -33,6 +33,11 @@ class FilterThread:
         """Return whether the calling thread is this thread."""
         return threading.current_thread() is self._thread
 
+    @property
+    def ended(self) -> bool:
+        """Return whether the thread has ended, by `over` or by an error."""
+        return self._thread.ident is not None and not self._thread.is_alive()
+
     def _run(self) -> None:
         while not self._over():
             self._woken.clear()

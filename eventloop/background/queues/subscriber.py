@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -44,6 +45,7 @@ class Lane(AwaitedQueue):
         super().__init__(name, fn, options, report)
         self.busy = Timing()  # of its deliveries
         self.recorder: SpanRecorder | None = None
+        self._thread: threading.Thread | None = None  # its own, which delivers; None for a task
         self._closing = False  # whether a close waits for the end
         self._no_more = False  # whether no more events come, so that an empty queue is the end
         self._flushes: deque[Flush] = deque()
@@ -133,6 +135,8 @@ class Lane(AwaitedQueue):
 
     def abandon(self) -> None:
         """Stop at the deadline of a close; undelivered events remain in the account as queued."""
+        if not (self.ended or self.blocked_by_caller):
+            self.left_in = self.doing or "not ended yet"
         moving = self._feeding.acquire(timeout=HELD_SECONDS)  # else a `when=` hangs
         try:
             with self._lock:
@@ -230,14 +234,30 @@ class Lane(AwaitedQueue):
             self.wake()
 
     def check(self, now: float) -> None:
-        """Give up the subscriber if its code has run longer than its `stall_timeout`.
+        """Give up the subscriber if its thread has ended, or its code exceeds its `stall_timeout`.
 
-        The code may be a delivery, `on_flush`, `on_close` or `when=`.
+        The code may be a delivery, `on_flush`, `on_close` or `when=`. Called by the keeper.
         """
+        self._check_runner()
         limit = self.options.stall_timeout
         if self._end_asking(now - limit, f"spent more than stall_timeout={limit:g} s in its when="):
             self.give_up("stalled")
         self.check_stall(now)
+
+    def _check_runner(self) -> None:
+        """End the subscriber if the thread of its deliveries or its filter has ended before it was closed.
+
+        The thread may have been ended in ways that its own code does not see, such as an exception that
+        another thread has set in it.
+        """
+        if self._filter is not None and self._filter.ended and not self.done:
+            self.give_up("error")
+        thread = self._thread
+        if thread is None or thread.ident is None or thread.is_alive() or self.closed.is_set():
+            return
+        last = threading.Thread(target=self.break_off, args=(None,), name=thread.name, daemon=True)
+        self._thread = last  # not the keeper, because `on_close` may hang
+        last.start()
 
     def end_asking(self) -> None:
         """Report a call of the `when=` filter that has not returned by the end of a close."""
@@ -278,22 +298,42 @@ class Lane(AwaitedQueue):
             self.ended_by = "stalled"  # even if it had failed or was cancelled before
 
     def _stalled_in(self, what: str, item: Delivery | None, took: float) -> None:
-        text = f"subscriber {self.name} {what}; it is no longer waited for"
+        text = f"subscriber {self.name} {what}; it is no longer waited for{self._effect}"
         self.last_error = text
         logger.error("%s", text)
         self._report(self, TimeoutError(text), item, took)
 
-    def break_off(self, error: BaseException) -> None:
-        """End the subscriber because the delivery code itself failed, for example on an unprintable error."""
-        logger.error("background subscriber %s cannot go on; please report this", self.name, exc_info=error)
+    @property
+    def _effect(self) -> str:
+        """Return a sentence on what a stall does to other subscribers; "" if nothing."""
+        return ""
+
+    def break_off(self, error: BaseException | None) -> None:
+        """End the subscriber because the delivery code itself failed, for example on an unprintable error.
+
+        Args:
+            error: what ended the code; None if it is unknown, because the thread had ended.
+        """
         with self._lock:
-            self.failed += self._in_flight
-            self._in_flight = 0
-        failure = RuntimeError(f"its deliveries ended with a {type(error).__name__}")
-        self.last_error = error_text(failure)
-        self._report(self, failure, None, 0.0)
-        self.give_up("error")
-        self._finish()
+            done, self._progress = self._progress[0], [0]
+            self.delivered += done
+            self.failed += self._in_flight - done
+            self._in_flight, self._began = 0, 0.0
+        how = (
+            "its thread has ended" if error is None else f"its deliveries ended with a {type(error).__name__}"
+        )
+        self.last_error = error_text(RuntimeError(how))
+        try:  # a handler of the log may raise, too, even SystemExit
+            logger.error(
+                "background subscriber %s cannot go on; please report this: %s",
+                self.name,
+                how,
+                exc_info=error,
+            )
+            self._report(self, RuntimeError(how), None, 0.0)
+        finally:
+            self.give_up("error")
+            self._finish()
 
     @abstractmethod
     def start(self) -> None:
@@ -324,6 +364,7 @@ class Lane(AwaitedQueue):
             else:
                 self._charge(error, count)
         self.busy.add(took)
+        self.untaken = self._still_untaken()
         if self.recorder is not None:
             self._record(self.recorder, item, began, took)
         if error is not None and count:  # 0: counted and reported when it stalled
@@ -348,21 +389,11 @@ class Lane(AwaitedQueue):
     def _finish(self) -> None:
         if self.ended_by != "stalled":
             self._call_back(self.options.on_close, "on_close")
+        with self._lock:
+            if self.untaken and self.ended_by != "closed":  # else they count as left
+                self.losses_logged = not (self.failed or self.dropped)  # by the error of `on_close`
+                self.failed += self.untaken
+                self.delivered -= self.untaken
+                self.untaken = 0
         self.closed.set()
         self._notify()
-
-    def _call_back(self, callback: Callable[[], object] | None, what: str) -> None:
-        if callback is None:
-            return
-        failure: BaseException | None = None
-        with self._lock:
-            self._began, self._calling = perf_counter(), what
-        try:
-            callback()
-        except BaseException as error:  # a SystemExit in a subscriber ends nothing else
-            failure = error
-        with self._lock:
-            stalled = not self._calling
-            self._began, self._calling = 0.0, ""
-        if failure is not None and not stalled:  # else it was reported when it stalled
-            self.complain(failure, what)

@@ -52,6 +52,8 @@ class Progress(msgspec.Struct, frozen=True):
 
     `perf_counter` is the same clock for all processes of a POSIX system.
     """
+    untaken: int = 0
+    """How many of the last events the destination has not taken, as `eventloop.util.functions.untaken_by`."""
     awaited: str = ""
     """What its deliveries wait for, as `eventloop.util.functions.awaited_by` returns it."""
 
@@ -100,7 +102,7 @@ class EventEncoder:
         """Append the frames of an event to `into`."""
         try:
             self._encode(event, into)
-        except Exception as error:
+        except BaseException as error:  # a SystemExit in a value's `__reduce__` is the event's fault alone
             raise Unencodable([why_not(event, error, _pickled)], of=1) from error
 
     def _encode(self, event: Event, into: list[bytes]) -> None:

@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -46,6 +48,7 @@ class SupervisedLane(Lane):
     """
 
     runs_on = "process"
+    _thread: threading.Thread
 
     def __init__(
         self,
@@ -70,6 +73,9 @@ class SupervisedLane(Lane):
         self._start_at = 0.0
         self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
         self._worker_ready = Latch()
+        self._untaken_events: deque[Queued] = (
+            deque()
+        )  # acknowledged ones that a death of the worker would lose
 
     @property
     def _ready(self) -> bool:
@@ -82,6 +88,17 @@ class SupervisedLane(Lane):
     def _under_way(self) -> tuple[float, float]:
         since = self._since
         return (since, monotonic() - since) if self._ready and self._busy else (0.0, 0.0)
+
+    @property
+    def doing(self) -> str:
+        """Describe what the worker does; before it is ready, its start."""
+        return super().doing if self._ready else "its worker process was still importing its modules"
+
+    @property
+    def _callback(self) -> str:
+        if self._flights.sent:
+            return ""
+        return "on_flush" if self._unflushed else "on_close" if self._close_sent else ""
 
     @property
     def in_a_call(self) -> bool:
@@ -102,7 +119,7 @@ class SupervisedLane(Lane):
     def stuck(self) -> str:
         """Describe the call in which the worker is stuck, or that events wait for its start."""
         if self.ended_by in ("", "closed") and not self._ready and self.queued:
-            return "its worker process was still importing its modules"
+            return self.doing
         return super().stuck
 
     def _overdue(self) -> float:
@@ -174,7 +191,8 @@ class SupervisedLane(Lane):
         elif self._died_too_often():
             self._bury(how)
         else:
-            again = self._flights.suspects = self._flights.events
+            self._flights.suspects = self._flights.events
+            again = self._flights.events + len(self._untaken_events)
             logger.warning(
                 "the worker process of %s died (%s) and is started again; %d events are sent again",
                 self.name, how, again,
@@ -219,14 +237,25 @@ class SupervisedLane(Lane):
             self._failure(error, self._item_of(lost), 0.0)
             self._moved()
 
-    def _end_by(self, error: Exception, item: Delivery | None) -> None:
+    def _end_by(self, error: BaseException, item: Delivery | None) -> None:
         """End the subscriber because of an error, for any value of `on_error`."""
         self.last_error = error_text(error)
-        logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
         self._drop_flights()  # first: a thread that waits for the end finds them counted
-        self._report(self, error, item, 0.0)
-        self.give_up("error")
-        self._finished = True
+        try:  # a handler of the log may raise, too
+            logger.error("background subscriber %s failed and is disabled", self.name, exc_info=error)
+            self._report(self, error, item, 0.0)
+        finally:
+            self.give_up("error")
+            self._finished = True
+
+    def break_off(self, error: BaseException | None) -> None:
+        """End the subscriber and its worker, because the thread that feeds the worker has ended."""
+        try:
+            if self.worker is not None:
+                self.worker.end()
+        finally:
+            self._drop_flights()
+            super().break_off(error)
 
     def _drop_flights(self) -> None:
         """Count the events that the worker has not acknowledged as dropped."""
@@ -244,6 +273,28 @@ class SupervisedLane(Lane):
         self._flights.land(count)
         self._since = monotonic()
         self._in_a_row = 0
+
+    def _keep_untaken(self, count: int, untaken: int) -> None:
+        """Keep the last `untaken` of the acknowledged events, of which `count` are acknowledged just now."""
+        landing = (item for flight in self._flights.waiting for item in flight)
+        self._untaken_events.extend(islice(landing, count))
+        while len(self._untaken_events) > untaken:
+            self._untaken_events.popleft()
+        self.untaken = len(self._untaken_events)
+
+    def _send_untaken_again(self) -> None:
+        """Put the events that a dead worker held for its destination before all others."""
+        events, size = list(self._untaken_events), self._together or 1
+        self._untaken_events.clear()
+        with self._lock:
+            self.untaken = 0
+            self.delivered -= len(events)
+            self._in_flight += len(events)
+        parts = [events[at : at + size] for at in range(0, len(events), size)]
+        self._flights.waiting.extendleft(reversed(parts))
+
+    def _still_untaken(self) -> int:
+        return self.untaken  # as the worker says
 
     def _record_spans(self, recorder: SpanRecorder, count: int, spans: list[tuple[float, float]]) -> None:
         """Record the spans of deliveries that a worker has acknowledged.

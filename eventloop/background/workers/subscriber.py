@@ -112,8 +112,12 @@ class ProcessLane(SupervisedLane):
         try:
             while not (self._finished or self._abandoned or self.ended_by == "stalled"):
                 self._turn()
-        except Exception as error:
+        except BaseException as error:  # must be reported, because emits and a close wait for this thread
             self._end_by(error, None)
+        finally:
+            self._end_worker()
+
+    def _end_worker(self) -> None:
         if self.worker is not None:
             self.worker.end(END_SECONDS if self._finished else 0.0)
         with self._wake_lock:
@@ -137,13 +141,15 @@ class ProcessLane(SupervisedLane):
             self._stalled()
 
     def _start_worker(self) -> None:
+        self._flights.sent = self._acknowledged = 0
+        if not self.ended_by:
+            self._send_untaken_again()
         if (self.ended_by or (self._no_more and self.deaths)) and not self.queued:
             self._finished = True  # no new worker, which would have nothing to close
             return
         if (left := self._start_at - monotonic()) > 0:
             self._sleep(left)
             return
-        self._flights.sent = self._acknowledged = 0
         self._worker_ready.clear()
         self._begun = self._recording = False
         self._encoder = EventEncoder()
@@ -234,7 +240,8 @@ class ProcessLane(SupervisedLane):
     # --- hearing -------------------------------------------------------------------------------------------
 
     def _under_way_events(self) -> list[Event]:
-        return [unstamped(item) for flight in list(self._flights.waiting) for item in flight]
+        flights = [list(self._untaken_events), *self._flights.waiting]
+        return [unstamped(item) for flight in flights for item in flight]
 
     def _hear(self, message: Frame) -> None:
         match message.kind:
@@ -265,6 +272,8 @@ class ProcessLane(SupervisedLane):
         self._awaited = progress.awaited
         if self.recorder is not None:
             self._record_spans(self.recorder, count, progress.spans)
+        if progress.untaken or self._untaken_events:
+            self._keep_untaken(count, progress.untaken)
         self._land(count)
         with self._lock:
             self.delivered += count

@@ -34,7 +34,7 @@ from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.exiting import skip_collections
 from eventloop.processes.launch import ASK_TO_END
-from eventloop.util.functions import awaited_by
+from eventloop.util.functions import awaited_by, untaken_by
 
 ACK_SECONDS = 0.05
 """The seconds for which a finished delivery may stay unacknowledged while the next one runs."""
@@ -158,11 +158,13 @@ class Worker:
             self._target.fn(batched if batch else events[0])
         except BaseException as error:  # a SystemExit in a handler ends nothing else
             seconds = perf_counter() - began
+            self._acks.note_untaken(untaken_by(self._target.fn))
             self._acks.send(
                 frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
             )
             self._stopped = self._stop_on_error and not bad_events(error, len(messages))
         else:
+            self._acks.note_untaken(untaken_by(self._target.fn))
             self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
     def _say_begin(self, message: Frame, first: Event) -> None:
@@ -181,6 +183,8 @@ class Worker:
                 sys.stdout.flush()
         except BaseException as error:
             return pack_error(error)
+        finally:
+            self._acks.note_untaken(untaken_by(self._target.fn))
         return b""
 
     def _next(self) -> Frame | None:
@@ -219,6 +223,7 @@ class _Acks:
         self._lock = threading.RLock()  # a finalizer that runs in `_tell` may log
         self._news = threading.Event()
         self._finished = self._told = 0  # events of finished and of acknowledged deliveries
+        self._untaken = self._untaken_told = 0
         self.recording = False
         self._awaited = ""
         self._took: list[float] = []
@@ -233,6 +238,11 @@ class _Acks:
             if self.recording:
                 self._spans.append((began, seconds))
         self._news.set()
+
+    def note_untaken(self, count: int) -> None:
+        """Note how many of the last events the destination has not taken yet."""
+        with self._lock:
+            self._untaken = count
 
     def tell(self) -> None:
         """Acknowledge the finished deliveries."""
@@ -263,9 +273,9 @@ class _Acks:
                 os._exit(1)
 
     def _tell(self) -> None:
-        if self._told != self._finished:
-            self._told = self._finished
-            progress = Progress(self._took, self._spans, self._awaited)
+        if (self._told, self._untaken_told) != (self._finished, self._untaken):
+            self._told, self._untaken_told = self._finished, self._untaken
+            progress = Progress(self._took, self._spans, self._untaken, self._awaited)
             self._took, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 
