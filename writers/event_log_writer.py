@@ -26,11 +26,10 @@ from eventloop.eventlog.format import (
     FILE_NAME,
     HEADER,
     RUN_TAG,
-    LogEnd,
-    find_end,
     pack,
     read_header,
 )
+from eventloop.eventlog.frames import LogEnd, find_end
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import find_event, several

@@ -28,10 +28,9 @@ from eventloop.eventlog.format import (
     SHORTEST,
     EventLogError,
     EventRecord,
-    block_at,
-    find_frame,
     read_header,
 )
+from eventloop.eventlog.frames import Frames
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import find_event, several
@@ -107,6 +106,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         with open(self.path, "rb") as file:
             self._size = fstat(file.fileno()).st_size
             begun = read_header(file, self.path)
+        self._frames = Frames(self._size)
         self.position = len(HEADER) if begun else 0
         """The number of bytes read so far."""
         self._decoders: dict[bytes, Callable[[bytes], EventRecord[Event] | None]] = {}
@@ -137,7 +137,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         while size - at >= header:
             mark, length, checksum = unpack(block, at)
             end = at + header + length
-            payload = block[at + header : end]  # inlined `payload_at`: saves a tenth of the time of reading
+            payload = block[at + header : end]
             if mark != MARK_NUMBER or end > size or length < SHORTEST or crc32(payload, length) != checksum:
                 break
             kind = payload[1]
@@ -193,12 +193,12 @@ class EventReader(Iterator[EventRecord[Event]]):
         The file is opened each time, so that a reader that is not exhausted leaves no file open.
         """
         with open(self._absolute, "rb", buffering=0) as file:
-            return block_at(file, position, self._size)
+            return self._frames.block_at(file, position)
 
     def _skip_damage(self) -> bool:
         """Skip to the next intact frame; return False if there is none, so that the rest is a torn tail."""
         with open(self._absolute, "rb", buffering=0) as file:
-            found = find_frame(file, self.position + 1, self._size)
+            found = self._frames.next_from(file, self.position + 1)
         size = (self._size if found is None else found) - self.position
         if found is None:
             self.torn = TornTail(self.position, size)
