@@ -80,7 +80,8 @@ class EventLogWriter(TimedWriter):
 
     Raises:
         TypeError, ValueError: an event is unknown, the interval is negative, or `filename` is not a path.
-        EventLogError: raised by `attach` if the file exists and is not an event log.
+        EventLogError: raised by `attach` if the file exists and is not an event log, and by `open` if its
+            last record has no sequence number.
     """
 
     events: tuple[str | type[Event], ...] = ("*",)
@@ -201,7 +202,7 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
     """Open a log to append to, or create one, and remove an incomplete record at its end.
 
     Raises:
-        EventLogError: the file exists and is not an event log.
+        EventLogError: the file exists and is not an event log, or cannot be continued.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")

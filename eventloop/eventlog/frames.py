@@ -14,8 +14,17 @@ from zlib import crc32
 import msgspec
 
 from eventloop.eventlog.checksums import Checksums
-from eventloop.eventlog.format import FRAME, HEADER, MARK, MARK_NUMBER, SHORTEST, EventRecord
+from eventloop.eventlog.format import (
+    FRAME,
+    HEADER,
+    MARK,
+    MARK_NUMBER,
+    SHORTEST,
+    EventLogError,
+    EventRecord,
+)
 
+LARGEST_SEQUENCE = 1 << 62
 BLOCK = 1 << 16
 """The number of bytes read at once; they fit into the processor's cache, so a replay is a sixth faster."""
 
@@ -68,6 +77,8 @@ class Frames:
 
     def _is_intact(self, file: BinaryIO | FileIO, position: int, header: bytes) -> bool:
         assert self._checksums is not None
+        length: int
+        checksum: int
         _, length, checksum = FRAME.unpack_from(header)
         start, end = position + FRAME.size, position + FRAME.size + length
         if length < SHORTEST or end > self._size:
@@ -85,7 +96,11 @@ class LogEnd(NamedTuple):
 
 
 def find_end(file: BinaryIO | FileIO, size: int) -> LogEnd:
-    """Find the end of a log of `size` bytes by reading it from the beginning, about 1 s for 100 MB."""
+    """Find the end of a log of `size` bytes by reading it from the beginning, about 1 s for 100 MB.
+
+    Raises:
+        EventLogError: the last complete record has no sequence number that could be continued.
+    """
     frames = Frames(size)
     end = len(HEADER)
     last: bytes | None = None
@@ -104,10 +119,19 @@ def find_end(file: BinaryIO | FileIO, size: int) -> LogEnd:
         if not at:
             found = frames.next_from(file, end + 1)
             if found is None:
-                return LogEnd(end, 0 if last is None else _sequence_after(last))
+                return LogEnd(end, 0 if last is None else _sequence_after(last, file.name))
             end = found
 
 
-def _sequence_after(payload: bytes) -> int:
-    record = msgspec.msgpack.decode(payload, type=EventRecord[msgspec.Raw])
-    return record.sequence + (not record.tag.startswith("$"))
+def _sequence_after(payload: bytes, path: object) -> int:
+    try:
+        record = msgspec.msgpack.decode(payload, type=EventRecord[msgspec.Raw])
+        if 0 <= record.sequence <= LARGEST_SEQUENCE:
+            return record.sequence + (not record.tag.startswith("$"))
+        why = f"the sequence {record.sequence}"
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        why = str(error)
+    raise EventLogError(
+        f"{path} cannot be continued: its last record must be [tag, sequence, time, rank, body], with a "
+        f"sequence from 0 to {LARGEST_SEQUENCE}, got {why}: move the file, or choose another filename"
+    )

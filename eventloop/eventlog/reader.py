@@ -37,7 +37,10 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import Run
 from eventloop.util.checks import check_choice
 
+_FIVE = 0x95  # msgpack's array of five items
 _FIXSTR, _STR8 = 0xA0, 0xD9  # msgpack's texts of up to 31 bytes, and of up to 255
+NAMELESS = "without a name"
+"""The key under which `EventReader.unreadable` counts records that do not begin with the name of an event."""
 
 OnTorn = Literal["warn", "ignore", "raise"]
 
@@ -156,6 +159,8 @@ class EventReader(Iterator[EventRecord[Event]]):
         return records, at
 
     def _new_decoder(self, key: bytes) -> Callable[[bytes], EventRecord[Event] | None]:
+        if not _has_tag(key):  # such a key may be as long as its record, so it is not kept
+            return partial(_count, self.unreadable, NAMELESS)
         self._decoders[key] = self._decoder(key)
         return self._decoders[key]
 
@@ -260,6 +265,13 @@ def _raise_new_run(payload: object) -> None:
 
 def _skip(payload: object) -> None:
     """Ignore a record of a later version that is not an event."""
+
+
+def _has_tag(key: bytes) -> bool:
+    """Return whether the first bytes of a payload are the head of a record and a tag."""
+    if len(key) < 3 or key[0] != _FIVE or not _FIXSTR < key[1] <= _STR8:
+        return False
+    return len(key) == (key[2] + 3 if key[1] == _STR8 else key[1] - _FIXSTR + 2)
 
 
 def _tag(key: bytes) -> str:
