@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.checkpoint.weights import unwrap
+from eventloop.checkpoint.weights import keep_modes, unwrap
 from eventloop.data.loader_info import refuse_samples
 from eventloop.data.side_pass import position_of
-from eventloop.evaluation.evaluation import fields_kept
+from eventloop.evaluation.evaluation import keep_fields
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
 from eventloop.model.batchnorm_statistics import Forward, get_bn_modules, update_bn_stats
 from eventloop.state.schema import read_as
+from eventloop.state.undo import Undo
 from eventloop.util.checks import check_bools, check_optional_bools, positive_or
 
 if TYPE_CHECKING:
@@ -130,7 +130,11 @@ class PreciseBN(Hook):
                 "PreciseBN a data_loader, or the Trainer a train_loader"
             )
             return
-        with _training_modes(unwrap(trainer.model), self._missed):
+        undo = Undo()
+        with undo, undo:
+            model = unwrap(trainer.model)
+            keep_modes(undo, model)
+            _set_training_modes(model, self._missed)
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
@@ -179,7 +183,10 @@ class PreciseBN(Hook):
         layers = get_bn_modules(trainer.model)
         if not layers:
             return
-        with trainer.clock.excluding(), fields_kept(trainer):
+        undo = Undo()
+        undo.attributes(trainer.clock.waits, "place")
+        with undo, undo, trainer.clock.excluding():
+            keep_fields(undo, trainer)
             # DistributedDataParallel's collectives would wait for ranks with more batches
             trainer.model = unwrap(trainer.model)
             ran = update_bn_stats(
@@ -234,19 +241,12 @@ class _State(msgspec.Struct):
     missed: list[str]
 
 
-@contextmanager
-def _training_modes(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """Set train mode in the block, except for batch norm layers not in `names`; restore all modes on exit."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.train()
-        for name, module in model.named_modules():
-            if isinstance(module, _BatchNorm) and name not in names:
-                module.eval()
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+def _set_training_modes(model: torch.nn.Module, names: list[str]) -> None:
+    """Set train mode, except for batch norm layers that are not in `names`."""
+    model.train()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and name not in names:
+            module.eval()
 
 
 def _check_loader(loader: object, name: str) -> None:

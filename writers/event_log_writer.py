@@ -26,11 +26,10 @@ from eventloop.eventlog.format import (
     FILE_NAME,
     HEADER,
     RUN_TAG,
-    LogEnd,
-    find_end,
     pack,
     read_header,
 )
+from eventloop.eventlog.frames import LogEnd, find_end
 from eventloop.events import Event
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import find_event, several
@@ -81,7 +80,8 @@ class EventLogWriter(TimedWriter):
 
     Raises:
         TypeError, ValueError: an event is unknown, the interval is negative, or `filename` is not a path.
-        EventLogError: raised by `attach` if the file exists and is not an event log.
+        EventLogError: raised by `attach` if the file exists and is not an event log, and by `open` if its
+            last record has no sequence number.
     """
 
     events: tuple[str | type[Event], ...] = ("*",)
@@ -202,7 +202,7 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
     """Open a log to append to, or create one, and remove an incomplete record at its end.
 
     Raises:
-        EventLogError: the file exists and is not an event log.
+        EventLogError: the file exists and is not an event log, or cannot be continued.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "ab+")

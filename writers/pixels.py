@@ -25,16 +25,27 @@ def values(event: ImageLogged | HistogramLogged) -> npt.NDArray[np.generic]:
     """Return the array of an event, a read-only view of its bytes.
 
     Raises:
-        TypeError: numpy has no such dtype.
+        TypeError: the dtype is not one of numpy's real numbers.
         ValueError: the number of bytes does not match shape and dtype.
     """
-    dtype = np.dtype(event.dtype)
-    if len(event.data) != prod(event.shape) * dtype.itemsize:
+    dtype = _dtype(event)
+    expected = prod(event.shape) * dtype.itemsize
+    if len(event.data) != expected or any(size < 0 for size in event.shape):
         raise ValueError(
-            f"{event.name!r} has {len(event.data)} bytes, expected {prod(event.shape) * dtype.itemsize} for "
-            f"shape {event.shape} and dtype {dtype}"
+            f"{event.name!r} has {len(event.data)} bytes, expected {expected} for shape {event.shape} and "
+            f"dtype {dtype}"
         )
     return np.frombuffer(event.data, dtype).reshape(event.shape)
+
+
+def _dtype(event: ImageLogged | HistogramLogged) -> np.dtype[np.generic]:
+    try:
+        dtype = np.dtype(event.dtype)
+    except (TypeError, ValueError, SyntaxError):
+        dtype = None
+    if dtype is None or dtype.kind not in "biuf":
+        raise TypeError(f"{event.name!r} must have a numpy dtype of real numbers, got {event.dtype!r}")
+    return dtype
 
 
 def pixels(event: ImageLogged) -> npt.NDArray[np.uint8]:

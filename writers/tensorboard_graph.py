@@ -6,8 +6,6 @@ A script calls `trace_graph`, because `TensorBoardWriter` does not have the mode
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from eventloop.util.checks import check_bools
@@ -39,20 +37,19 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
         from torch.utils.tensorboard._pytorch_graph import graph
     except ImportError as error:
         raise ImportError("trace_graph needs tensorboard: pip install 'torch-eventloop[demo]'") from error
-    with _untouched(model), warnings.catch_warnings():
+    import torch
+
+    from eventloop.checkpoint.weights import keep_modes_and_buffers
+    from eventloop.data.rng import rng_state, set_rng_state
+    from eventloop.state.undo import Undo
+
+    undo = Undo()
+    with undo, undo, warnings.catch_warnings(), torch.no_grad():
+        undo.step(set_rng_state, rng_state())
+        keep_modes_and_buffers(undo, model)
         # torch.jit is deprecated, but TensorBoard's format needs it; torch 2.15 raises a FutureWarning
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
         definition, _ = graph(model, inputs, use_strict_trace=strict)
     encoded: bytes = definition.SerializeToString()
     return encoded
-
-
-@contextmanager
-def _untouched(model: torch.nn.Module) -> Iterator[None]:
-    import torch
-
-    from eventloop.checkpoint.weights import modes_and_buffers_kept
-
-    with modes_and_buffers_kept(model), torch.no_grad(), torch.random.fork_rng():
-        yield

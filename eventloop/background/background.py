@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from time import perf_counter
@@ -23,6 +22,7 @@ from eventloop.background.queues.account import Route
 from eventloop.background.queues.options import LaneOptions, Offload
 from eventloop.background.queues.subscriber import Lane
 from eventloop.background.runners import CallersLane, TaskLane, ThreadLane
+from eventloop.background.threads import BackgroundThread, on_background_thread
 from eventloop.background.workers.subscriber import ProcessLane
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
@@ -169,7 +169,7 @@ class Background(Closing):
 
         def has_room(event: Event) -> bool:
             wanted = passes is None or lane.wants_now(passes, event)
-            if wanted and not (self.never_waits or self.on_background_thread()):
+            if wanted and not (self.never_waits or on_background_thread()):
                 lane.wait_for_room()
             return wanted
 
@@ -192,7 +192,7 @@ class Background(Closing):
 
         def count(event: Event) -> None:
             feed(event)
-            if self.on_background_thread():
+            if on_background_thread():
                 self.emissions += 1
 
         return count
@@ -205,7 +205,7 @@ class Background(Closing):
         types = tuple(types)
         lanes = dict.fromkeys(lane for kind in types for lane in self._listening.get(kind, ()))
         for lane in lanes:
-            if lane.options.overflow == "block" and not (self.never_waits or self.on_background_thread()):
+            if lane.options.overflow == "block" and not (self.never_waits or on_background_thread()):
                 lane.wait_for_room()
         if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
@@ -284,7 +284,7 @@ class Background(Closing):
             return
         with self._starting:
             if self._thread is None and not self.finished:
-                thread = threading.Thread(target=self._keep, name="eventloop background", daemon=True)
+                thread = BackgroundThread(target=self._keep, name="eventloop background", daemon=True)
                 self._thread = thread
                 try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
                     thread.start()

@@ -19,6 +19,7 @@ from eventloop.background.health import Health
 from eventloop.background.overtime import Deadline, advice
 from eventloop.background.queues.failures import FailingQueue
 from eventloop.background.queues.subscriber import KeepLeft, Lane
+from eventloop.background.threads import on_background_thread
 from eventloop.costs.waits import waiting
 from eventloop.events import Event, EventsDropped, HandlerFailed
 from eventloop.events.deferred import Deferred, Pending
@@ -84,13 +85,6 @@ class Closing(ABC):
     @abstractmethod
     def wake(self) -> None:
         """Make the keeper thread look at the queues now; safe from any thread."""
-
-    def on_background_thread(self) -> bool:
-        """Return whether the calling thread is a subscriber's or the keeper, which supervises the queues.
-
-        Such a thread must not wait for the background, which would wait for it.
-        """
-        return threading.current_thread().name.startswith("eventloop ")
 
     def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
         """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
@@ -334,7 +328,7 @@ class Closing(ABC):
 
     def _join(self) -> None:
         """Wait until the threads that were asked to end have ended."""
-        if self.on_background_thread():
+        if on_background_thread():
             return
         ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
         until = monotonic() + JOIN_SECONDS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 
 import anyio
 
+from eventloop.background.threads import BackgroundThread
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
@@ -25,7 +25,7 @@ class CoroutineLoop:
         self._refusal: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: anyio.Event | None = None
-        self.thread = threading.Thread(target=self._run, name="eventloop coroutines", daemon=True)
+        self.thread = BackgroundThread(target=self._run, name="eventloop coroutines", daemon=True)
         self.thread.start()
 
     @property

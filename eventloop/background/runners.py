@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from math import inf
@@ -20,6 +19,7 @@ from eventloop.background.queues.failures import Report
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.queue import Delivery
 from eventloop.background.queues.subscriber import Lane
+from eventloop.background.threads import BackgroundThread
 from eventloop.events import Event
 from eventloop.events.deferred import Timed
 from eventloop.processes.cpu_time import of_thread
@@ -239,7 +239,7 @@ class ThreadLane(Lane):
     """
 
     runs_on = "thread"
-    _thread: threading.Thread
+    _thread: BackgroundThread
 
     def __init__(
         self,
@@ -253,7 +253,7 @@ class ThreadLane(Lane):
         self._pace = pace
         self._ready = Latch()
         self._fast = False  # whether deliveries are short enough to be counted together
-        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
+        self._thread = BackgroundThread(target=self._run, name=f"eventloop {name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""

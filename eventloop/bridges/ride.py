@@ -214,7 +214,8 @@ class Ride:
         if "state_dict" in state:
             checkpoint[average_checkpoint.KEY] = average_checkpoint.own_state(weights)
         self._announce(trainer, AfterLoadCheckpoint, checkpoint)
-        with Rollback(source) as rollback:
+        rollback = Rollback(source)
+        with rollback, rollback:
             load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
         log_mismatches(trainer.hooks, checkpoint["hooks"], source)
 

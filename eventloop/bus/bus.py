@@ -25,6 +25,7 @@ from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
 from eventloop.background.queues.subscriber import KeepLeft
+from eventloop.background.threads import on_background_thread
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
@@ -574,5 +575,5 @@ class Bus:
     # --- inside --------------------------------------------------------------------------------------------
 
     def _refuse_in_background(self, what: str) -> None:
-        if self._background.on_background_thread():
+        if on_background_thread():
             raise RuntimeError(f"bus.{what} was called by a background subscriber: it would wait for itself")

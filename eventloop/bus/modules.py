@@ -28,25 +28,27 @@ KINDS = ["forward", "backward"]
 
 
 class Eagerly:
-    """Run compiled models eagerly within the block, because compiled graphs do not call module hooks.
+    """Run compiled models eagerly while there is a user, because compiled graphs do not call module hooks.
 
-    Several blocks may overlap, and end in any order. The setting is process-wide.
+    Several users may overlap, and leave in any order. The setting is process-wide.
     """
 
     def __init__(self) -> None:
-        self._inside = 0
+        self._users: set[object] = set()
         self._stance: AbstractContextManager[Any] | None = None
 
-    def __enter__(self) -> None:
+    def enter(self, user: object) -> None:
+        """Run compiled models eagerly until `user` leaves."""
         if self._stance is None and "torch._dynamo" in sys.modules:
             self._stance = torch.compiler.set_stance("force_eager")
-        self._inside += 1
+        self._users.add(user)
 
-    def __exit__(self, *_: object) -> None:
-        self._inside -= 1
-        if not self._inside and self._stance is not None:
-            stance, self._stance = self._stance, None
-            stance.__exit__(None, None, None)
+    def leave(self, user: object) -> None:
+        """Run compiled models compiled again, unless there are other users; leaving again does nothing."""
+        self._users.discard(user)
+        if not self._users and self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None
 
 
 eagerly = Eagerly()
@@ -95,15 +97,14 @@ class ModuleSubscription:
     def install(self) -> None:
         """Install the hooks on the modules, unless they are installed already."""
         if not self._handles:
-            eagerly.__enter__()
+            eagerly.enter(self)
             self._handles = [self._register(name, module) for name, module in self.modules.items()]
 
     def remove(self) -> None:
         """Remove the hooks from the modules."""
-        if self._handles:
-            eagerly.__exit__()
         while self._handles:
             self._handles.pop().remove()
+        eagerly.leave(self)
 
     def cancel(self) -> None:
         """End the subscription. Cancelling again does nothing."""

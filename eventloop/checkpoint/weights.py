@@ -8,8 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from torch.nn.parameter import is_lazy
 from eventloop.checkpoint.external_weights import is_extra_state
 from eventloop.state.rollback import Rollback
 from eventloop.state.sharded import refuse_sharded_model
+from eventloop.state.undo import Undo
 from eventloop.util.errors import CheckpointError
 from eventloop.util.text import error_text
 
@@ -50,35 +50,34 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-@contextmanager
-def modes_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the train or eval mode of each module when the block ends."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
+def keep_modes(undo: Undo, model: torch.nn.Module) -> None:
+    """Let `undo` restore the train or eval mode of each module."""
+    undo.step(_set_modes, [(module, module.training) for module in model.modules()])
 
 
-@contextmanager
-def modes_and_buffers_kept(model: torch.nn.Module) -> Iterator[None]:
-    """Restore the train or eval mode and the buffers of all modules, in place, when the block ends."""
+def keep_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
+    """Let `undo` restore the train or eval mode and the buffers of all modules, in place."""
     buffers = [
-        (module, name, buffer, buffer.clone())
+        (module, name, buffer, buffer.detach().clone())
         for module in model.modules()
         for name, buffer in module.named_buffers(recurse=False)
         if not is_lazy(buffer)
     ]
-    try:
-        with modes_kept(model):
-            yield
-    finally:
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                buffer.copy_(value)
-                if getattr(module, name) is not buffer:
-                    setattr(module, name, buffer)
+    undo.step(_set_buffers, buffers)
+    keep_modes(undo, model)
+
+
+def _set_modes(modes: list[tuple[torch.nn.Module, bool]]) -> None:
+    for module, training in modes:
+        module.training = training
+
+
+@torch.no_grad()
+def _set_buffers(buffers: list[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]) -> None:
+    for module, name, buffer, value in buffers:
+        buffer.copy_(value)
+        if getattr(module, name) is not buffer:
+            setattr(module, name, buffer)
 
 
 def check_model_state(

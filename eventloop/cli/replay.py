@@ -134,11 +134,20 @@ def _run(options: argparse.Namespace) -> int:
         return failed(options, error, 2)
     except OSError as error:
         return failed(options, error, 1)
+    except Exception as error:  # of a writer, for example about an image without its pixels
+        return failed(options, _refused(job, error), 1)
     if report.empty:
         return failed(options, ValueError(_no_event(job.log, report)), 2)
     summary = report.describe(into=_where(job, report) or "", unknown=f"{IMPORT} them")
     sys.stderr.write(f"eventloop: {on_a_line(summary)}\n")
     return 1 if report.damaged else 0
+
+
+def _refused(job: Job, error: Exception) -> Exception:
+    writer = type(job.writer).__name__
+    refused = RuntimeError(f"{writer} cannot write an event of {job.log}: {error_text(error)}")
+    refused.__cause__ = error
+    return refused
 
 
 def _deliver_left(options: argparse.Namespace) -> int:

@@ -18,6 +18,9 @@ from eventloop.util.append_file import replacing
 VERSION = 1
 """The version of the file. A reader refuses a later version."""
 
+MOST_RANKS = 1 << 20
+"""The largest number of ranks in a file, because a reader looks for the file of each rank."""
+
 FILE = "costs.json"
 T = TypeVar("T")
 
@@ -304,6 +307,11 @@ def read_costs(directory: Path, rank: int = 0) -> RunCosts:
     costs = _decoded(path, data, RunCosts)
     if impossible := _impossible_count(msgspec.to_builtins(costs)):
         raise ValueError(f"{path} is not a cost record: {impossible} cannot be a count")
+    if not costs.rank < costs.world_size <= MOST_RANKS:
+        raise ValueError(
+            f"{path} is not a cost record: expected rank < world_size <= {MOST_RANKS:,}, got rank "
+            f"{costs.rank} of {costs.world_size}"
+        )
     return costs
 
 

@@ -7,28 +7,23 @@ Evaluations and predictions use it, and `update_bn_stats` of `eventloop.model.ba
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.data import DataLoader
 
 from eventloop.data.loader_info import persists
 from eventloop.data.loader_state import random_state, saves_itself, set_random_state, stateful_parts
+from eventloop.state.undo import Undo
 
 
-@contextmanager
-def apart(loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """Yield an iterable for a separate pass over a loader, and restore random states after the block.
+def apart(undo: Undo, loader: Iterable[Any]) -> Iterable[Any]:
+    """Return an iterable for a separate pass over a loader, and let `undo` restore random states after it.
 
     For a `DataLoader` the iterable is a copy, which shares dataset and samplers; for any other loader it is
-    the loader itself. When the context ends, the states of the global random generators and of the loader's
-    own generators are restored.
+    the loader itself. The states are those of the global random generators and of the loader's own ones.
     """
-    state = random_state(loader)
-    try:
-        yield _copy(loader) if isinstance(loader, DataLoader) else loader
-    finally:
-        set_random_state(loader, state)
+    undo.step(set_random_state, loader, random_state(loader))
+    return _copy(loader) if isinstance(loader, DataLoader) else loader
 
 
 def open_aside(trained_on: Iterable[Any] | None, loader: Iterable[Any]) -> Iterator[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -23,6 +22,7 @@ from eventloop.metrics import EventStorage
 from eventloop.metrics.scalar_value import is_number, is_single
 from eventloop.state.exchange import decided_by_rank_0, gather
 from eventloop.state.sharded import refuse_sharded
+from eventloop.state.undo import Undo
 from eventloop.util.functions import check_plain
 
 logger = logging.getLogger("eventloop")
@@ -254,18 +254,15 @@ class HasFields(Protocol):
     metrics: EventStorage
 
 
-@contextmanager
-def fields_kept(trainer: HasFields) -> Iterator[None]:
-    """Restore the trainer's model, batch, outputs and metrics after the block.
+def keep_fields(undo: Undo, trainer: HasFields) -> None:
+    """Let `undo` restore the trainer's model, batch, outputs and metrics.
 
-    Metrics that are put within the block, also by `get_event_storage`, are discarded.
+    Until then, metrics that are put, also by `get_event_storage`, go to another storage and are discarded.
     """
-    model, batch, outputs, metrics = trainer.model, trainer.batch, trainer.outputs, trainer.metrics
-    try:
-        with EventStorage() as trainer.metrics:
-            yield
-    finally:
-        trainer.model, trainer.batch, trainer.outputs, trainer.metrics = model, batch, outputs, metrics
+    undo.attributes(trainer, "model", "batch", "outputs", "metrics")
+    aside = EventStorage()
+    undo.step(aside.__exit__)
+    trainer.metrics = aside.__enter__()
 
 
 def name_evaluators(evaluator: Evaluators | None) -> dict[str, Evaluator]:

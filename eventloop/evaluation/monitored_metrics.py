@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import copy
+from functools import partial
 from itertools import islice
 from typing import Any, Protocol
 
@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import modes_and_buffers_kept
+from eventloop.checkpoint.weights import keep_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
-from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, keep_fields
 from eventloop.metrics import EventStorage
 from eventloop.state.exchange import raised_together
+from eventloop.state.undo import Undo
 from eventloop.util.checks import at_least
 from eventloop.util.suggest import near
 from eventloop.util.text import error_text
@@ -133,7 +134,9 @@ class MonitoredMetrics:
     def _try_out(self, batches: int) -> Mapping[str, float] | None:
         trainer = self._trainer
         try:
-            with trainer.clock.excluding(), _aside(trainer):
+            undo = Undo()
+            with undo, undo, trainer.clock.excluding():
+                _prepare(undo, trainer)
                 return _validate(trainer, batches)
         except Exception as error:
             if self._sanity_val is not None:
@@ -255,20 +258,18 @@ def _own_workers(loader: Iterable[Any]) -> Iterable[Any]:
     return alone
 
 
-@contextmanager
-def _aside(trainer: CheckedTrainer) -> Iterator[None]:
-    """Restore what validating changes: random states, modes, buffers, trainer fields, evaluators."""
-    model, modules = trainer.model, module_generators(trainer.model)
-    drawn = [(loader, random_state(loader)) for loader in named_loaders(trainer.val_loader).values()]
-    try:
-        with modes_and_buffers_kept(model), fields_kept(trainer):
-            trainer.mode = "val"
-            model.eval()
-            yield
-    finally:
-        for evaluator in trainer.evaluator.values():
-            if isinstance(evaluator, Metric):
-                evaluator.reset()
-        for loader, state in drawn:
-            set_random_state(loader, state, opening=True)
-        set_module_generators(model, modules)
+def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
+    """Prepare a validation, and let `undo` restore random states, modes, buffers, fields and evaluators."""
+    model = trainer.model
+    undo.step(set_module_generators, model, module_generators(model))
+    for loader in named_loaders(trainer.val_loader).values():
+        undo.step(partial(set_random_state, loader, random_state(loader), opening=True))
+    for evaluator in trainer.evaluator.values():
+        if isinstance(evaluator, Metric):
+            undo.step(evaluator.reset)
+    undo.attributes(trainer, "mode")
+    undo.attributes(trainer.clock.waits, "place")
+    keep_fields(undo, trainer)
+    keep_modes_and_buffers(undo, model)
+    trainer.mode = "val"
+    model.eval()

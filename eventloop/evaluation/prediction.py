@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
-from eventloop.checkpoint.weights import modes_kept
+from eventloop.checkpoint.weights import keep_modes
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
@@ -27,6 +26,7 @@ from eventloop.events import BatchPredicted, Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.run import CurrentRun
 from eventloop.state.exchange import has_other_ranks
+from eventloop.state.undo import Undo
 from eventloop.util.functions import check_call, handler_name, is_coroutine_function
 
 BACKLOG_BYTES = 256 * 2**20
@@ -61,13 +61,15 @@ class Sink(Protocol):
     def end(self, *, complete: bool) -> Any:
         """Return the result of the prediction; `complete` is False if a stop cut the pass short."""
 
+    def close(self) -> None:
+        """Release resources, after `end` or an error."""
 
-@contextmanager
-def predicting(trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> Iterator[Prediction]:
+
+def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> Prediction:
     """Set the model to eval mode for a prediction on a loader.
 
-    When the block ends, the modes of all modules, the random states from which the pass has drawn, and the
-    trainer's batch and outputs are restored.
+    `undo` restores the modes of all modules, the random states from which the pass has drawn, and the
+    trainer's batch and outputs, and ends the subscription of `to`.
 
     Raises:
         TypeError: the pass would move the position of the train loader, within an epoch.
@@ -81,23 +83,16 @@ def predicting(trainer: PredictingTrainer, loader: Iterable[Any], to: Any) -> It
             f"predict: loader must be another than the train loader within an epoch, got one with a "
             f"{type(found).__name__} that has a state_dict: a second pass would move its position"
         )
-    model, batch, outputs = trainer.model, trainer.batch, trainer.outputs
-    modules = module_generators(model)
+    undo.attributes(trainer, "batch", "outputs")
+    undo.step(set_module_generators, trainer.model, module_generators(trainer.model))
     # those of the train loader keep the position that its pass has reached
-    samplers = {} if loader is trainer.loader else own_random_state(loader)["samplers"]
-    try:
-        with apart(loader) as reading, modes_kept(model):
-            model.eval()
-            noted = NotedIndices(reading)
-            if to is None:
-                yield Prediction(reading, Collection(noted))
-            else:
-                with Stream(trainer, to, noted) as stream:
-                    yield Prediction(reading, stream)
-    finally:
-        set_samplers(loader, samplers)
-        set_module_generators(model, modules)
-        trainer.batch, trainer.outputs = batch, outputs
+    if loader is not trainer.loader:
+        undo.step(set_samplers, loader, own_random_state(loader)["samplers"])
+    reading = apart(undo, loader)
+    keep_modes(undo, trainer.model)
+    trainer.model.eval()
+    noted = NotedIndices(reading)
+    return Prediction(reading, Collection(noted) if to is None else Stream(undo, trainer, to, noted))
 
 
 class Prediction:
@@ -129,6 +124,10 @@ class Prediction:
         self._settle()
         return self._sink.end(complete=complete)
 
+    def close(self) -> None:
+        """Release the resources of the sink, after `end` or an error, but not after an interrupt."""
+        self._sink.close()
+
 
 class Collection:
     """Keep the outputs of all batches."""
@@ -147,6 +146,9 @@ class Collection:
         data_set = noted.data_set() if has_other_ranks() else ()
         return in_dataset_order(self._batches, noted.all(), data_set) if complete else None
 
+    def close(self) -> None:
+        """Do nothing."""
+
 
 class Stream:
     """Emit `batch_predicted` for each batch, to a background subscriber of its own.
@@ -158,10 +160,13 @@ class Stream:
         TypeError, ValueError: `to` cannot be called with outputs, or is a writer of other events.
     """
 
-    def __init__(self, trainer: PredictingTrainer, to: Any, noted: NotedIndices) -> None:
+    def __init__(self, undo: Undo, trainer: PredictingTrainer, to: Any, noted: NotedIndices) -> None:
         self._trainer, self._noted = trainer, noted
         self._errors: list[Exception] = []  # of a function; the first ends the subscription
-        self._subscription = _subscribe(trainer, to, self._errors)
+        subscriptions: list[Subscription] = []
+        undo.step(_cancel, subscriptions)
+        subscriptions.append(_subscribe(trainer, to, self._errors))
+        self._subscription = subscriptions[0]
         assert self._subscription.lane is not None
         self._lane = self._subscription.lane
         self._sent = self._bytes = 0
@@ -206,7 +211,7 @@ class Stream:
         return self._bytes
 
     def _raise_if_short(self) -> None:
-        self._cancel()
+        self.close()
         if self._errors:
             raise self._errors[0]
         stats = self._subscription.stats
@@ -216,21 +221,16 @@ class Stream:
                 f"{stats.error or 'the rest was dropped'}"
             )
 
-    def _cancel(self) -> None:
+    def close(self) -> None:
+        """End the subscription, and wait until the subscriber has ended."""
         self._subscription.cancel()
         with waiting("background", self._lane.name):
             self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if isinstance(error, Exception | None):
-            self._cancel()
-        else:  # a KeyboardInterrupt
-            self._subscription.cancel()
+def _cancel(subscriptions: list[Subscription]) -> None:
+    for subscription in subscriptions:
+        subscription.cancel()
 
 
 def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> Subscription:

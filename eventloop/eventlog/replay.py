@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, islice
 from os import PathLike
 from pathlib import Path
 from time import sleep
@@ -388,8 +388,8 @@ def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:
 
 
 def _named(what: str, counts: dict[str, int]) -> str:
-    names = ", ".join(f"{name} ({count:,})" for name, count in counts.items())
-    return f"{sum(counts.values()):,} {what}: {names}"
+    names = [f"{name} ({count:,})" for name, count in islice(counts.items(), 20)]
+    return f"{sum(counts.values()):,} {what}: {', '.join(names)}{', …' * (len(counts) > len(names))}"
 
 
 def _of_kinds(number: int) -> str:

@@ -105,14 +105,12 @@ class Swap:
         """True while the model has the values of the average."""
         return self._kept is not None
 
-    @torch.no_grad()
     def put(self, pairs: Pairs) -> None:
         """Copy the values of the average into the model."""
         if self._kept is None:
-            self._kept = (pairs.sources, [tensor.clone() for tensor in pairs.sources])
+            self._kept = (pairs.sources, [tensor.detach().clone() for tensor in pairs.sources])
             _copy(pairs.sources, pairs.averages)
 
-    @torch.no_grad()
     def back(self) -> None:
         """Restore the model's own values, unless it has them already."""
         if self._kept is not None:
@@ -134,7 +132,8 @@ class Swap:
 def _copy(tensors: list[Tensor], values: list[Tensor]) -> None:
     if tensors:
         # .data: autograd does not count the change, so a graph that awaits its backward stays usable
-        torch._foreach_copy_([tensor.data for tensor in tensors], values)
+        # no grad mode is set, because an interrupt may keep it from being restored
+        torch._foreach_copy_([tensor.data for tensor in tensors], [value.detach() for value in values])
 
 
 def tracked(model: nn.Module, *, copy_buffers: bool, update_buffers: bool) -> dict[str, Tracked]:

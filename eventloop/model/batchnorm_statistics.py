@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 import torch
@@ -14,13 +13,14 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from eventloop.bus.modules import eagerly
-from eventloop.checkpoint.weights import modes_and_buffers_kept, unwrap
+from eventloop.checkpoint.weights import keep_modes_and_buffers, unwrap
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import apart
 from eventloop.model.batchnorm_population import Population, count_of, merge_ranks
 from eventloop.state.exchange import EXCHANGE, host_group
 from eventloop.state.sharded import gathers_weights, refuse_sharded
+from eventloop.state.undo import Undo
 from eventloop.util.checks import check_bools
 
 Forward = Callable[[torch.nn.Module, Any], Any]
@@ -95,23 +95,35 @@ def update_bn_stats(
     populations = [Population(_tensor(layer.running_mean), int(layer in told)) for layer in layers]
     inner = unwrap(model)
     together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
-    with ExitStack() as kept:
-        loader = kept.enter_context(apart(data_loader))
-        kept.enter_context(modes_and_buffers_kept(inner))
-        kept.enter_context(_telling(told))
-        kept.enter_context(eagerly)
+    undo = Undo()
+    with undo, undo:
+        undo.step(eagerly.leave, undo)
+        eagerly.enter(undo)
+        loader = apart(undo, data_loader)
+        keep_modes_and_buffers(undo, inner)
+        _let_tell(undo, told)
+        hooks: list[Any] = []
+        undo.step(_remove, hooks)
         for layer, population in zip(layers, populations, strict=True):
-            record = _record_told if layer in told else _record
-            kept.callback(record(layer, population).remove)
-        batches = kept.enter_context(closing(_batches(loader, num_iters)))
-        ran = 0
-        try:
-            for batch in _agreed(batches, stop, together=together):
-                (forward or forward_inputs)(inner, to_device(batch, device))
-                ran += 1
-        except _Stopped:
-            return 0
-    _write(layers, populations, unbiased=unbiased)
+            hooks.append((_record_told if layer in told else _record)(layer, population))
+        batches = _batches(loader, num_iters)
+        undo.step(batches.close)
+        agreed = _agreed(batches, stop, together=together)
+        ran = _run(agreed, lambda batch: (forward or forward_inputs)(inner, to_device(batch, device)))
+    if ran:
+        _write(layers, populations, unbiased=unbiased)
+    return ran
+
+
+def _run(batches: Iterable[Any], forward: Callable[[Any], object]) -> int:
+    """Run the batches, and return their number; 0 if the pass was stopped."""
+    ran = 0
+    try:
+        for batch in batches:
+            forward(batch)
+            ran += 1
+    except _Stopped:
+        return 0
     return ran
 
 
@@ -134,18 +146,18 @@ def tells_its_batch(layer: _BatchNorm) -> bool:
     )
 
 
-@contextmanager
-def _telling(layers: Iterable[_BatchNorm]) -> Iterator[None]:
-    momenta = {layer: layer.momentum for layer in layers}
-    try:
-        for layer in momenta:
-            layer.momentum = 1.0
-            for buffer in (layer.running_mean, layer.running_var):
-                _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf of the old statistics would be NaN
-        yield
-    finally:
-        for layer, momentum in momenta.items():
-            layer.momentum = momentum
+def _remove(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _let_tell(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
+    """Let layers store the moments of each batch until `undo`, which `tells_its_batch` explains."""
+    for layer in layers:
+        undo.attributes(layer, "momentum")
+        layer.momentum = 1.0
+        for buffer in (layer.running_mean, layer.running_var):
+            _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf of the old statistics would be NaN
 
 
 def _record_told(layer: _BatchNorm, population: Population) -> Any:

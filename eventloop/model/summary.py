@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import modes_and_buffers_kept, unwrap
+from eventloop.checkpoint.weights import keep_modes_and_buffers, unwrap
 from eventloop.data.loader_info import to_device
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
+from eventloop.state.undo import Undo
 from eventloop.util.checks import positive
 
 SIZES = ("input_size", "output_size", "num_params", "trainable", "mult_adds")
@@ -46,14 +47,13 @@ def model_summary(
     if batch is None:
         return str(torchinfo.summary(model, col_names=PARAMETERS, **options))
     inputs = to_device(_inputs(batch), device)
-    drawn, modules = rng_state(), module_generators(model)
-    try:
-        with modes_and_buffers_kept(model), autocast():
-            found = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
-    finally:
-        torchinfo.clear_cached_forward_pass()  # a global, which would keep the layers of the model
-        set_rng_state(drawn)
-        set_module_generators(model, modules)
+    undo = Undo()
+    with undo, undo, autocast():
+        undo.step(set_module_generators, model, module_generators(model))
+        undo.step(set_rng_state, rng_state())
+        undo.step(torchinfo.clear_cached_forward_pass)  # a global, which would keep the layers of the model
+        keep_modes_and_buffers(undo, model)
+        found = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
     return str(found)
 
 

@@ -118,15 +118,15 @@ def read_curves(path: Path) -> RunLog:
 
 def _blocks(path: Path) -> Iterator[bytes]:
     """Yield the file in blocks of whole lines; the last block may end with an incomplete line."""
-    rest = b""
+    rest: list[bytes] = []
     with path.open("rb") as file:
         while block := file.read(BLOCK):
-            end = block.rfind(b"\n") + 1
-            if end:
-                yield rest + block[:end]
-            rest = block[end:] if end else rest + block
-    if rest:
-        yield rest
+            if end := block.rfind(b"\n") + 1:
+                yield b"".join([*rest, block[:end]])
+                rest = []
+            rest.append(block[end:])
+    if last := b"".join(rest):
+        yield last
 
 
 class _Part:
@@ -151,7 +151,7 @@ class _Part:
 
     def take(self, curve: tuple[str, str]) -> tuple[Integers, Floats]:
         """Remove one curve, and return its steps and values."""
-        steps, values = self.curves.pop(curve, (array("q"), array("d")))
+        steps, values = self.curves.pop(curve)
         return np.array(steps, np.int64), np.array(values, np.float64)
 
 
@@ -276,19 +276,24 @@ def _merged(parts: list[_Part]) -> tuple[list[Curve], int]:
     """Return the curves over all parts, and the number of records that later parts replaced."""
     starts = [part.start for part in parts[1:]]
     limits = [*accumulate([math.inf, *reversed(starts)], min)]  # of the last part first
-    curves, superseded = [], 0
-    for mode, name in list(dict.fromkeys(key for part in parts for key in part.curves)):
-        pieces: list[tuple[Integers, Floats]] = []
-        again = math.inf  # the step from which on a later part has the curve
-        for part, limit in zip(reversed(parts), limits, strict=True):
-            steps, values = part.take((mode, name))
+    pieces: dict[tuple[str, str], list[tuple[Integers, Floats]]] = {
+        curve: [] for part in parts for curve in part.curves
+    }
+    superseded = 0
+    for part, limit in zip(reversed(parts), limits, strict=True):
+        for curve in [*part.curves]:
+            later = pieces[curve]
+            again = int(later[-1][0][0]) if later else math.inf  # from there on a later part has the curve
+            steps, values = part.take(curve)
             kept = (steps <= limit) & (steps < again)
             superseded += len(steps) - int(kept.sum())
             if kept.any():
-                pieces.insert(0, (steps[kept], values[kept]))
-                again = int(pieces[0][0][0])
-        if pieces:
-            steps, values = (np.concatenate(column) for column in zip(*pieces, strict=True))
+                later.append((steps[kept], values[kept]))
+    curves = []
+    for (mode, name), found in pieces.items():
+        if found:
+            steps, values = (np.concatenate(column[::-1]) for column in zip(*found, strict=True))
+            found.clear()
             curves.append(reduced(name, mode, steps, values))
     return curves, superseded
 

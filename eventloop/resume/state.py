@@ -159,7 +159,8 @@ class TrainerState:
         newest = decided_by_rank_0(trainer.ownership.look)
         found, checkpoint = self._find(path, check_usable, together=True)
         # around the exchanges, so that an error of one rank leaves all as they were
-        with Rollback(found) as rollback:
+        rollback = Rollback(found)
+        with rollback, rollback:
             # a refused one emits nothing
             with raised_together("the resume"), trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):
                 checkpoint = self._announce(found, checkpoint)
@@ -298,7 +299,8 @@ class TrainerState:
         with raised_together(what) if together else nullcontext():
             trainer.copying.join()
         place, checkpoint = self._find(path, None, together=together)
-        with Rollback(place) as rollback:
+        rollback = Rollback(place)
+        with rollback, rollback:
             with (
                 raised_together(what) if together else nullcontext(),
                 trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint),

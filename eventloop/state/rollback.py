@@ -23,7 +23,8 @@ logger = logging.getLogger("eventloop")
 class Rollback:
     """A context that runs the recorded rollback actions if its block raises.
 
-        with Rollback(path) as rollback:
+        rollback = Rollback(path)
+        with rollback, rollback:  # entered twice: an interrupt may keep one of the two from being left
             rollback.snapshot("the hook mine", hook)
             hook.load_state_dict(state)      # an error in the block from here on restores the hook
             rollback.commit([load_weights, load_counters])
@@ -35,6 +36,7 @@ class Rollback:
     def __init__(self, source: object) -> None:
         self.source = source
         self._actions: list[tuple[str, Callable[[], object]]] = []
+        self._failed: list[str] = []
         self._committing = False
 
     def on_rollback(self, name: str, action: Callable[[], object]) -> None:
@@ -86,7 +88,8 @@ class Rollback:
         if error is None:
             return
         if self._actions:
-            failed = self._roll_back()
+            self._roll_back()
+            failed = self._failed
             but = f", except {' and '.join(failed)}, which could not be restored: build a new trainer"
             restored = f"everything is restored as it was before{but if failed else ''}"
             error.add_note(f"nothing of {self.source} is loaded: {restored}")
@@ -94,17 +97,25 @@ class Rollback:
             error.add_note(
                 f"the trainer has loaded only a part of {self.source}: load it again, or build a new trainer"
             )
+            self._committing = False
 
-    def _roll_back(self) -> list[str]:
-        """Run all actions, and return the names of those that failed."""
-        failed: list[str] = []
-        for name, action in reversed(self._actions):
+    def _roll_back(self) -> None:
+        """Run the actions, and note the names of those that fail; after Ctrl-C an action is run once more."""
+        while self._actions:
+            name, action = self._actions[-1]
             try:
-                action()
+                _again_after_interrupt(action)
             except (Exception, KeyboardInterrupt):  # the other objects are restored, and the error is raised
                 logger.exception("%s could not be restored to its state before loading %s", name, self.source)
-                failed.append(name)
-        return failed
+                self._failed.append(name)
+            del self._actions[-1]
+
+
+def _again_after_interrupt(action: Callable[[], object]) -> None:
+    try:
+        action()
+    except KeyboardInterrupt:
+        action()
 
 
 def keep(owner: Any, *, copies: bool = True) -> Callable[[], None]:

@@ -10,16 +10,60 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from eventloop.costs.records import MOST_RANKS
 from eventloop.costs.spans import SpanRecorder
 from eventloop.tracing.chrome import MADE_BY, WindowFacts, chrome_trace
 from eventloop.util.append_file import replacing
+from eventloop.util.formatting import on_a_line
 
 FOLDER = "traces"
 _NAME = re.compile(r"iterations_(\d+)-(\d+)\.json")
+
+
+Moment = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""A time in microseconds, which is at most some 30 years, so that sums are finite."""
+Length = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+
+
+class _SpanArgs(msgspec.Struct):
+    iter: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Span(msgspec.Struct, tag_field="ph", tag="X"):
+    name: str
+    cat: str
+    ts: Moment
+    dur: Length
+    args: _SpanArgs
+
+
+class _Depth(msgspec.Struct, tag_field="ph", tag="C"):
+    ts: Moment
+
+
+class _TrackArgs(msgspec.Struct):
+    name: str = ""
+
+
+class _Track(msgspec.Struct, tag_field="ph", tag="M"):
+    name: str
+    args: _TrackArgs
+
+
+class _Facts(msgspec.Struct):
+    began: Annotated[float, msgspec.Meta(ge=-1e12, le=1e12)]
+    world_size: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
+
+
+class _Trace(msgspec.Struct):
+    """The parts of a file that are read."""
+
+    otherData: _Facts
+    traceEvents: list[_Span | _Depth | _Track]
 
 
 class TraceFile(NamedTuple):
@@ -112,7 +156,8 @@ def merged(files: Sequence[TraceFile]) -> dict[str, Any]:
             if event["ph"] != "M":
                 event["ts"] = round(event["ts"] + shift, 3)
             elif event["name"] == "process_name":
-                event["args"]["name"] += f", iterations {file.first}..{file.last}"
+                name = event["args"].get("name", "")
+                event["args"]["name"] = f"{name}, iterations {file.first}..{file.last}"
             elif event["name"] == "process_sort_index":
                 event["args"]["sort_index"] = number
             events.append({**event, "pid": number})
@@ -130,6 +175,9 @@ def read_trace(path: Path) -> dict[str, Any]:
     try:
         if not is_trace(path):
             raise ValueError("it does not begin like one")
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"{path} is damaged, or not a trace of eventloop: {error}") from error
+        data = path.read_bytes()
+        msgspec.json.decode(data, type=_Trace)
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        why = on_a_line(str(error))
+        raise ValueError(f"{path} is damaged, or not a trace of eventloop: {why}") from error

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from eventloop.checkpoint.weights import modes_kept
+from eventloop.checkpoint.weights import keep_modes
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
 from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
-from eventloop.evaluation.prediction import predicting
+from eventloop.evaluation.prediction import Prediction, begin_prediction
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.migration.names import knowing_calls
 from eventloop.model.forward import outputs_of_inputs
 from eventloop.state.exchange import gather, has_other_ranks
+from eventloop.state.undo import Undo
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, RunScope, keep_until_end
+
+T = TypeVar("T")
 
 
 class Evaluations(LoopTrainer):
@@ -33,14 +36,12 @@ class Evaluations(LoopTrainer):
     @knowing_calls
     def val(self) -> dict[str, float]:
         """Validate once and return the metrics."""
-        with RunScope(self, trains=False):
-            return evaluate(self, "val")
+        return _within_run(self, lambda: evaluate(self, "val"))
 
     @knowing_calls
     def test(self) -> dict[str, float]:
         """Test once and return the metrics."""
-        with RunScope(self, trains=False):
-            return evaluate(self, "test")
+        return _within_run(self, lambda: evaluate(self, "test"))
 
     @knowing_calls
     def predict(self, loader: Iterable[Any], *, to: Any = None) -> Any:
@@ -74,8 +75,7 @@ class Evaluations(LoopTrainer):
             RuntimeError: a writer did not receive all batches.
         """
         check_loader("loader", loader, may_be_empty=has_other_ranks())
-        with RunScope(self, trains=False):
-            return predict(self, loader, to)
+        return _within_run(self, lambda: predict(self, loader, to))
 
     def predict_step(self, batch: Any) -> Any:
         """Return the outputs for one batch.
@@ -87,6 +87,14 @@ class Evaluations(LoopTrainer):
             if self._predict_step is not None:
                 return self._predict_step(self, batch)
             return outputs_of_inputs(self.model, batch)
+
+
+def _within_run(trainer: LoopTrainer, work: Callable[[], T]) -> T:
+    """Return what `work` returns in a run that only evaluates, and end the run wherever Ctrl-C comes."""
+    scope, undo = RunScope(trainer, trains=False), Undo()
+    undo.step(scope.leave)
+    with undo, undo, scope:
+        return work()
 
 
 def check_loaders(trainer: LoopTrainer, mode: str) -> dict[str, Iterable[Any]]:
@@ -110,13 +118,21 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
         ValueError: the trainer has no loader for `mode`, or the loader is empty.
     """
     loaders = check_loaders(trainer, mode)
-    with trainer.clock.excluding():
+    undo = Undo()
+    _keep_place(undo, trainer)
+    with undo, undo, trainer.clock.excluding():
         put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
             _evaluate(trainer, mode, loaders, scope, counts=scheduled)
         if put_back is not None and not scope.complete:  # it runs again, and must draw the same numbers
             put_back()
     return scope.metrics
+
+
+def _keep_place(undo: Undo, trainer: LoopTrainer) -> None:
+    """Let `undo` restore what the scope and the clock of an evaluation set, which an interrupt may leave."""
+    undo.attributes(trainer, "mode")
+    undo.attributes(trainer.clock.waits, "place")
 
 
 def _evaluate(
@@ -127,18 +143,17 @@ def _evaluate(
     *,
     counts: bool,
 ) -> None:
-    batch, outputs = trainer.batch, trainer.outputs
-    try:
-        with modes_kept(trainer.model):
-            trainer.model.eval()
-            with EpochScope(trainer, mode) as epoch:
-                metrics = _metrics(trainer, mode, loaders)
-                if metrics is not None:
-                    epoch.metrics = scope.metrics = metrics
-                    epoch.complete = scope.complete = True
-                    trainer.position.evaluated += counts
-    finally:
-        trainer.batch, trainer.outputs = batch, outputs
+    undo = Undo()
+    with undo, undo:
+        undo.attributes(trainer, "batch", "outputs")
+        keep_modes(undo, trainer.model)
+        trainer.model.eval()
+        with EpochScope(trainer, mode) as epoch:
+            metrics = _metrics(trainer, mode, loaders)
+            if metrics is not None:
+                epoch.metrics = scope.metrics = metrics
+                epoch.complete = scope.complete = True
+                trainer.position.evaluated += counts
 
 
 def _metrics(
@@ -162,14 +177,23 @@ def _metrics(
 
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader as `Trainer.predict`, with all events, within a run."""
-    with (
-        trainer.clock.excluding(),
-        EvalScope(trainer, "predict") as scope,
-        predicting(trainer, loader, to) as prediction,
-    ):
+    undo = Undo()
+    _keep_place(undo, trainer)
+    with undo, undo, trainer.clock.excluding(), EvalScope(trainer, "predict") as scope:
+        changed = Undo()
+        with changed, changed:
+            prediction = begin_prediction(changed, trainer, loader, to)
+            return _predict(trainer, prediction, scope)
+
+
+def _predict(trainer: Evaluations, prediction: Prediction, scope: EvalScope) -> Any:
+    try:
         step = trainer.predict_step
         scope.complete = _run_pass(trainer, "predict", prediction.loader, step, prediction.add, {})
         return prediction.end(complete=scope.complete)
+    except Exception:  # after an interrupt it is not waited for the subscriber
+        prediction.close()
+        raise
 
 
 def _run_pass(

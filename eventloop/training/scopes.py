@@ -107,6 +107,7 @@ class RunScope(Scope):
     def __init__(self, trainer: LoopTrainer, *, trains: bool = True) -> None:
         super().__init__(trainer)
         self._trains = trains
+        self._outermost = self._left = self._finished = False
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
@@ -128,6 +129,7 @@ class RunScope(Scope):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
+        self._left = True
         if not self._outermost:
             super().__exit__(kind, error, tb)
             return
@@ -140,10 +142,22 @@ class RunScope(Scope):
                 raise
             trainer.during_run.__exit__(kind, error, tb)
         finally:
-            trainer.failure, trainer.delivering = None, False
-            trainer.stops.end_run()
-            trainer.clock.end_run()
-            trainer.ownership.end()
+            self._finish()
+
+    def leave(self) -> None:
+        """Complete an exit that an interrupt has prevented or cut short; else do nothing."""
+        if self._outermost and not self._left:
+            self.__exit__(*sys.exc_info())
+        if self._outermost and not self._finished:
+            self._finish()
+
+    def _finish(self) -> None:
+        trainer = self.trainer
+        trainer.failure, trainer.delivering = None, False
+        trainer.stops.end_run()
+        trainer.clock.end_run()
+        trainer.ownership.end()
+        self._finished = True
 
     def end(self, reason: str, error: BaseException | None) -> None:
         if not self._outermost:

@@ -1,23 +1,23 @@
-"""Restore everything that a trial training changes, to the bit: `range_test` trains within `trial`."""
+"""Restore everything that a trial training changes, to the bit: `range_test` trains after `trial`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 
 from eventloop.bus import Bus
-from eventloop.checkpoint.weights import modes_and_buffers_kept
+from eventloop.checkpoint.weights import keep_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart
-from eventloop.evaluation.evaluation import fields_kept
+from eventloop.evaluation.evaluation import keep_fields
 from eventloop.metrics import EventStorage
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.state.rollback import keep
+from eventloop.state.undo import Undo
 
 
 class TriedTrainer(Protocol):
@@ -36,44 +36,33 @@ class TriedTrainer(Protocol):
     loss_fn: Any
 
 
-@contextmanager
-def trial(trainer: TriedTrainer, loader: Iterable[Any]) -> Iterator[Iterable[Any]]:
-    """Make a context in which a trainer may train; afterwards it is as before. Yield the loader to read.
+def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[Any]:
+    """Prepare a trainer for a trial training, which `undo` undoes; return the loader to read.
 
-    The trainer has another bus in the block, with the hooks that make the optimizer's step and no other
+    The trainer has another bus meanwhile, with the hooks that make the optimizer's step and no other
     handlers: nothing is logged, saved, written, averaged or scheduled.
     """
     steppers = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
-    with ExitStack() as stack:
-        # restored in the reverse order: the hooks' states have gradients of the parameters
-        for hook in steppers:
-            stack.callback(keep(hook))
-        for optimizer in named_optimizers(trainer.optimizer).values():
-            stack.callback(_keep_optimizer(optimizer))
-        stack.callback(_keep_parameters(trainer))
-        stack.callback(set_module_generators, trainer.model, module_generators(trainer.model))
-        for module in (trainer.model, trainer.loss_fn):
-            if isinstance(module, torch.nn.Module):
-                stack.enter_context(modes_and_buffers_kept(module))
-                stack.callback(_keep_extra_states(module))
-        stack.enter_context(fields_kept(trainer))
-        stack.callback(_keep_attributes(trainer, "bus", "clock", "within"))
-        alone = stack.enter_context(apart(loader))
-        trainer.bus, trainer.clock = Bus(), StepClock()
-        stack.callback(trainer.bus.close)
-        for hook in steppers:
-            hook.attach(trainer.bus)
-        yield alone
-
-
-def _keep_attributes(trainer: TriedTrainer, *names: str) -> Callable[[], None]:
-    values = {name: getattr(trainer, name) for name in names}
-
-    def restore() -> None:
-        for name, value in values.items():
-            setattr(trainer, name, value)
-
-    return restore
+    # restored in the reverse order: the hooks' states have gradients of the parameters
+    for hook in steppers:
+        undo.step(keep(hook))
+    for optimizer in named_optimizers(trainer.optimizer).values():
+        undo.step(_keep_optimizer(optimizer))
+    undo.step(_keep_parameters(trainer))
+    undo.step(set_module_generators, trainer.model, module_generators(trainer.model))
+    for module in (trainer.model, trainer.loss_fn):
+        if isinstance(module, torch.nn.Module):
+            keep_modes_and_buffers(undo, module)
+            undo.step(_keep_extra_states(module))
+    keep_fields(undo, trainer)
+    undo.attributes(trainer, "bus", "clock", "within")
+    alone = apart(undo, loader)
+    bus = Bus()
+    undo.step(bus.close)
+    trainer.bus, trainer.clock = bus, StepClock()
+    for hook in steppers:
+        hook.attach(trainer.bus)
+    return alone
 
 
 def _keep_parameters(trainer: TriedTrainer) -> Callable[[], None]:
@@ -122,7 +111,7 @@ def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     attributes = dict(vars(optimizer))
     state = {parameter: _Kept(values) for parameter, values in optimizer.state.items()}
     groups = [
-        _Kept({key: value for key, value in group.items() if key != "params"})
+        (group, group["params"], _Kept({key: value for key, value in group.items() if key != "params"}))
         for group in optimizer.param_groups
     ]
 
@@ -131,8 +120,7 @@ def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
         vars(optimizer).update(attributes)
         optimizer.state.clear()
         optimizer.state.update({parameter: kept.values() for parameter, kept in state.items()})
-        for group, kept in zip(optimizer.param_groups, groups, strict=True):
-            parameters = group["params"]
+        for group, parameters, kept in groups:
             group.clear()
             group.update({"params": parameters, **kept.values()})
 

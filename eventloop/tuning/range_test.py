@@ -21,6 +21,7 @@ from eventloop.data.side_pass import position_of
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter, Event
 from eventloop.optim.param_groups import write_value
 from eventloop.state.exchange import gather
+from eventloop.state.undo import Undo
 from eventloop.tuning.curve import LRCurve
 from eventloop.tuning.kept import TriedTrainer, trial
 from eventloop.util.checks import number, positive
@@ -75,7 +76,9 @@ def find_lr(
         )
     _refuse_lazy(trainer.model)
     loader = _checked_loader(trainer.train_loader)
-    with trial(trainer, loader) as alone:
+    undo = Undo()
+    with undo, undo:
+        alone = trial(undo, trainer, loader)
         curve = _run(trainer, tested, _endless(alone, trainer.limits.cut("train", loader)))
     if not curve.diverged:
         logger.info(

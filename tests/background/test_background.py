@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
-from eventloop.events import AfterTrainIter
+from eventloop.events import AfterTrainIter, Event
 from tests.conftest import DEADLINE, Held
 from tests.support.spilling import emit, hold, in_both_kinds, iters, subscribe
 
@@ -197,6 +197,29 @@ def test_waiting_for_the_background_in_the_background_is_refused(bus: Bus, kind:
     bus.flush(DEADLINE)
 
     assert errors == [f"bus.{what} was called by a background subscriber: it would wait for itself"]
+
+
+@pytest.mark.parametrize("what", ["flush", "close", "reopen"])
+@pytest.mark.parametrize("name", ["eventloop of my own", "eventloop background", "eventloop coroutines"])
+def test_a_thread_of_the_program_may_wait_whatever_its_name(bus: Bus, what: str, name: str) -> None:
+    """A subscriber is known by its thread, not by the name of the thread: another thread is not refused."""
+    received: list[Event] = []
+    subscribe(bus, "thread", received.append)
+    emit(bus, 3)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            getattr(bus, what)()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name=name)
+    thread.start()
+    thread.join()
+
+    assert [str(error) for error in errors if "subscriber" in str(error)] == []
+    assert what == "reopen" or len(received) == 3
 
 
 def test_subscriber_may_read_the_account(bus: Bus) -> None:

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from eventloop.eventlog.format import BLOCK, HEADER, MAGIC, EventLogError, pack
+from eventloop.eventlog.format import HEADER, MAGIC, EventLogError, pack
+from eventloop.eventlog.frames import BLOCK
 from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     AfterTrainIter,

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from eventloop.eventlog.format import BLOCK, HEADER, LogEnd, find_end, pack
+from eventloop.eventlog.format import HEADER, pack
+from eventloop.eventlog.frames import BLOCK, LogEnd, find_end
 from eventloop.eventlog.reader import read_events
 from eventloop.events import Event, ImageLogged
 from eventloop.writers.event_log_writer import EventLogWriter

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from eventloop.background.threads import BackgroundThread
 from eventloop.util.waiting import Bell, Latch
 
 HANGS_SECONDS = 0.05
@@ -20,7 +21,7 @@ class FilterThread:
         self._ask_all, self._over = ask_all, over
         self._woken = Latch()
         self._starting = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=f"eventloop when= of {name}", daemon=True)
+        self._thread = BackgroundThread(target=self._run, name=f"eventloop when= of {name}", daemon=True)
 
     def wake(self) -> None:
         """Make the thread look for events, and start it at the first call; safe from any thread."""

@@ -31,6 +31,7 @@ import msgspec
 from eventloop.background.queues.failures import Report
 from eventloop.background.queues.flush import Flush
 from eventloop.background.queues.options import LaneOptions
+from eventloop.background.threads import BackgroundThread
 from eventloop.background.workers.importable import owner_of, pack
 from eventloop.background.workers.log_records import level_for_workers, log_again
 from eventloop.background.workers.protocol import EventEncoder, Progress, Setup, pack_times, unpack_error
@@ -73,7 +74,7 @@ class ProcessLane(SupervisedLane):
         self._wake_lock = threading.Lock()
         self._bell, self._ringer = os.pipe()
         os.set_blocking(self._ringer, False)
-        self._thread = threading.Thread(target=self._run, name=f"eventloop {name}", daemon=True)
+        self._thread = BackgroundThread(target=self._run, name=f"eventloop {name}", daemon=True)
 
     # --- any thread ----------------------------------------------------------------------------------------
 
