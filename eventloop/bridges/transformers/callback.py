@@ -219,11 +219,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an iteration: emit `before_train_iter`."""
-        if not self._running().begin_iter(None):
-            raise RuntimeError(
-                "a handler of before_train_iter raised SkipIteration, and Transformers cannot skip a batch: "
-                "filter the data set instead"
-            )
+        self._running().begin_iter(None)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `before_optimizer_step`, after the gradients were clipped."""
