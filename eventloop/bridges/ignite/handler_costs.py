@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from ignite.engine import Engine
 
@@ -57,11 +58,12 @@ def _measured(
 ) -> Callable[..., Any]:
     """Return a measured handler; the bridge's own handlers, and one without a name, as they are."""
     with measuring_only("a handler of ignite"):
-        parent = fn._parent() if hasattr(fn, "_parent") else fn
+        parent = getattr(fn, "__dict__", {}).get("_parent")  # of a filter; no attribute of the program's
+        parent = parent() if isinstance(parent, ref) else fn
         owner = parent.func if isinstance(parent, partial) else parent
         if getattr(getattr(owner, "__self__", None), "__module__", "").startswith("eventloop.bridges."):
             return fn
-        name = str(event.value)
+        name = str(getattr(event, "value", event))  # an event of the program's own may be a text
         call = calls.measured(fn, _row_name(names, parent, owner), name, in_iteration=inside)
         call._parent = lambda: parent  # type: ignore[attr-defined]  # ignite finds a handler to remove by it
         if not hasattr(fn, "__qualname__"):  # HandlersTimeProfiler shows it
