@@ -96,7 +96,7 @@ class HostedTrainer(DrivenTrainer):
         super().end_epoch()
 
     def begin_val(self, mode: Evaluate = "val") -> None:
-        """Begin an evaluation, after the end of one that the host has left open."""
+        """Begin an evaluation, after the end of what the host has left open."""
         if self.mode != "train":
             self._leave("evaluation")
         super().begin_val(mode)
