@@ -198,6 +198,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Emit `before_optimizer_step`."""
         if self._running:
+            self._driven.note_rates(optimizer)
             self._driven.announce(BeforeOptimizerStep)
 
     def _watch_steps(self, trainer: Any) -> None:
