@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
 from typing import Any, NamedTuple
-from weakref import ref
 
 _ABSENT = object()
 
@@ -18,25 +15,6 @@ class _Replaced(NamedTuple):
     ours: Callable[..., Any]
     before: Any
     """The former method in the object's own `__dict__`, or `_ABSENT` if only the class had it."""
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls a bound method, and does not keep the method's object alive.
-
-        engine.run = wrapped(weakly(engine.run))  # no cycle through `engine`
-
-    A function that is no method is returned as it is.
-    """
-    if not inspect.ismethod(method):
-        return method
-    function, owner = method.__func__, ref(method.__self__)
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return function(owner(), *args, **kwargs)
-
-    call.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]  # without `self`
-    return call
 
 
 class ReplacedMethods:

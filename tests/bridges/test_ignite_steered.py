@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import logging
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,33 +137,6 @@ def test_events_fired_by_hand(tmp_path: Path, attached: bool) -> None:
 
     assert engine.state.iteration == 3
     assert bus.closed
-
-
-@pytest.mark.parametrize("trained", [True, False])
-def test_an_engine_is_freed_with_its_last_reference(tmp_path: Path, trained: bool) -> None:
-    """The bridge keeps no engine in memory: it goes when its last reference does, without a collection."""
-    engine = Engine(lambda engine, batch: None)
-    evaluator = Engine(lambda engine, batch: None)
-    attach(engine, evaluators={"val": evaluator}, work_dir=tmp_path)
-    engine.add_event_handler(Events.EPOCH_COMPLETED, Counter())
-    if trained:
-        engine.run(range(2), max_epochs=2)
-    gone = weakref.ref(engine)
-    gc.collect()
-    gc.disable()
-
-    try:
-        del engine
-        assert gone() is None
-    finally:
-        gc.enable()
-
-
-class Counter:
-    """A handler that is an object."""
-
-    def __call__(self, engine: Engine) -> None:
-        """Do nothing."""
 
 
 @pytest.mark.parametrize(

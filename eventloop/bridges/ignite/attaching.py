@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import numbers_of
 from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.optimizer_steps import announced_steps
-from eventloop.bridges.replaced_methods import weakly
+from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
@@ -101,11 +101,14 @@ def bridge_to(
     writers: Sequence[Any] = (),
     work_dir: str | Path | None = None,
     measure: bool = True,
+    hidden: bool = False,
 ) -> Bridge:
     """Attach a bridge to an engine, and return the bridge. Other arguments are those of `attach`.
 
     Args:
         evaluates: whether evaluators will be added later.
+        hidden: emit each event after all handlers of the engine, and have no handlers there. The caller then
+            wraps the engine's `run` by `riding`.
 
     Raises:
         TypeError, ValueError: as in `attach`.
@@ -122,7 +125,7 @@ def bridge_to(
     check_optimizer(optimizer)
     ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
     _check_model(model, ride.hooks)
-    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer)
+    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer, hidden=hidden)
     setattr(engine, _ATTACHED, bridge)
     return bridge
 
@@ -166,17 +169,24 @@ _EVALUATIONS = tuple(
 class Bridge:
     """The bridge's handlers on one engine, which emit the events of our trainer.
 
-    The engine has the bridge, and the bridge only a weak reference to the engine, which would otherwise stay
-    in memory until the next collection of cycles.
+    The engine has the bridge, and the bridge only a weak reference to the engine. A hidden bridge so makes no
+    cycle, and the engine is freed with its last reference; else `engine.run` makes one.
 
     Args:
         engine: the engine that trains.
         ride: holds the bus and the trainer.
         model, optimizer: as in `attach`.
+        hidden: as in `bridge_to`.
     """
 
     def __init__(
-        self, engine: Engine, ride: Ride, model: torch.nn.Module, optimizer: Optimizers | None
+        self,
+        engine: Engine,
+        ride: Ride,
+        model: torch.nn.Module,
+        optimizer: Optimizers | None,
+        *,
+        hidden: bool,
     ) -> None:
         self.ride = ride
         self._engine, self._model, self._optimizer = ref(engine), model, optimizer
@@ -186,18 +196,26 @@ class Bridge:
         self._names = RowNames()
         self._failure: BaseException | None = None  # of the begin of our run
         self._called = False  # whether `engine.run` is under way
-        engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
-        engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
-        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
-        engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
-        engine.run = self._riding(weakly(engine.run))  # no event has every end of a run
+        self._hidden = hidden
+        self._handlers: dict[Any, Callable[[Engine], None]] = {
+            Events.EPOCH_STARTED: self._begin_epoch, Events.ITERATION_STARTED: self._begin_iter,
+            Events.ITERATION_COMPLETED: self._end_iter, Events.EPOCH_COMPLETED: self._end_epoch,
+        }  # fmt: skip
+        if not hidden:
+            for event, handler in self._handlers.items():
+                engine.add_event_handler(event, handler)
+            engine.run = self.riding(engine.run)  # no event has every end of a run
 
     @property
     def _trainer(self) -> HostedTrainer:
         return self.ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
-    def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event."""
+    def riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event.
+
+        Args:
+            run: the bound method.
+        """
 
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
@@ -208,8 +226,7 @@ class Bridge:
                 if self.ride.measure:
                     events = [Events.STARTED]
                     self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
-                started = engine.add_event_handler(Events.STARTED, self._begin_run)
-                self._during.callback(started.remove)
+                self._during.enter_context(self._listening(engine))
                 try:
                     state = run(*args, **kwargs)
                     if self._failure is not None:  # a handler of EXCEPTION_RAISED, or a profiler, took it
@@ -224,6 +241,28 @@ class Bridge:
             return state
 
         return riding
+
+    @contextmanager
+    def _listening(self, engine: Engine) -> Iterator[None]:
+        """Begin our run at `STARTED`; if hidden, listen to all events, behind the handlers of the engine."""
+        if not self._hidden:
+            with engine.add_event_handler(Events.STARTED, self._begin_run):
+                yield
+            return
+        handlers, fire = {Events.STARTED: self._begin_run, **self._handlers}, engine._fire_event
+
+        @wraps(fire)
+        def firing(event_name: Any, *args: Any, **kwargs: Any) -> None:
+            fire(event_name, *args, **kwargs)
+            if (handler := handlers.get(event_name)) is not None:
+                handler(engine)
+
+        methods = ReplacedMethods()
+        methods.replace(engine, "_fire_event", lambda _: firing)
+        try:
+            yield
+        finally:
+            methods.restore()
 
     def _forget(self) -> None:
         self._called, self._names = False, RowNames()  # names keep the handlers alive
