@@ -17,7 +17,7 @@ from eventloop.bridges.ignite import attach
 from eventloop.costs.records import read_costs
 
 
-class Own(EventEnum):
+class Own(EventEnum):  # type: ignore[misc]  # ignite is not typed
     """Events of a program."""
 
     SAVED = "saved by name"

@@ -33,7 +33,7 @@ def without_training_data(work_dir: Path, *hooks: Any) -> Any:
         "dataset": {"type": Missing},
         "sampler": {"type": "DefaultSampler", "shuffle": False},
     }
-    tests = {"test_dataloader": loader(1), "test_cfg": {}, "test_evaluator": [Accuracy()]}
+    tests: dict[str, Any] = {"test_dataloader": loader(1), "test_cfg": {}, "test_evaluator": [Accuracy()]}
     return runner(work_dir, *hooks, train_dataloader=data, **tests)
 
 

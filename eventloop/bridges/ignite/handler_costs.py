@@ -58,8 +58,8 @@ def _measured(
 ) -> Callable[..., Any]:
     """Return a measured handler; the bridge's own handlers, and one without a name, as they are."""
     with measuring_only("a handler of ignite"):
-        parent = getattr(fn, "__dict__", {}).get("_parent")  # of a filter; no attribute of the program's
-        parent = parent() if isinstance(parent, ref) else fn
+        kept = getattr(fn, "__dict__", {}).get("_parent")  # of a filter; no attribute of the program's
+        parent: Any = kept() if isinstance(kept, ref) else fn
         owner = parent.func if isinstance(parent, partial) else parent
         if getattr(getattr(owner, "__self__", None), "__module__", "").startswith("eventloop.bridges."):
             return fn
