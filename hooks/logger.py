@@ -266,14 +266,16 @@ class LoggerHook(Hook):
 def _rates(trainer: Trainer) -> dict[str, Any]:
     """Return the learning rates by name; empty if the train step or another hook records them.
 
-    The logger runs before the schedulers (70), so these are the rates that the iteration was trained with.
+    The logger runs before the schedulers (70), so these are the rates that the iteration was trained with;
+    those of another engine run before it, and its bridge notes the rates.
     """
     returned = isinstance(trainer.outputs, Mapping) and "lr" in trainer.outputs
     if returned or any(getattr(hook, "puts_lr", False) for hook in trainer.hooks):
         return {}
-    return {
+    rates = {
         name: optimizer.param_groups[0]["lr"] for name, optimizer in named_values("lr", trainer.optimizer)
     }
+    return {**rates, **trainer.step_rates}
 
 
 def _check_reduce(reduce: object, names: object) -> None:

@@ -83,6 +83,8 @@ class RuntimeInfoHook(Hook):
         outputs = trainer.outputs
         # for other types the optimizer hook raises an error
         if type(outputs) is dict or isinstance(outputs, Mapping):
+            if taken := trainer.logged_by_host:
+                outputs = {f"outputs/{k}" if k in taken else k: value for k, value in outputs.items()}
             trainer.metrics.put_numbers(outputs)
 
 

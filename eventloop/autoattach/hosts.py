@@ -30,6 +30,8 @@ NO_ENTRY_POINT = (
 )
 LIGHTNING_ATTRIBUTE = "_eventloop_callback"
 """The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
+MMENGINE_ATTRIBUTE = "_eventloop_hook"
+"""The attribute of a runner of MMEngine with our hook."""
 
 
 def any_installed() -> bool:
@@ -134,7 +136,7 @@ def _has_entry_point() -> bool:
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Add a callback class to Transformers' defaults, which are called for each trainer."""
+    """Give each Transformers trainer our callback after its defaults, which the program may change."""
 
     class Callback:
         def __new__(cls) -> Any:
@@ -145,9 +147,13 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
             callback.on_init_end = partial(_join_transformers, attacher, bridge.EventLoopCallback, callback)
             return callback
 
-    defaults: list[Any] = module.DEFAULT_CALLBACKS
-    defaults.append(Callback)
-    changes.callback(defaults.remove, Callback)
+    reporting = module.get_reporting_integration_callbacks
+
+    @wraps(reporting)
+    def with_ours(*args: Any, **kwargs: Any) -> list[Any]:
+        return [Callback, *reporting(*args, **kwargs)]
+
+    _replace(changes, module, "get_reporting_integration_callbacks", with_ours)
 
 
 def _join_transformers(
@@ -176,24 +182,41 @@ def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
 
 
 def _mmengine(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Register our hook after the hooks of a runner's config."""
+    """Have our hook among those of each runner while it runs; between runs the list is the script's."""
     runner_class = module.Runner
-    register = runner_class.register_hooks
 
-    @wraps(register)
-    def registering(runner: Any, *args: Any, **kwargs: Any) -> None:
-        register(runner, *args, **kwargs)
-        bridge = attacher.bridge("MMEngine", "mmengine")
-        if bridge is None:
-            return
-        if _has(runner.hooks, bridge.EventLoopHook):
-            attacher.kept.add("MMEngine")
-            return
+    def running(run: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(run)
+        def running(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = _mmengine_hook(attacher, runner)
+            if hook is None or any(each is hook for each in runner.hooks):
+                return run(runner, *args, **kwargs)
+            runner.register_hook(hook)
+            try:
+                return run(runner, *args, **kwargs)
+            finally:
+                runner._hooks[:] = [each for each in runner._hooks if each is not hook]
+
+        return running
+
+    for name in ("train", "val", "test"):
+        _replace(changes, runner_class, name, running(getattr(runner_class, name)))
+
+
+def _mmengine_hook(attacher: Attacher, runner: Any) -> Any:
+    """Return our hook for a runner; None if the script has given it one, or MMEngine is too old."""
+    bridge = attacher.bridge("MMEngine", "mmengine")
+    if bridge is None:
+        return None
+    hook = vars(runner).get(MMENGINE_ATTRIBUTE)
+    if _has([each for each in runner.hooks if each is not hook], bridge.EventLoopHook):
+        attacher.kept.add("MMEngine")
+        return None
+    if hook is None:
         hook = bridge.EventLoopHook(**attacher.arguments())
         attacher.follow(hook._ride)
-        runner.register_hook(hook)
-
-    _replace(changes, runner_class, "register_hooks", registering)
+        setattr(runner, MMENGINE_ATTRIBUTE, hook)
+    return hook
 
 
 def _has(hooks: Sequence[Any], cls: type) -> bool:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,7 @@ class IgniteRuns:
 
     def __init__(self, attacher: Attacher) -> None:
         self._attacher = attacher
-        self._trainers: WeakSet[Any] = WeakSet()  # engines to which this object attached a bridge
+        self._trainers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # bridges that this object attached
         self._evaluators: WeakSet[Any] = WeakSet()  # engines added to one of these bridges
         self._thread = threading.local()  # engines may run in several threads
 
@@ -46,37 +46,40 @@ class IgniteRuns:
             if not hasattr(self._thread, "running"):
                 self._thread.running = []
             running: list[Any] = self._thread.running
-            if engine not in self._trainers and self._attach(engine, running):
-                return engine.run(*args, **kwargs)  # wrapped by the bridge, which sees how the run ends
+            if engine not in self._trainers:
+                self._attach(engine, running)
+            bound = run.__get__(engine)
+            bridge = self._trainers.get(engine)
             running.append(engine)
             try:
-                return run(engine, *args, **kwargs)
+                return (bound if bridge is None else bridge.riding(bound))(*args, **kwargs)
             finally:
                 running.pop()
 
         return attaching
 
-    def _attach(self, engine: Any, running: list[Any]) -> bool:
-        """Attach a training engine to a new bridge and return True; add an evaluator to the current one."""
+    def _attach(self, engine: Any, running: list[Any]) -> None:
+        """Attach a training engine to a new bridge; add an evaluator to the current one."""
         bridges = self._attacher.bridge("ignite", "ignite")
         if bridges is None:
-            return False
+            return
         if bridges.bridge_of(engine) is not None:
             self._attacher.kept.add("ignite")
-            return False
+            return
         if running:
             if len(running) == 1 and running[0] in self._trainers and engine not in self._evaluators:
                 bridges.bridge_of(running[0]).add_evaluator("val", engine)
                 self._evaluators.add(engine)
-            return False
+            return
         step = engine._process_function
         if engine in self._evaluators or getattr(step, "__qualname__", "").startswith(EVALUATES):
-            return False
+            return
         model, optimizer = trained_parts(step)
-        bridge = bridges.bridge_to(engine, model=model, optimizer=optimizer, **self._attacher.arguments())
+        bridge = bridges.bridge_to(
+            engine, model=model, optimizer=optimizer, hidden=True, **self._attacher.arguments()
+        )
         self._attacher.follow(bridge.ride)
-        self._trainers.add(engine)
-        return True
+        self._trainers[engine] = bridge
 
 
 def trained_parts(function: Callable[..., Any]) -> Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from eventloop.assembly.attach import check_bus_owners
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
-from eventloop.optim.optimizers import Optimizers
+from eventloop.optim.optimizers import Optimizers, named_values
 from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
 
@@ -79,6 +80,8 @@ class DrivenTrainer(Trainer):
         if bus is not None:
             check_bus_owners(bus, host)
         self.host, self.native, self._counts_epochs = host, native, by_epoch
+        self._rates: dict[str, Any] = {}
+        self.step_rates = MappingProxyType(self._rates)
         super().__init__(
             model, optimizer=optimizer, hooks=hooks, writers=writers, work_dir=work_dir, bus=bus,
             default_hooks=dict.fromkeys(OWNED) | dict(default_hooks or {}),
@@ -95,6 +98,26 @@ class DrivenTrainer(Trainer):
         """Prepare a training epoch, without setting the mode of the model, which the host does."""
         self.batch_idx = 0
         self.metrics.epoch = self.epoch
+
+    def begin_iter(self, batch: Any) -> bool:
+        """Begin an iteration with its batch, as `begin_iter` of any trainer."""
+        self._rates.clear()
+        return super().begin_iter(batch)
+
+    def note_rates(self, optimizer: Any) -> None:
+        """Note the learning rate that a step of an optimizer is about to use, which is then the logged one.
+
+        The host's schedulers may change it before the iteration ends. Without a step in the iteration, the
+        rate at its end is logged.
+
+        Args:
+            optimizer: one of the trainer's optimizers; any other notes the rates of all of them.
+        """
+        named = list(named_values("lr", self.optimizer))
+        ours = [(name, each) for name, each in named if each is optimizer]
+        for name, each in ours or named:
+            rate = each.param_groups[0].get("lr")
+            self._rates[name] = rate.clone() if isinstance(rate, torch.Tensor) else rate
 
     def drop_iter(self) -> None:
         """Drop the iteration that the host has begun but will not end. It is not counted."""

@@ -7,24 +7,25 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
+from eventloop.bridges.driven import DrivenTrainer
 from eventloop.events import AfterOptimizerStep, BeforeOptimizerStep
 from eventloop.optim.optimizers import each_optimizer, hookable
-from eventloop.training.trainer import Trainer
 
 
 @contextmanager
-def announced_steps(trainer: Trainer) -> Iterator[None]:
+def announced_steps(trainer: DrivenTrainer) -> Iterator[None]:
     """Emit `before_optimizer_step` and `after_optimizer_step` around each step within the block.
 
-    The time of a step counts as the optimizer phase.
+    The time of a step counts as the optimizer phase, and its learning rate is logged.
     """
     began, waits = 0.0, trainer.clock.waits
     wanted = trainer.bus.wanted(
         BeforeOptimizerStep, AfterOptimizerStep
     )  # saves two calls a step (`benchmarks.bridges`)
 
-    def before(*_: Any) -> None:
+    def before(optimizer: Any, *_: Any) -> None:
         nonlocal began
+        trainer.note_rates(optimizer)
         if wanted[BeforeOptimizerStep]:
             trainer.announce(BeforeOptimizerStep)
         began = perf_counter() - waits.seconds

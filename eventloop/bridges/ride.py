@@ -23,6 +23,7 @@ from eventloop.assembly.attach import (
 )
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.foreign import Foreign
+from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
@@ -122,7 +123,7 @@ class Ride:
         self._work_dir = work_dir
         for name in DEFAULT_HOOKS.values():
             find_class(name)  # imported now, and not in the host's first step
-        self.trainer: DrivenTrainer | None = None
+        self.trainer: HostedTrainer | None = None
         self.methods = ReplacedMethods()
         """Methods of the host's objects that the bridge replaces until the run ends."""
         self.place: Callable[[Path | None], Path | None] = lambda work_dir: work_dir
@@ -146,7 +147,7 @@ class Ride:
         iter: int = 0,
         epoch: int = 0,
         training: bool = True,
-    ) -> DrivenTrainer:
+    ) -> HostedTrainer:
         """Begin a run of the host, and return the trainer, which is created at the first run.
 
         Args:
@@ -163,7 +164,7 @@ class Ride:
         trainer = self.trainer
         if trainer is None:
             wanted = self._work_dir if self._work_dir is not None else work_dir
-            trainer = self.trainer = DrivenTrainer(
+            trainer = self.trainer = HostedTrainer(
                 model, optimizer=optimizer, max_epochs=max_epochs, max_iters=max_iters, by_epoch=by_epoch,
                 hooks=self.hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
                 work_dir=self.place(None if wanted is None else Path(wanted)),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, ExitStack
+from types import MappingProxyType
 from typing import Any
 
 from eventloop.data.position import Within
@@ -63,6 +64,10 @@ class LoopSteps(LoopTrainer):
     batch_idx: int
     passing: Pass | None
     within: Within
+    step_rates: Mapping[str, Any] = MappingProxyType({})
+    """The learning rates of the iteration's optimizer steps, if a scheduler changes them before its end."""
+    logged_by_host: Collection[str] = ()
+    """The names of numbers that another engine logs itself; those of outputs are logged as "outputs/name"."""
     _open: list[tuple[str, ExitStack]]
     """The parts of the run that have begun and not ended, outermost first: the name and the open scopes."""
     _evaluated: tuple[EvalScope, EpochScope]

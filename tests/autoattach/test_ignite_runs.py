@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -79,3 +81,51 @@ def test_an_evaluator_is_found_by_its_nesting(tmp_path: Path) -> None:
     assert [*attacher.summaries] == [tmp_path]
     assert [line["step"] for line in read_jsonl(tmp_path / "metrics.jsonl") if "nll" in line] == [2, 4]
     assert Engine.run is run_of_the_class
+
+
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_an_engine_is_as_the_script_made_it(tmp_path: Path, evaluates: bool) -> None:
+    """An engine has the script's handlers alone, in and after runs, and is freed with its last reference."""
+    pytest.importorskip("ignite", reason="pytorch-ignite is not installed")
+    from ignite.engine import Engine, Events
+
+    from eventloop.autoattach.attacher import Attacher
+    from eventloop.autoattach.hosts import attached
+    from eventloop.autoattach.options import RunOptions
+    from eventloop.costs.records import read_costs
+
+    attacher = Attacher(RunOptions(work_dir=str(tmp_path)))
+    counts: list[int] = []
+    with attached(attacher):
+        engine, evaluator = Engine(lambda engine, batch: 0.5), Engine(lambda engine, batch: None)
+        if evaluates:
+            engine.add_event_handler(Events.EPOCH_COMPLETED, run_inside, evaluator)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, count_handlers, counts)
+        engine.run(range(10), max_epochs=2)
+        counts.append(handlers(engine))
+        gone = weakref.ref(engine)
+        gc.collect()
+        gc.disable()
+        try:
+            del engine
+            assert gone() is None
+        finally:
+            gc.enable()
+
+    assert counts == [1 + evaluates] * 3
+    assert read_costs(tmp_path).complete
+
+
+def handlers(engine: Any) -> int:
+    """Return the number of an engine's handlers."""
+    return sum(map(len, engine._event_handlers.values()))
+
+
+def count_handlers(engine: Any, counts: list[int]) -> None:
+    """Note the number of an engine's handlers."""
+    counts.append(handlers(engine))
+
+
+def run_inside(engine: Any, evaluator: Any) -> None:
+    """Evaluate within the training."""
+    evaluator.run(range(2))

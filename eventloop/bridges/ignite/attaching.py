@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
+from weakref import ref
 
 import torch
 
-from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
-from eventloop.bridges.host_numbers import numbers_of, read_numbers
+from eventloop.bridges.host_numbers import numbers_of
+from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.optimizer_steps import announced_steps
+from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bridges.ride import Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
-from eventloop.evaluation.schedule import Evaluate
 from eventloop.hooks import CheckpointHook, EMAHook, PreciseBN
-from eventloop.metrics.scalar_value import is_single
 from eventloop.optim.optimizers import Optimizers, check_optimizer
-from eventloop.util.functions import handler_name
 
 require("ignite", "pytorch-ignite", "0.4.13", extra="ignite")
 
 from ignite.engine import Engine, Events  # after the check, which names the extra
+
+from eventloop.bridges.ignite.evaluations import MODES, EvaluatorHandlers, apart, outputs_of
+from eventloop.bridges.ignite.handler_costs import measuring
 
 NEVER = {
     "after_backward": "backward belongs to the process function of an ignite engine",
@@ -36,8 +37,6 @@ NEVER = {
     "after_load_checkpoint": "ignite's Checkpoint.load_objects loads by itself",
 }
 """The events that no ignite engine can emit, with the reasons."""
-IN_ITERATION = ("GET_BATCH_STARTED", "GET_BATCH_COMPLETED", "ITERATION_STARTED", "ITERATION_COMPLETED")
-MODES = ("val", "test")
 _ATTACHED = "_eventloop_bridge"
 
 
@@ -102,11 +101,14 @@ def bridge_to(
     writers: Sequence[Any] = (),
     work_dir: str | Path | None = None,
     measure: bool = True,
+    hidden: bool = False,
 ) -> Bridge:
     """Attach a bridge to an engine, and return the bridge. Other arguments are those of `attach`.
 
     Args:
         evaluates: whether evaluators will be added later.
+        hidden: emit each event after all handlers of the engine, and have no handlers there. The caller then
+            wraps the engine's `run` by `riding`.
 
     Raises:
         TypeError, ValueError: as in `attach`.
@@ -123,7 +125,7 @@ def bridge_to(
     check_optimizer(optimizer)
     ride = Ride("ignite", never, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure)
     _check_model(model, ride.hooks)
-    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer)
+    bridge = Bridge(engine, ride, torch.nn.Module() if model is None else model, optimizer, hidden=hidden)
     setattr(engine, _ATTACHED, bridge)
     return bridge
 
@@ -167,59 +169,121 @@ _EVALUATIONS = tuple(
 class Bridge:
     """The bridge's handlers on one engine, which emit the events of our trainer.
 
+    The engine has the bridge, and the bridge only a weak reference to the engine. A hidden bridge so makes no
+    cycle, and the engine is freed with its last reference; else `engine.run` makes one.
+
     Args:
         engine: the engine that trains.
         ride: holds the bus and the trainer.
         model, optimizer: as in `attach`.
+        hidden: as in `bridge_to`.
     """
 
     def __init__(
-        self, engine: Engine, ride: Ride, model: torch.nn.Module, optimizer: Optimizers | None
+        self,
+        engine: Engine,
+        ride: Ride,
+        model: torch.nn.Module,
+        optimizer: Optimizers | None,
+        *,
+        hidden: bool,
     ) -> None:
         self.ride = ride
-        self._engine, self._model, self._optimizer = engine, model, optimizer
-        self._evaluators: list[Engine] = []
+        self._engine, self._model, self._optimizer = ref(engine), model, optimizer
+        self._evaluators: list[ref[Engine]] = []
         # the handlers of STARTED are measured before there is a trainer
         self._at_start = ForeignCalls(lambda phase, seconds: None)
-        engine.add_event_handler(Events.EPOCH_STARTED, self._begin_epoch)
-        engine.add_event_handler(Events.ITERATION_STARTED, self._begin_iter)
-        engine.add_event_handler(Events.ITERATION_COMPLETED, self._end_iter)
-        engine.add_event_handler(Events.EPOCH_COMPLETED, self._end_epoch)
-        engine.run = self._riding(engine.run)  # no event has every end of a run
+        self._names = RowNames()
+        self._failure: BaseException | None = None  # of the begin of our run
+        self._called = False  # whether `engine.run` is under way
+        self._hidden = hidden
+        self._handlers: dict[Any, Callable[[Engine], None]] = {
+            Events.EPOCH_STARTED: self._begin_epoch, Events.ITERATION_STARTED: self._begin_iter,
+            Events.ITERATION_COMPLETED: self._end_iter, Events.EPOCH_COMPLETED: self._end_epoch,
+        }  # fmt: skip
+        if not hidden:
+            for event, handler in self._handlers.items():
+                engine.add_event_handler(event, handler)
+            engine.run = self.riding(engine.run)  # no event has every end of a run
 
     @property
-    def _trainer(self) -> DrivenTrainer:
+    def _trainer(self) -> HostedTrainer:
         return self.ride.trainer  # type: ignore[return-value]  # it exists once a run has begun
 
-    def _riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event."""
+    def riding(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap `engine.run` to begin our run and to end it, even after errors that emit no ignite event.
+
+        Args:
+            run: the bound method.
+        """
 
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
-            engine = self._engine
-            self._names = RowNames()
+            engine = cast(Engine, self._engine())
             with ExitStack() as self._during:
+                self._called = True
+                self._during.callback(self._forget)
                 if self.ride.measure:
-                    self._during.enter_context(self._measuring(engine, self._at_start, [Events.STARTED]))
-                started = engine.add_event_handler(Events.STARTED, self._begin_run)
-                self._during.callback(started.remove)
+                    events = [Events.STARTED]
+                    self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
+                self._during.enter_context(self._listening(engine))
                 try:
                     state = run(*args, **kwargs)
+                    if self._failure is not None:  # a handler of EXCEPTION_RAISED, or a profiler, took it
+                        raise self._failure
                 except BaseException as error:
+                    self._failure = None
                     self.ride.end_run(error)
                     raise
-                if self.ride.trainer is not None and engine.should_terminate:
-                    self._trainer.stop_reason = self._trainer.stop_reason or "engine.terminate()"
+                if self._rides() and self._trainer.stop_reason is None:
+                    self._trainer.stop_reason = _reason(engine)
                 self.ride.end_run()
             return state
 
         return riding
 
-    def _begin_run(self, engine: Engine) -> None:
+    @contextmanager
+    def _listening(self, engine: Engine) -> Iterator[None]:
+        """Begin our run at `STARTED`; if hidden, listen to all events, behind the handlers of the engine."""
+        if not self._hidden:
+            with engine.add_event_handler(Events.STARTED, self._begin_run):
+                yield
+            return
+        handlers, fire = {Events.STARTED: self._begin_run, **self._handlers}, engine._fire_event
+
+        @wraps(fire)
+        def firing(event_name: Any, *args: Any, **kwargs: Any) -> None:
+            fire(event_name, *args, **kwargs)
+            if (handler := handlers.get(event_name)) is not None:
+                handler(engine)
+
+        methods = ReplacedMethods()
+        methods.replace(engine, "_fire_event", lambda _: firing)
+        try:
+            yield
+        finally:
+            methods.restore()
+
+    def _forget(self) -> None:
+        self._called, self._names = False, RowNames()  # names keep the handlers alive
+
+    def _rides(self) -> bool:
+        return self.ride.trainer is not None and self.ride.trainer.running
+
+    def _begin_run(self, engine: Engine, iteration: int | None = None, epoch: int | None = None) -> None:
+        try:
+            self._begin(engine, iteration, epoch)
+        except BaseException as error:
+            self._failure = error
+            raise
+
+    def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
         state = engine.state
         trainer = self.ride.begin_run(
             self._model, native=engine, optimizer=self._optimizer,
-            max_epochs=state.max_epochs, max_iters=_total(state), iter=state.iteration, epoch=state.epoch,
+            max_epochs=state.max_epochs, max_iters=_total(state),
+            iter=state.iteration if iteration is None else iteration,
+            epoch=state.epoch if epoch is None else epoch,
         )  # fmt: skip
         stop_at_sigterm(trainer)
         if self._optimizer is not None:
@@ -228,109 +292,62 @@ class Bridge:
             calls = trainer.foreign_calls
             calls.include(self._at_start)
             others = [event for event in engine._event_handlers if event is not Events.STARTED]
-            self._during.enter_context(self._measuring(engine, calls, others))
-            for evaluator in self._evaluators:
-                self._during.enter_context(self._measuring(evaluator, calls))
+            measured = measuring(engine, calls, self._names, trains=True, events=others)
+            self._during.enter_context(measured)
+            for evaluator in filter(None, [each() for each in self._evaluators]):
+                self._during.enter_context(measuring(evaluator, calls, self._names))
+
+    def _within(self, engine: Engine, iteration: int) -> bool:
+        """Return whether the engine runs, and begin our run if an interrupted one goes on without `STARTED`.
+
+        A program may also fire an engine's events outside of its runs.
+        """
+        if self._called and not self._rides():
+            self._begin_run(engine, iteration, max(engine.state.epoch - 1, 0))
+        return self._rides()
 
     def _begin_epoch(self, engine: Engine) -> None:
-        self._trainer.begin_epoch(engine.state.epoch_length)
+        if self._within(engine, engine.state.iteration):
+            self._trainer.begin_epoch(engine.state.epoch_length)
 
     def _begin_iter(self, engine: Engine) -> None:
-        self._trainer.begin_iter(engine.state.batch)
+        done = max(engine.state.iteration - 1, 0)
+        if self._within(engine, done):
+            trainer, state = self._trainer, engine.state
+            if trainer.passing is None:
+                trainer.resume_epoch(state.epoch_length)
+            trainer.follow(iter=done)
+            trainer.begin_iter(state.batch)
 
     def _end_iter(self, engine: Engine) -> None:
-        if self._trainer.end_iter(_outputs(engine.state.output)):
+        if self._rides() and self._trainer.end_iter(outputs_of(engine.state.output)):
             engine.terminate()
 
     def _end_epoch(self, engine: Engine) -> None:
+        if not self._rides():
+            return
         trainer = self._trainer
-        trainer.log(numbers_of(engine.state.metrics))
+        trainer.log(apart(numbers_of(engine.state.metrics), trainer, "epoch"))
         trainer.end_epoch()
         if trainer.stops.edge():  # all ranks are here
             engine.terminate()
 
     def add_evaluator(self, mode: str, evaluator: Engine) -> None:
         """Emit the events of an evaluator's runs for "val" and "test"; log its metrics for other modes."""
-        self._evaluators.append(evaluator)
-        if mode in MODES:
-            evaluator.add_event_handler(Events.STARTED, partial(self._begin_val, cast(Evaluate, mode)))
-            evaluator.add_event_handler(Events.ITERATION_STARTED, self._begin_val_iter)
-            evaluator.add_event_handler(Events.ITERATION_COMPLETED, self._end_val_iter)
-            evaluator.add_event_handler(Events.COMPLETED, self._end_val)
-        else:
-            evaluator.add_event_handler(Events.COMPLETED, partial(self._log, mode))
+        self._evaluators.append(ref(evaluator))
+        EvaluatorHandlers(evaluator, mode, cast(Engine, self._engine()), self.ride)
         if self.ride.measure and self._rides():
-            self._during.enter_context(self._measuring(evaluator, self._trainer.foreign_calls))
+            self._during.enter_context(measuring(evaluator, self._trainer.foreign_calls, self._names))
 
-    def _rides(self) -> bool:
-        """Return whether the engine is running; its evaluators may also run before or after it."""
-        return self.ride.trainer is not None and self.ride.trainer.running
 
-    def _log(self, mode: str, evaluator: Engine) -> None:
-        if self._rides():
-            self._trainer.log(numbers_of(evaluator.state.metrics), mode=mode)
-
-    def _begin_val(self, mode: Evaluate, _: Engine) -> None:
-        if self._rides():
-            self._trainer.begin_val(mode)
-
-    def _begin_val_iter(self, evaluator: Engine) -> None:
-        if self._rides():
-            self._trainer.begin_val_iter(evaluator.state.batch, _batch_idx(evaluator))
-
-    def _end_val_iter(self, evaluator: Engine) -> None:
-        if self._rides():
-            self._trainer.end_val_iter(_outputs(evaluator.state.output), _batch_idx(evaluator))
-
-    def _end_val(self, evaluator: Engine) -> None:
-        if self._rides():
-            self._trainer.end_val(read_numbers(evaluator.state.metrics))
-            if self._trainer.stopping:  # several ranks agree later: not all of them need evaluate
-                self._engine.terminate()
-
-    @contextmanager
-    def _measuring(
-        self, engine: Engine, calls: ForeignCalls, events: Sequence[Any] | None = None
-    ) -> Iterator[None]:
-        """Measure each handler that the engine has now for some events, or for all, until the block ends.
-
-        ignite keeps handlers in a private table, and has no public way to wrap a handler in its place.
-        """
-        chosen = list(engine._event_handlers) if events is None else events
-        kept = {event: list(engine._event_handlers[event]) for event in chosen}
-        measured = {}
-        for event, handlers in kept.items():
-            inside = engine is self._engine and getattr(event, "name", "") in IN_ITERATION
-            measured[event] = [(self._measured(calls, fn, event, inside), *rest) for fn, *rest in handlers]
-        engine._event_handlers.update({event: list(handlers) for event, handlers in measured.items()})
-        try:
-            yield
-        finally:
-            for event, handlers in measured.items():  # handlers that were removed meanwhile stay removed
-                before = dict(zip(map(id, (h[0] for h in handlers)), kept[event], strict=True))
-                engine._event_handlers[event] = [
-                    before.get(id(h[0]), h) for h in engine._event_handlers[event]
-                ]
-
-    def _measured(
-        self, calls: ForeignCalls, fn: Callable[..., Any], event: Any, inside: bool
-    ) -> Callable[..., Any]:
-        parent = fn._parent() if hasattr(fn, "_parent") else fn
-        owner = parent.func if isinstance(parent, partial) else parent
-        if getattr(owner, "__self__", None) is self:
-            return fn
-        name = self._row_name(parent, owner)
-        call = calls.measured(fn, name, str(event.value), in_iteration=inside)
-        call._parent = lambda: parent  # type: ignore[attr-defined]  # ignite finds a handler to remove by it
-        return call
-
-    def _row_name(self, handler: Callable[..., Any], inner: Callable[..., Any]) -> str:
-        """Return the name of a handler's row. Handlers that are methods of one object share its number."""
-        name = handler_name(handler)
-        if not inspect.ismethod(inner):
-            return self._names.of(handler, name)
-        cls, _, method = name.rpartition(".")
-        return f"{self._names.of(inner.__self__, cls)}.{method}"
+def _reason(engine: Engine) -> str | None:
+    """Return why the engine's run ended before its last iteration; None if it did not."""
+    if engine.last_event_name == Events.INTERRUPT:
+        return "engine.interrupt()"
+    last = getattr(engine.state, "max_iters", None)
+    if last is not None and engine.state.iteration >= last:
+        return None  # ignite terminates this run itself
+    return "engine.terminate()" if engine.should_terminate else None
 
 
 def _total(state: Any) -> int | None:
@@ -340,14 +357,3 @@ def _total(state: Any) -> int | None:
     if state.max_epochs is None or state.epoch_length is None:
         return None
     return int(state.max_epochs * state.epoch_length)
-
-
-def _batch_idx(evaluator: Engine) -> int:
-    state = evaluator.state
-    return int((state.iteration - 1) % state.epoch_length) if state.epoch_length else int(state.iteration - 1)
-
-
-def _outputs(output: Any) -> Any:
-    if isinstance(output, Mapping):
-        return output
-    return {"loss": output} if is_single(output) else None

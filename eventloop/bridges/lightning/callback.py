@@ -15,14 +15,13 @@ from pathlib import Path
 from types import new_class
 from typing import TYPE_CHECKING, Any, Self, cast
 
-import torch
-
 from eventloop.bridges.driven import DrivenTrainer
 from eventloop.bridges.host import require
 from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
+from eventloop.bridges.lightning.run_facts import logged_of, optimizers_of, total_of, whole_loss
 from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -152,8 +151,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
         driven = self._ride.begin_run(
-            trainer.lightning_module, native=trainer, optimizer=_optimizers(trainer) if training else None,
-            max_epochs=max_epochs, max_iters=_total(trainer, max_epochs) if training else None,
+            trainer.lightning_module, native=trainer, optimizer=optimizers_of(trainer) if training else None,
+            max_epochs=max_epochs, max_iters=total_of(trainer, max_epochs) if training else None,
             by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=directory_of(trainer),
             iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
         )  # fmt: skip
@@ -199,6 +198,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Emit `before_optimizer_step`."""
         if self._running:
+            self._driven.note_rates(optimizer)
             self._driven.announce(BeforeOptimizerStep)
 
     def _watch_steps(self, trainer: Any) -> None:
@@ -218,9 +218,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         driven = self._driven
         if driven.passing is None or not driven.metrics.in_iteration:
             self.on_train_batch_start(trainer, pl_module, batch, batch_idx)  # not called for a batch of None
-        if isinstance(outputs, torch.Tensor):
-            outputs = {"loss": outputs}
-        if driven.end_iter(outputs):
+        driven.logged_by_host = logged_of(trainer)
+        if driven.end_iter(whole_loss(trainer, outputs)):
             trainer.should_stop = True
         driven.batch = driven.outputs = None  # Lightning frees them here, too
 
@@ -361,22 +360,3 @@ def _public(cls: type) -> type:
 
 def _restored(cls: Any) -> Any:
     return cls.__new__(cls)
-
-
-def _optimizers(trainer: Any) -> Any:
-    # not that of a module without one
-    optimizers = [each for each in trainer.optimizers if each.param_groups]
-    if len(optimizers) == 1:
-        return optimizers[0]
-    return {f"optimizer_{number}": each for number, each in enumerate(optimizers)} or None
-
-
-def _total(trainer: Any, max_epochs: int | None) -> int | None:
-    """Return the number of batches of the run, as far as it is known."""
-    steps, batches = trainer.max_steps, trainer.num_training_batches
-    limits = []
-    if max_epochs is not None and batches != float("inf"):
-        limits.append(max_epochs * int(batches))
-    if steps is not None and steps > 0 and trainer.accumulate_grad_batches == 1:
-        limits.append(steps)
-    return min(limits, default=0) or None

@@ -13,9 +13,11 @@ from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.bridges.ride import HasRide, Ride, stop_at_sigterm
 from eventloop.bridges.row_names import RowNames
+from eventloop.bridges.unmeasured import measuring_only
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.util.checks import length_of
 
 require("mmengine", "mmengine", "0.10.6", extra="mmengine")
 
@@ -94,13 +96,15 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 self._ride.methods.replace(loop, "run", self._ride.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
-        by_epoch = not training or isinstance(runner.train_loop, EpochBasedTrainLoop)
+        loop = _train_loop(runner)
+        by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
         trainer = self._ride.begin_run(
             runner.model, native=runner, optimizer=_optimizers(wrappers), by_epoch=by_epoch,
-            max_epochs=runner.max_epochs if training and by_epoch else None,
-            max_iters=runner.max_iters if training else None,
-            work_dir=runner.work_dir, iter=runner.iter, epoch=runner.epoch, training=training,
+            max_epochs=getattr(loop, "max_epochs", None) if training and by_epoch else None,
+            max_iters=getattr(loop, "max_iters", None) if training else None,
+            work_dir=runner.work_dir, iter=getattr(loop, "iter", 0), epoch=getattr(loop, "epoch", 0),
+            training=training,
         )  # fmt: skip
         self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
@@ -120,20 +124,30 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """Begin a run that trains."""
         self._begin_run(runner, training=True)
 
+    @property
+    def _runs(self) -> bool:
+        """Whether a run has begun; a loop of the program's own may call hooks without one."""
+        return self._ride.trainer is not None and self._ride.trainer.running
+
     # --- the training --------------------------------------------------------------------------------------
 
     def before_train_epoch(self, runner: Runner) -> None:
         """Begin an epoch; a run measured in iterations has one epoch."""
-        self.trainer.begin_epoch(len(runner.train_dataloader) if self.trainer.by_epoch else None)
+        if self._runs:
+            loader = getattr(_train_loop(runner), "dataloader", None)
+            self.trainer.begin_epoch(length_of(loader) if self.trainer.by_epoch else None)
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Begin an iteration."""
-        self.trainer.begin_iter(data_batch)
+        if self._runs:
+            self.trainer.begin_iter(data_batch)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict[str, Any] | None = None
     ) -> None:
         """End an iteration, and stop the runner if a handler has requested it."""
+        if not self._runs:
+            return
         trainer = self.trainer
         outputs = outputs or {}
         for name, buffer in runner.message_hub.log_scalars.items():
@@ -141,19 +155,21 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             if short is not None and short not in outputs and buffer.data[1].size:
                 trainer.metrics.put_scalar(short, float(buffer.current()))
         if trainer.end_iter(outputs):
-            runner.train_loop.stop_training = True
+            if (loop := _train_loop(runner)) is not None:
+                loop.stop_training = True
             if trainer.stop_signal is not None:  # the runner would train to the end of its epoch
                 self._ride.end_run()  # ends the program, too
 
     def after_train_epoch(self, runner: Runner) -> None:
         """End the epoch."""
-        self.trainer.end_epoch()
-        self._obey(runner)
+        if self._runs:
+            self.trainer.end_epoch()
+            self._obey(runner)
 
     def _obey(self, runner: Runner) -> None:
         """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
-        if self.trainer.stops.edge() and isinstance(runner._train_loop, BaseLoop):  # not a config, or None
-            runner._train_loop.stop_training = True
+        if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
+            loop.stop_training = True
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         trainer, waits = self.trainer, self.trainer.clock.waits
@@ -185,19 +201,23 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def before_val_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Begin an iteration of the validation."""
-        self.trainer.begin_val_iter(data_batch, batch_idx)
+        if self._runs:
+            self.trainer.begin_val_iter(data_batch, batch_idx)
 
     def after_val_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """End an iteration of the validation."""
-        self.trainer.end_val_iter(outputs, batch_idx)
+        if self._runs:
+            self.trainer.end_val_iter(outputs, batch_idx)
 
     before_test_iter = before_val_iter
     after_test_iter = after_val_iter
 
     def after_val_epoch(self, runner: Runner, metrics: dict[str, float] | None = None) -> None:
         """End the validation, with its metrics."""
+        if not self._runs:
+            return
         before, self._put_before = self._put_before, _evaluated(runner)
         new = {name: values for name, values in self._put_before.items() if values is not before.get(name)}
         in_hub = {
@@ -227,14 +247,24 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         cls = type(hook)
         suffix = " (mmengine)" if cls.__module__.startswith("mmengine.") else ""  # it has a LoggerHook, too
         label = names.of(hook, cls.__name__, suffix)
-        for stage in hook.get_triggered_stages():
-            self._ride.methods.replace(
-                hook, stage, partial(self._measured, f"{label}.{stage}{suffix}", stage)
-            )
+        with measuring_only(f"a {cls.__name__} of MMEngine"):
+            for stage in hook.get_triggered_stages():
+                self._ride.methods.replace(
+                    hook, stage, partial(self._measured, f"{label}.{stage}{suffix}", stage)
+                )
 
     def _measured(self, name: str, stage: str, method: Callable[..., Any]) -> Callable[..., Any]:
         inside = stage in IN_ITERATION
         return self.trainer.foreign_calls.measured(method, name, stage, in_iteration=inside)
+
+
+def _train_loop(runner: Runner) -> Any:
+    """Return the runner's loop of training; None if it has none yet.
+
+    The runner's properties `train_loop`, `iter`, `epoch`, `max_iters`, `max_epochs` and `train_dataloader`
+    build it, with the data set, which a program that only tests may not have.
+    """
+    return runner._train_loop if isinstance(runner._train_loop, BaseLoop) else None
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")

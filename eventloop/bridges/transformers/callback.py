@@ -219,15 +219,12 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin an iteration: emit `before_train_iter`."""
-        if not self._running().begin_iter(None):
-            raise RuntimeError(
-                "a handler of before_train_iter raised SkipIteration, and Transformers cannot skip a batch: "
-                "filter the data set instead"
-            )
+        self._running().begin_iter(None)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `before_optimizer_step`, after the gradients were clipped."""
         trainer = self._running()
+        trainer.note_rates(kwargs.get("optimizer"))
         announce_in_step(trainer, BeforeOptimizerStep)
         clock = trainer.clock
         self._step_began, self._hooks_before = perf_counter() - clock.waits.seconds, clock.hooks
