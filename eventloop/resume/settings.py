@@ -46,7 +46,8 @@ class Settings:
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self._groups: dict[str, list[dict[str, Any]]] | None = None
-        self._built: list[dict[str, Any]] = []  # states of the schedulers
+        self.built: list[dict[str, Any]] = []
+        """The states of the schedulers from before the first step."""
         self._begun_with: dict[str, list[dict[str, Any]]] = {}  # the param groups, by optimizer name
         self._edited: Bases = {}
         self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
@@ -64,8 +65,8 @@ class Settings:
                 name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
                 for name, groups in self._begun_with.items()
             }
-            self._built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
-            self._constants = [_constants(state) for state in self._built]
+            self.built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
+            self._constants = [_constants(state) for state in self.built]
             self._options = _options_of_hooks(trainer)
             if trainer.loader is not None:
                 self._loader = trainer.loader, _of_loader(trainer.loader, trainer.limits)
@@ -192,7 +193,7 @@ class Settings:
         """
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
-        built = deepcopy(self._built)
+        built = deepcopy(self.built)
         for name, number, key in (change.group for change in changes if change.group is not None):
             value = value_name(key)
             if edited := self._edited.get((name, number), {}).get(value):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,15 +24,11 @@ from eventloop.data.plain_values import plain
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
-from eventloop.optim.optimizers import (
-    ParameterOrder,
-    check_optimizer_state,
-    class_names,
-    load_optimizer_state,
-    optimizer_state,
-)
+from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
+from eventloop.optim.parameter_names import parameter_names
+from eventloop.resume.by_name import ByName, scheduler_optimizers
 from eventloop.resume.choice import Resumed, check_same_weights, find, find_on_all_ranks
-from eventloop.resume.fast_forward import too_short, warn_of_zero_rates
+from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
@@ -56,7 +52,6 @@ class TrainerState:
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self.settings = Settings(trainer)
-        self._order = ParameterOrder()
         self.went_back_to: Path | None = None
         """The checkpoint to which the run went back by name or as the best, until the CheckpointHook
         reads it.
@@ -142,8 +137,9 @@ class TrainerState:
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
-            "parameters": self._order.of(unwrap(trainer.model), trainer.optimizer),
+            "parameters": parameter_names(unwrap(trainer.model), trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
+            "scheduler_optimizers": scheduler_optimizers(trainer),
             "position": trainer.position.state_dict(within),
             "settings": self.settings.state_dict(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -163,13 +159,17 @@ class TrainerState:
             # a refused one emits nothing
             with raised_together("the resume"), trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):
                 checkpoint = self._announce(found, checkpoint)
-                steps, changes, lines = self._load(found, checkpoint, changed, rollback)
-            check_same_weights(_weights_of(checkpoint), found)
-            resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
+                checked = self._check(found, checkpoint, changed)
+                steps, lines = self._load(found, checked, changed, rollback)
+            check_same_weights(checked.weights, found)
+            resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
+        for line in (
+            *change_lines(changed, checked.changes, trainer),
+            *lines,
+        ):  # with the values after loading
             logger.warning("%s: %s", found, line)
         warn_of_zero_rates(trainer, found)
         return found
@@ -212,16 +212,15 @@ class TrainerState:
             self._trainer.position.rescale(change.saved, change.own)
 
     def _load(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
-    ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
-        """Check everything, and load all parts except the weights.
+        self, found: Path, checked: _Checked, changed: Changed, rollback: Rollback
+    ) -> tuple[list[Callable[[], object]], list[str]]:
+        """Load all parts of a checked checkpoint except the weights.
 
         Returns:
             The functions to call if all went well, which load the weights, note the resume and cannot fail;
-            the changed settings; and lines for the log.
+            and lines for the log.
         """
-        trainer = self._trainer
-        weights, changes, rank_state = self._check(found, checkpoint, changed)
+        trainer, (checkpoint, weights, changes, rank_state, lines) = self._trainer, checked
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
         load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
@@ -229,7 +228,7 @@ class TrainerState:
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
-        lines = self._load_schedulers(checkpoint, changed, changes, rollback)
+        lines = [*lines, *self._load_schedulers(checkpoint, changed, changes, rollback)]
         lines += [rank_state.inexact] if rank_state.inexact else []
         load_model, _ = prepare_model_state(
             unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
@@ -241,28 +240,31 @@ class TrainerState:
             partial(rank_state.load_buffers, trainer.model),
             *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
         ]
-        return steps, changes, lines
+        return steps, lines
 
-    def _check(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
-    ) -> tuple[Mapping[str, Any], list[Change], RankState]:
-        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes.
-
-        Return the weights, the changed settings, and the state of this rank.
-        """
+    def _check(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> _Checked:
+        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
         trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
         weights = _weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
-        self._check_parts(checkpoint, found)
+        self.settings.note()
+        by_name = ByName(trainer, checkpoint, self.settings.built, found)
+        by_name.arrange()
+        checkpoint = by_name.checkpoint
+        check_groups(trainer.optimizer, checkpoint["optimizer"], found)
         check_needed_hooks(trainer.hooks, checkpoint["meta"], found)
         with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
-            changes = self.settings.compare(checkpoint["meta"])
+            changes = [*by_name.changes, *self.settings.compare(checkpoint["meta"])]
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
-        self._check_length(checkpoint, found, changed)
-        return weights, changes, state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
+        states = checkpoint["param_schedulers"]
+        if changed == "apply":
+            states = self.settings.scheduler_states(states, ())
+        check_length(trainer, states, checkpoint["meta"], found)
+        rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
+        return _Checked(checkpoint, weights, changes, rank_state, by_name.lines)
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
@@ -337,29 +339,6 @@ class TrainerState:
                 "loads the weights alone"
             )
 
-    def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        meta, trainer = checkpoint["meta"], self._trainer
-        saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
-        if saved != own or len(checkpoint["param_schedulers"]) != len(own):
-            raise CheckpointError(
-                f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
-                "in their order, or call load_checkpoint(path), which loads the weights alone"
-            )
-        check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
-        self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
-
-    def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
-        """Refuse a longer run if a schedule would raise an error after its former last step."""
-        states = checkpoint["param_schedulers"]
-        if changed == "apply":
-            states = self.settings.scheduler_states(states, ())
-        for number, state in enumerate(states):
-            if (why := too_short(self._trainer, number, state, checkpoint["meta"])) is not None:
-                raise CheckpointError(
-                    f"{path} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "
-                    'and call resume(path, changed="apply")'
-                )
-
     def _position(self) -> Callable[[], None]:
         """Return a function that restores the present counters, position and random generators."""
         trainer, model = self._trainer, unwrap(self._trainer.model)
@@ -387,6 +366,24 @@ class TrainerState:
                 set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
         for change in changes:
             self._rescale(change)
+
+
+class _Checked(NamedTuple):
+    """A checkpoint that the trainer can resume from, arranged as its own parameters are.
+
+    Args:
+        checkpoint: the contents of the checkpoint.
+        weights: the weights with which the run continues.
+        changes: the changed settings.
+        rank_state: the state of this rank.
+        lines: lines for the log.
+    """
+
+    checkpoint: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    changes: list[Change]
+    rank_state: RankState
+    lines: list[str]
 
 
 def _weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -112,6 +112,7 @@ class Meta(msgspec.Struct):
     position: Position
     settings: SavedSettings
     parameters: dict[str, list[str]] = {}
+    scheduler_optimizers: list[str] = []
     needs_hooks: list[str] = []
 
 

@@ -47,7 +47,8 @@ def test_meta_says_where_the_run_was_and_how_it_was_built(make_trainer: MakeTrai
     assert meta.pop("parameters") == {"": ["\n".join(dict(trainer.model.named_parameters()))]}
     assert meta == {
         "schema": 2, "iter": 3, "epoch": 1, "max_iters": 6, "max_epochs": 2,
-        "optimizer": "SGD", "param_schedulers": ["StepLR"], "torch": str(torch.__version__),
+        "optimizer": "SGD", "param_schedulers": ["StepLR"], "scheduler_optimizers": [""],
+        "torch": str(torch.__version__),
     }  # fmt: skip
 
 
