@@ -30,6 +30,7 @@ from eventloop.resume.by_name import ByName, scheduler_optimizers
 from eventloop.resume.choice import Resumed, check_same_weights, find, find_on_all_ranks
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
+from eventloop.resume.model_settings import type_changes
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
 from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
@@ -257,6 +258,7 @@ class TrainerState:
         check_needed_hooks(trainer.hooks, checkpoint["meta"], found)
         with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
             changes = [*by_name.changes, *self.settings.compare(checkpoint["meta"])]
+        changes += type_changes(unwrap(trainer.model), weights)
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
         states = checkpoint["param_schedulers"]
