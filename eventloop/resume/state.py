@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.store import Check, Loaded
-from eventloop.checkpoint.weights import OWN, check_model_state, log_strangers, prepare_model_state, unwrap
+from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
 from eventloop.data.plain_values import plain
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
@@ -27,13 +27,20 @@ from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
 from eventloop.optim.parameter_names import parameter_names
 from eventloop.resume.by_name import ByName, scheduler_optimizers
-from eventloop.resume.choice import Resumed, check_same_weights, find, find_on_all_ranks
+from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
 from eventloop.resume.model_settings import type_changes
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
-from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
+from eventloop.resume.setting_changes import (
+    Change,
+    Changed,
+    change_lines,
+    check_changed,
+    check_states,
+    refusal,
+)
 from eventloop.resume.settings import Settings
 from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
@@ -213,7 +220,7 @@ class TrainerState:
             self._trainer.position.rescale(change.saved, change.own)
 
     def _load(
-        self, found: Path, checked: _Checked, changed: Changed, rollback: Rollback
+        self, found: Path, checked: Checked, changed: Changed, rollback: Rollback
     ) -> tuple[list[Callable[[], object]], list[str]]:
         """Load all parts of a checked checkpoint except the weights.
 
@@ -243,12 +250,12 @@ class TrainerState:
         ]
         return steps, lines
 
-    def _check(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> _Checked:
+    def _check(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> Checked:
         """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
         trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
-        weights = _weights_of(checkpoint)
+        weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
         self.settings.note()
         by_name = ByName(trainer, checkpoint, self.settings.built, found)
@@ -266,18 +273,19 @@ class TrainerState:
             states = self.settings.scheduler_states(states, ())
         check_length(trainer, states, checkpoint["meta"], found)
         rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
-        return _Checked(checkpoint, weights, changes, rank_state, by_name.lines)
+        return Checked(checkpoint, weights, changes, rank_state, by_name.lines)
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
     ) -> list[str]:
         """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
-        applies = changed == "apply"
+        trainer, applies = self._trainer, changed == "apply"
         if applies:
             self.settings.apply_groups(changes)
+            check_states(trainer.optimizer, changes, rollback.source)
             states = self.settings.scheduler_states(states, changes)
-        for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
+        for number, (scheduler, state) in enumerate(zip(trainer.schedulers, states, strict=True)):
             name = f"schedulers[{number}] {type(scheduler).__name__}"
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
@@ -368,27 +376,3 @@ class TrainerState:
                 set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
         for change in changes:
             self._rescale(change)
-
-
-class _Checked(NamedTuple):
-    """A checkpoint that the trainer can resume from, arranged as its own parameters are.
-
-    Args:
-        checkpoint: the contents of the checkpoint.
-        weights: the weights with which the run continues.
-        changes: the changed settings.
-        rank_state: the state of this rank.
-        lines: lines for the log.
-    """
-
-    checkpoint: Mapping[str, Any]
-    weights: Mapping[str, Any]
-    changes: list[Change]
-    rank_state: RankState
-    lines: list[str]
-
-
-def _weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the weights with which a resumed run continues."""
-    weights: Mapping[str, Any] = checkpoint.get(OWN, checkpoint["state_dict"])
-    return weights
