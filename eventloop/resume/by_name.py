@@ -82,12 +82,12 @@ class ByName:
         if ours == theirs:
             return
         match = _Match(ours, theirs)
-        if match.mixed:
-            group, names = match.mixed
+        if match.regrouped:
+            of = f"of {name!r} " if name else ""
             raise CheckpointError(
-                f"{self._source} has other param groups in the {_called(name)}: {' and '.join(names)} are in "
-                f"different groups there, and in param group {group} of this trainer: give the optimizer the "
-                f"groups of the checkpoint, {_ADVICE}"
+                f"{self._source} is of another optimizer: {of}its parameter groups have "
+                f"{[*map(len, theirs)]} parameters, the trainer's {sizes}, and {match.regrouped}: give the "
+                f"optimizer the groups of the checkpoint, {_ADVICE}"
             )
         if not loads_as_torch(optimizer) or isinstance(optimizer, torch.optim.LBFGS):
             raise CheckpointError(
@@ -183,12 +183,16 @@ class _Match:
         self.new = [label for group in ours for label in group if label not in self.where]
         self.places: list[int | None] = []
         """For each param group the one of the checkpoint that has its parameters; None if none has."""
-        self.mixed: tuple[int, list[str]] | None = None
-        for number, group in enumerate(ours):
+        self.regrouped = ""
+        """Two parameters that only one side has in one group, as a part of an error message."""
+        known: dict[int, str] = {}
+        for group in ours:
             found = {self.where[label][0]: label for label in group if label in self.where}
-            self.places.append(next(iter(found), None))
+            self.places.append(place := next(iter(found), None))
             if len(found) > 1:
-                self.mixed = number, [*found.values()][:2]
+                self.regrouped = f"{' and '.join([*found.values()][:2])} are in different groups there"
+            elif place is not None and known.setdefault(place, found[place]) != found[place]:
+                self.regrouped = f"{known[place]} and {found[place]} are in one group there"
 
     @property
     def first(self) -> tuple[str, str]:

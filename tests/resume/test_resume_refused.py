@@ -82,15 +82,21 @@ def test_auto_passes_over_a_damaged_one(
     assert f"passed over for {found}: {payload} is damaged: it has 1000 bytes" in caplog.text
 
 
+def by_parameter(model: nn.Module) -> torch.optim.Optimizer:
+    """Return an optimizer with a param group for each parameter."""
+    return torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1)
+
+
 @pytest.mark.representative(2)
 @pytest.mark.parametrize(
     ("arguments", "optimizer", "message"),
     [
         ({"max_epochs": None, "max_iters": 9}, None, "of a run measured in epochs, this trainer counts iterations"),
         ({}, lambda model: torch.optim.Adam(model.parameters()), "is of another optimizer: SGD, the trainer has Adam"),
+        ({}, by_parameter, r"parameter groups have \[4\] parameters, the trainer's \[1, 1, 1, 1\]"),
         ({"schedulers": [{"type": "ConstantLR"}]}, None, r"the state of the schedulers \[\], the trainer has \['ConstantLR'\]"),
     ],
-    ids=["unit", "optimizer", "schedulers"],
+    ids=["unit", "optimizer", "groups", "schedulers"],
 )  # fmt: skip
 def test_checkpoint_of_another_run(
     make_trainer: MakeTrainer, saved: Path, arguments: dict[str, Any], optimizer: Any, message: str
