@@ -30,7 +30,7 @@ from eventloop.resume.by_name import ByName, scheduler_optimizers
 from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
-from eventloop.resume.model_settings import type_changes
+from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
 from eventloop.resume.setting_changes import (
@@ -150,6 +150,7 @@ class TrainerState:
             "scheduler_optimizers": scheduler_optimizers(trainer),
             "position": trainer.position.state_dict(within),
             "settings": self.settings.state_dict(),
+            "frozen": frozen_parameters(unwrap(trainer.model)),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
         }
@@ -246,6 +247,7 @@ class TrainerState:
         steps: list[Callable[[], object]] = [
             load_model,
             partial(rank_state.load_buffers, trainer.model),
+            partial(freeze, unwrap(trainer.model), checkpoint["meta"], edited(changes, changed)),
             *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
         ]
         return steps, lines

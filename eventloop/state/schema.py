@@ -98,6 +98,7 @@ class SavedSettings(msgspec.Struct):
     run: RunSettings
     hooks: list[str]
     hook_options: dict[str, dict[str, Any]]
+    frozen: list[str] | None = None
 
 
 class Meta(msgspec.Struct):
@@ -113,6 +114,7 @@ class Meta(msgspec.Struct):
     settings: SavedSettings
     parameters: dict[str, list[str]] = {}
     scheduler_optimizers: list[str] = []
+    frozen: list[str] | None = None
     needs_hooks: list[str] = []
 
 
