@@ -158,7 +158,11 @@ class Hook(Points):
         return type(self).state_dict is not Hook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hook's state as plain values and tensors."""
+        """Return the hook's state as plain values, tensors and NumPy's numeric arrays.
+
+        If the trainer saves checkpoints, this is also called before the first iteration, so that a state that
+        cannot be saved is known then.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -20,7 +20,6 @@ import torch
 from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.store import Check, Loaded
 from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
-from eventloop.data.plain_values import plain
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
@@ -29,7 +28,13 @@ from eventloop.optim.parameter_names import parameter_names
 from eventloop.resume.by_name import ByName, scheduler_optimizers
 from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
-from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
+from eventloop.resume.hook_states import (
+    as_saved,
+    check_needed_hooks,
+    load_hooks,
+    log_mismatches,
+    states_so_far,
+)
 from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
@@ -111,21 +116,34 @@ class TrainerState:
             TypeError: a part of the state cannot be loaded with `weights_only=True`.
         """
         trainer = self._trainer
-        trainer.checkpoint = {
-            "meta": self._meta(within),
-            "state_dict": unwrap(trainer.model).state_dict(),
-            "optimizer": optimizer_state(trainer.optimizer),
-            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
-            "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
-            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
-        }
+        hooks = {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful}
+        trainer.checkpoint = self._collect(hooks, within)
         if trainer.world_size > 1 and has_other_ranks():
             self._add_ranks(trainer.checkpoint)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
-            return {key: plain(value, key) for key, value in trainer.checkpoint.items()}
+            return as_saved(trainer.checkpoint)
         finally:
             trainer.checkpoint = None
+
+    def check_saved(self) -> None:
+        """Refuse a state that no checkpoint could hold, before the first iteration, as a save would.
+
+        Raises:
+            TypeError: naming the part, such as the hook and the key.
+        """
+        as_saved(self._collect(states_so_far(self._trainer.hooks), ""))
+
+    def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "meta": self._meta(within),
+            "state_dict": unwrap(trainer.model).state_dict(),
+            "optimizer": optimizer_state(trainer.optimizer),
+            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
+            "hooks": hooks,
+            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
+        }
 
     def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
         """Add the random state, the loader position and the buffers of the other ranks, on rank 0."""
@@ -232,7 +250,7 @@ class TrainerState:
         trainer, (checkpoint, weights, changes, rank_state, lines) = self._trainer, checked
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
-        load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+        load_hooks(trainer.hooks, checkpoint, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found

@@ -116,6 +116,7 @@ class Meta(msgspec.Struct):
     scheduler_optimizers: list[str] = []
     frozen: list[str] | None = None
     needs_hooks: list[str] = []
+    arrays: list[list[Any]] = []
 
 
 class RankState(msgspec.Struct):
