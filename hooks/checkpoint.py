@@ -36,6 +36,7 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.checkpoint_options import (
+    NO_OPTIMIZER,
     WhenBusy,
     check_names,
     check_options,
@@ -224,25 +225,23 @@ class CheckpointHook(Hook):
         self._validated.clear()
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
-        """Inspect the checkpoint directory, and begin to compare the scores of validations.
+        """Check the directory and the state; count earlier validations of this event and of a resume.
 
-        A run that went back to an earlier checkpoint is recorded. A warning is logged when this run would
-        save among another run's files. A validation that an earlier handler of this event ran counts too, as
-        does the one after which a resumed checkpoint was saved.
+        Raises:
+            TypeError: a part of the state, such as a hook's, cannot be saved.
         """
         self._passed_iter = self._passed_epoch = -1
         self._training = True
         self.saves.begin_training()
+        if self._interval > 0 or self._save_last or self._watched:
+            trainer.state.check_saved()
         if trainer.optimizer is None:
-            logger.warning(
-                "the trainer has no optimizer, so checkpoints hold no optimizer's state and a resumed run "
-                "begins with a new one: pass optimizer=... also where your own code steps it"
-            )
+            logger.warning(NO_OPTIMIZER)
         if self._overlap and (self._interval > 0 or self._watched):  # it will save within the training
             trainer.copying.watch()
         decided_by_rank_0(lambda: self._inspect_directory(trainer) if trainer.rank == 0 else None)
-        resumed, self._resumed = self._resumed, False
-        if resumed and (last := self.retention.last) is not None and last[1] == trainer.iter:
+        resumed, self._resumed, last = self._resumed, False, self.retention.last
+        if resumed and last is not None and last[1] == trainer.iter:
             # after a kill, some best checkpoints of one validation may be missing
             self._validated.insert(0, last)
         self._save_validated(trainer)

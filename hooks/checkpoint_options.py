@@ -14,6 +14,10 @@ from eventloop.util.file_names import is_plain_name
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
+NO_OPTIMIZER = (
+    "the trainer has no optimizer, so checkpoints hold no optimizer's state and a resumed run begins with a "
+    "new one: pass optimizer=... also where your own code steps it"
+)
 WhenBusy = Literal["wait", "skip", "replace"]
 
 

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
+from eventloop.checkpoint.weights import unwrap
 from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
 from eventloop.events import (
     COMPLETED,
@@ -30,6 +31,7 @@ from eventloop.events import (
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import on
 from eventloop.hooks.optimizer import OptimizerHook, detached, explain_freed_graph, loss_of
+from eventloop.optim.parameter_names import in_order_of, labels
 from eventloop.state.schema import Count, read_as
 from eventloop.state.sharded import fsdp_modules
 from eventloop.util.checks import positive
@@ -82,6 +84,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         super().__init__(grad_clip, detect_anomalous_params)
         positive("cumulative_iters", cumulative_iters)
         self._cumulative_iters = cumulative_iters
+        self._model: torch.nn.Module | None = None
         self._divisor = 1
         """The number of iterations of this window, by which its losses are divided."""
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -96,6 +99,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def check(self, trainer: Trainer) -> None:
         """Warn about BatchNorm layers, and store the optimizers, which a checkpoint's gradients need."""
         super().check(trainer)
+        self._model = trainer.model
         if trainer.optimizer is not None:
             self._set_optimizers(trainer.optimizer)
         modules = trainer.model.modules()
@@ -274,13 +278,17 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     # --- saving and resuming -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the window, and each parameter's gradient in the optimizers' order."""
+        """Return the position in the window, and each parameter's gradient, with the parameters' names."""
         self._put_loaded()
         state: dict[str, Any] = {"count": self._count, "loss_scaling": self.loss_scaling}
         if self._count:
             state["divisor"] = self._divisor
             state["gradients"] = [parameter.grad for parameter in self._parameters()]
+            state["parameters"] = self._names()
         return state
+
+    def _names(self) -> list[str]:
+        return [] if self._model is None else labels(unwrap(self._model), self._given)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the saved gradients of an unfinished window.
@@ -299,7 +307,8 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
                 f"{self.loss_scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
                 "the weights, with load_checkpoint"
             )
-        self._loaded = self._checked_gradients(saved.gradients) if saved.count else []
+        gradients = in_order_of(self._names(), saved.parameters, saved.gradients)
+        self._loaded = self._checked_gradients(gradients) if saved.count else []
         self._count, self._divisor = saved.count, saved.divisor if saved.count else self._divisor
 
     def _put_loaded(self) -> None:
@@ -340,6 +349,7 @@ class _State(msgspec.Struct):
     loss_scaling: str
     divisor: Annotated[int, msgspec.Meta(ge=1)] = 1
     gradients: list[torch.Tensor | None] = []
+    parameters: list[str] = []
 
 
 @contextmanager

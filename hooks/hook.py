@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from eventloop.bus import Bus
@@ -85,6 +86,9 @@ class Hook(Points):
     with the mode in `event.mode`, except in a mode whose own method the hook overrides too. An `async def`
     method takes `(self, event)` and runs in the background. The return value of `state_dict` is saved with
     every checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
+
+    A hook with a state belongs to one trainer. In a second one it starts over: its constructor is called
+    again, with the same arguments. The first trainer can then begin no other run.
     """
 
     priority: Priority | int | str = Priority.NORMAL
@@ -99,11 +103,16 @@ class Hook(Points):
     engine drives refuses such a hook, because that engine does this part.
     """
 
+    can_start_over: ClassVar[bool] = True
+    """False if constructing the hook again, as a second trainer does, would not restore its first state."""
+
     _points: ClassVar[dict[str, list[str]]] = {}
     """Method name -> names of the events it serves, for all methods that this class overrides."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.__init__ = _remembering(cls.__init__)  # type: ignore[method-assign]
         get_priority(cls.priority)
         if cls.budget_us is not None:
             check_budget(cls.__name__, cls.budget_us)
@@ -149,7 +158,11 @@ class Hook(Points):
         return type(self).state_dict is not Hook.state_dict
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the hook's state as plain values and tensors."""
+        """Return the hook's state as plain values, tensors and NumPy's numeric arrays.
+
+        If the trainer saves checkpoints, this is also called before the first iteration, so that a state that
+        cannot be saved is known then.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -208,6 +221,17 @@ class Hook(Points):
     def is_last_train_iter(self, trainer: Trainer) -> bool:
         """Return True in the last iteration of the run; for train iteration events only."""
         return trainer.max_iters is not None and trainer.iter + 1 == trainer.max_iters
+
+
+def _remembering(init: Callable[..., None]) -> Callable[..., None]:
+    """Return a constructor that stores its arguments, so that the hook can be constructed again."""
+
+    @wraps(init)
+    def remembering(self: Hook, *args: Any, **kwargs: Any) -> None:
+        vars(self).setdefault("_made_with", (args, kwargs))  # the outermost constructor comes first
+        init(self, *args, **kwargs)
+
+    return remembering
 
 
 def check_events(hook: object, bus: Bus, excluded: Mapping[type[Event], str]) -> None:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from eventloop.assembly.argument_checks import take_bus
 from eventloop.assembly.dev_run import is_left_out
+from eventloop.assembly.hook_owner import take_hooks
 from eventloop.bus import Bus
 from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
@@ -183,6 +184,7 @@ def attach_all(
     named = _with_defaults(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
+    take_hooks(trainer, [hook for _, hook in named])
     _name_hooks(named)
     trainer.hooks = [hook for _, hook in named]
     for _, hook in named:

@@ -104,6 +104,8 @@ class Foreign(Hook):
         ImportError: the version of the system is too old.
     """
 
+    can_start_over = False  # the callback is constructed elsewhere
+
     def __init__(
         self, callback: Any, *, priority: Priority | int | str | None = None, name: str | None = None
     ) -> None:

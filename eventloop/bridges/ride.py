@@ -27,7 +27,6 @@ from eventloop.bridges.hosted import HostedTrainer
 from eventloop.bridges.replaced_methods import ReplacedMethods
 from eventloop.bus import Bus
 from eventloop.checkpoint.weights import unwrap
-from eventloop.data.plain_values import plain
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.events.catalogue import find_event
 from eventloop.hooks.checkpoint import CheckpointHook
@@ -35,7 +34,7 @@ from eventloop.hooks.hook import check_events
 from eventloop.model import average_checkpoint
 from eventloop.optim.optimizers import Optimizers
 from eventloop.registry import HOOKS, WRITERS, build, find_class
-from eventloop.resume.hook_states import load_hooks, log_mismatches
+from eventloop.resume.hook_states import as_saved, load_hooks, log_mismatches
 from eventloop.resume.state import TrainerState
 from eventloop.state.rollback import Rollback
 from eventloop.stops.signals import StopSignals
@@ -195,10 +194,11 @@ class Ride:
             return {}
         hooks = {hook.name: hook.state_dict() for hook in self.trainer.hooks if hook.stateful}
         weights = unwrap(self.trainer.model).state_dict()
-        checkpoint = {"meta": {}, "state_dict": weights, "hooks": hooks}
+        checkpoint: dict[str, Any] = {"meta": {}, "state_dict": weights, "hooks": hooks}
         self._announce(self.trainer, BeforeSaveCheckpoint, checkpoint)
         averaged = {"state_dict": checkpoint["state_dict"]} if average_checkpoint.KEY in checkpoint else {}
-        return {key: plain(value, key) for key, value in ({"hooks": checkpoint["hooks"]} | averaged).items()}
+        saved = as_saved({"meta": {}, "hooks": checkpoint["hooks"]} | averaged)
+        return saved if saved["meta"] else {key: value for key, value in saved.items() if key != "meta"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load states that `state_dict` returned; without a trainer they wait until it is created."""
@@ -217,7 +217,7 @@ class Ride:
         self._announce(trainer, AfterLoadCheckpoint, checkpoint)
         rollback = Rollback(source)
         with rollback, rollback:
-            load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+            load_hooks(trainer.hooks, checkpoint, rollback)
         log_mismatches(trainer.hooks, checkpoint["hooks"], source)
 
     def _announce(self, trainer: DrivenTrainer, event_type: type[Event], checkpoint: dict[str, Any]) -> None:

@@ -85,8 +85,9 @@ def check_model_state(
 ) -> list[str]:
     """Check that weights fit a model; return a line for each name that only one of them has.
 
-    Shapes are not compared for modules with their own loading method, such as the observers of quantization,
-    nor for the results of `get_extra_state`: they may depend on the data seen so far.
+    A model cannot hold weights of another kind, such as floating-point values in a buffer of integers. Kinds
+    and shapes are not compared for modules with their own loading method, such as the observers of
+    quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
 
     Args:
         model: the model.
@@ -95,8 +96,8 @@ def check_model_state(
         source: the name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: shapes differ, weights and model have no name in common, or with `strict` names are
-            missing or unexpected; the message lists each name with both shapes.
+        CheckpointError: shapes or kinds differ, weights and model have no name in common, or with `strict`
+            names are missing or unexpected; the message lists each name with both shapes or types.
         TypeError: the model is sharded over ranks.
     """
     refuse_sharded_model(
@@ -109,6 +110,11 @@ def check_model_state(
         if name in state and not is_lazy(own[name]) and _shape(state[name]) != _shape(own[name])
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
+    wrong += [
+        f"{name}: the checkpoint has {_kind(state[name])}, the model {_kind(own[name])}, which cannot hold it"
+        for name in own
+        if name in state and not name.startswith(free) and not _holds(own[name], state[name])
+    ]
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
         for name in own
@@ -216,6 +222,16 @@ def _is_plainly_loaded(module: torch.nn.Module) -> bool:
     hooks = (module._load_state_dict_pre_hooks, module._load_state_dict_post_hooks)
     functions = (module.load_state_dict, module._load_from_state_dict, module.set_extra_state)
     return not any(hooks) and all(map(_is_of_torch, functions))
+
+
+def _holds(own: Any, saved: Any) -> bool:
+    """Return whether a tensor of the model can hold a saved one by PyTorch's rules of casting."""
+    both = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
+    return not both or is_lazy(own) or own.is_quantized or torch.can_cast(saved.dtype, own.dtype)
+
+
+def _kind(value: Any) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _shape(value: Any) -> tuple[int, ...] | str:

@@ -5,7 +5,7 @@ All code that puts a user's `state_dict` into a checkpoint uses it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,3 +89,46 @@ def _inside(value: Any, key: object) -> Any:
     except _NotPlainError as error:
         error.keys.append(f"[{key!r}]")
         raise
+
+
+def arrays_as_tensors(value: Any) -> tuple[Any, list[list[Any]]]:
+    """Return a nested state with tensors in place of NumPy's numeric arrays, and the keys that lead to each.
+
+    Arrays of objects, texts and dates, and subclasses, such as masked arrays, are left as they are.
+    """
+    if type(value) is np.ndarray and value.dtype.kind in "biufc" and value.dtype.itemsize <= 16:
+        native = np.array(value, dtype=value.dtype.newbyteorder("="), order="C")
+        try:
+            return torch.from_numpy(native), [[]]
+        except TypeError:  # long doubles
+            return value, []
+    if not isinstance(value, Mapping | list | tuple):
+        return value, []
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    found = {key: arrays_as_tensors(item) for key, item in items}
+    places = [[key, *place] for key, (_, inner) in found.items() for place in inner]
+    return (_replaced(value, {key: item for key, (item, _) in found.items()}) if places else value), places
+
+
+def with_arrays(value: Any, places: Iterable[Sequence[Any]]) -> Any:
+    """Return a nested state with NumPy's arrays again, at the places that `arrays_as_tensors` returned."""
+    for place in places:
+        value = _with_array(value, place)
+    return value
+
+
+def _with_array(value: Any, place: Sequence[Any]) -> Any:
+    if not place:
+        return value.numpy().copy() if isinstance(value, torch.Tensor) else value
+    try:
+        inner = value[place[0]]
+    except (KeyError, IndexError, TypeError):  # a handler has changed it since
+        return value
+    return _replaced(value, {place[0]: _with_array(inner, place[1:])})
+
+
+def _replaced(value: Any, items: Mapping[Any, Any]) -> Any:
+    if isinstance(value, Mapping):
+        return {**value, **items}
+    listed = [items.get(number, item) for number, item in enumerate(value)]
+    return tuple(listed) if isinstance(value, tuple) else listed

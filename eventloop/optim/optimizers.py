@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn.parameter import is_lazy
 
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import check_alike, read_as, refusing
@@ -160,7 +161,7 @@ def load_optimizer_state(
     """
     for name, each in named_optimizers(optimizer).items():
         own = state[name] if name else state
-        of_torch = _loads_as_torch(each)
+        of_torch = loads_as_torch(each)
         rollback.snapshot(
             f"the optimizer {name!r}" if name else "the optimizer",
             each,
@@ -172,7 +173,8 @@ def load_optimizer_state(
                 _unconvert(each, own)
 
 
-def _loads_as_torch(optimizer: Any) -> bool:
+def loads_as_torch(optimizer: Any) -> bool:
+    """Return whether PyTorch's `load_state_dict`, and no other, loads the state of an optimizer."""
     return getattr(type(optimizer), "load_state_dict", None) is _LOAD
 
 
@@ -207,80 +209,65 @@ def _typed(loaded: Any, saved: Any) -> Any:
     return loaded
 
 
-class ParameterOrder:
-    """The order of the parameters in the state of each optimizer.
-
-    A state identifies its parameters only by their numbers. If the order changes, for example because layers
-    are declared in another order, each parameter would continue with the momentum of another one.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[str, list[int]] = {}  # the optimizers' ids, and the sizes of their groups
-        self._names: dict[str, list[str]] = {}
-
-    def of(self, model: torch.nn.Module, optimizer: Any) -> dict[str, list[str]]:
-        """Return the parameters' names in the model, by optimizer and param group, joined by newlines.
-
-        A parameter that is not the model's has an empty name. The result is cached until a group grows.
-        """
-        named = named_optimizers(optimizer)
-        known = {name: [id(each), *_group_sizes(each.param_groups)] for name, each in named.items()}
-        if known != self._known:
-            names = {id(parameter): name for name, parameter in model.named_parameters()}
-            self._known = known
-            self._names = {
-                name: [
-                    "\n".join(names.get(id(p), "") for p in group["params"]) for group in each.param_groups
-                ]
-                for name, each in named.items()
-            }
-        return self._names
-
-    def check(self, model: torch.nn.Module, optimizer: Any, saved: Mapping[str, Any], source: object) -> None:
-        """Refuse a saved state that has the same parameters as the optimizer in another order."""
-        for name, groups in self.of(model, optimizer).items():
-            for number, (own, former) in enumerate(zip(groups, saved.get(name, ()), strict=False)):
-                ours, theirs = own.split("\n"), former.split("\n")
-                if ours != theirs and sorted(ours) == sorted(theirs):
-                    place = next(
-                        i for i, pair in enumerate(zip(ours, theirs, strict=True)) if len({*pair}) > 1
-                    )
-                    raise CheckpointError(
-                        f"{source} has the parameters of the optimizer{f' {name!r}' if name else ''} in "
-                        f"another order, which would exchange their states: at {place} of param group "
-                        f"{number} it has {theirs[place]!r}, the trainer {ours[place]!r}: give the "
-                        "parameters to the optimizer in that order, or call load_checkpoint(path), which "
-                        "loads the weights alone"
-                    )
-
-
-def check_optimizer_state(optimizer: Any, saved_names: Any, state: Any, source: object) -> None:
-    """Refuse a checkpoint of different optimizers, before anything is loaded."""
-    if optimizer is None:
-        return
-    if saved_names != class_names(optimizer):
+def check_optimizers(optimizer: Any, checkpoint: Mapping[str, Any], source: object) -> None:
+    """Refuse a checkpoint of optimizers of other names or classes, or whose states have another layout."""
+    saved_names, state = checkpoint["meta"]["optimizer"], checkpoint["optimizer"]
+    if optimizer is not None and saved_names != class_names(optimizer):
         raise CheckpointError(
             f"{source} is of another optimizer: {saved_names}, the trainer has {class_names(optimizer)}: "
             "give it that one, or call load_checkpoint(path), which loads the weights alone"
         )
     for name, each in named_optimizers(optimizer).items():
-        of = f"optimizer[{name!r}]" if name else "optimizer"
         own = state.get(name) if name and isinstance(state, Mapping) else state
-        saved = read_as(_State, own, f"{source}: {of} cannot be loaded")
-        if _loads_as_torch(each):
-            read_as(dict[Any, dict[Any, Any]], saved.state, f"{source}: {of}['state'] cannot be loaded")
-        sizes, saved_sizes = (_group_sizes(groups) for groups in (each.param_groups, saved.param_groups))
+        saved = read_as(_State, own, f"{source}: {_place(name)} cannot be loaded")
+        if loads_as_torch(each):
+            what = f"{source}: {_place(name)}['state'] cannot be loaded"
+            read_as(dict[Any, dict[Any, Any]], saved.state, what)
+
+
+def check_groups(optimizer: Any, state: Any, source: object) -> None:
+    """Refuse states whose param groups or tensors do not fit the optimizers', before anything is loaded."""
+    for name, each in named_optimizers(optimizer).items():
+        own = state[name] if name else state
+        groups: list[dict[str, Any]] = own["param_groups"]
+        sizes, saved_sizes = _group_sizes(each.param_groups), _group_sizes(groups)
         if sizes != saved_sizes:
             raise CheckpointError(
                 f"{source} is of another optimizer: {f'of {name!r} ' if name else ''}its parameter groups "
                 f"have {saved_sizes} parameters, the trainer's {sizes}: give the optimizer the groups of the "
                 "checkpoint, or call load_checkpoint(path), which loads the weights alone"
             )
-        for number, (former, group) in enumerate(zip(saved.param_groups, each.param_groups, strict=True)):
-            what = f"{source}: {of}.param_groups[{number}]"
+        for number, (former, group) in enumerate(zip(groups, each.param_groups, strict=True)):
+            what = f"{source}: {_place(name)}.param_groups[{number}]"
             check_alike({**former, "params": None}, group, what)
             with refusing(f"{what}['lr'] must be a number, got {former.get('lr')!r}"):
                 float(former.get("lr", 0.0))
+            if _has_shapes_of_parameters(each):
+                with refusing(f"{what}['params'] are not the numbers of its states"):
+                    _check_shapes(group["params"], former["params"], own["state"], what)
+
+
+def _check_shapes(parameters: list[Any], numbers: list[Any], states: Mapping[Any, Any], what: str) -> None:
+    for place, (parameter, number) in enumerate(zip(parameters, numbers, strict=True)):
+        if is_lazy(parameter):
+            continue
+        for key, value in states.get(number, {}).items():
+            shape = value.shape if isinstance(value, torch.Tensor) else torch.Size()
+            if key != "step" and shape not in (torch.Size(), parameter.shape):
+                raise CheckpointError(
+                    f"{what}: {key!r} of its parameter {place} is wrong: expected the shape "
+                    f"{tuple(parameter.shape)}, got {tuple(shape)}"
+                )
+
+
+def _has_shapes_of_parameters(optimizer: Any) -> bool:
+    """Return whether each tensor of an optimizer's state is a number, or has the shape of its parameter."""
+    kind = type(optimizer)
+    return kind.__module__.startswith("torch.optim.") and kind.__name__ not in ("LBFGS", "Adafactor")
+
+
+def _place(name: str) -> str:
+    return f"optimizer[{name!r}]" if name else "optimizer"
 
 
 class _State(msgspec.Struct):

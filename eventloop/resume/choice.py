@@ -18,8 +18,10 @@ import torch
 from eventloop.checkpoint.directory import MOST_SCANS
 from eventloop.checkpoint.manifest import read_identified
 from eventloop.checkpoint.store import Check, Loaded, read_best, read_checkpoint, read_newest
+from eventloop.checkpoint.weights import OWN
+from eventloop.resume.ranks import RankState
 from eventloop.resume.resolve_path import place_of, what_else
-from eventloop.resume.setting_changes import Changed
+from eventloop.resume.setting_changes import Change, Changed
 from eventloop.state.exchange import (
     decided_by_rank_0,
     gather,
@@ -49,6 +51,30 @@ class Resumed(NamedTuple):
     meta: Mapping[str, Any]
     changed: Changed
     loader: Iterable[Any] | None
+
+
+class Checked(NamedTuple):
+    """A checkpoint that the trainer can resume from, arranged as its own parameters are.
+
+    Args:
+        checkpoint: the contents of the checkpoint.
+        weights: the weights with which the run continues.
+        changes: the changed settings.
+        rank_state: the state of this rank.
+        lines: lines for the log.
+    """
+
+    checkpoint: Mapping[str, Any]
+    weights: Mapping[str, Any]
+    changes: list[Change]
+    rank_state: RankState
+    lines: list[str]
+
+
+def weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the weights with which a resumed run continues."""
+    weights: Mapping[str, Any] = checkpoint.get(OWN, checkpoint["state_dict"])
+    return weights
 
 
 def find(path: str | Path, places: Sequence[Path], watched: Sequence[str], check: Check | None) -> Loaded:

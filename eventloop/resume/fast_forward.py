@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.windows import PROGRESS, PlateauWindow, Window
 from eventloop.resume.protocols import ResumableTrainer
+from eventloop.util.errors import CheckpointError
 
 logger = logging.getLogger("eventloop")
 
@@ -197,7 +198,25 @@ def _has_stopped(group: Mapping[str, Any]) -> bool:
     return float(group.get("lr", 1)) == 0 and float(group.get("initial_lr", 0)) != 0
 
 
-def too_short(
+def check_length(
+    trainer: ResumableTrainer, states: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], source: object
+) -> None:
+    """Refuse a longer run if a schedule would raise an error after its former last step.
+
+    Args:
+        states: the states with which the schedulers would continue.
+        meta: the `meta` of the checkpoint.
+        source: the path of the checkpoint, for the error.
+    """
+    for number, state in enumerate(states):
+        if (why := _too_short(trainer, number, state, meta)) is not None:
+            raise CheckpointError(
+                f"{source} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "
+                'and call resume(path, changed="apply")'
+            )
+
+
+def _too_short(
     trainer: ResumableTrainer, number: int, state: Mapping[str, Any], meta: Mapping[str, Any]
 ) -> str | None:
     """Return the reason why a scheduler ends before a run that was made longer, or None if it does not.

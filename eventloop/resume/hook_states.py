@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from eventloop.data.plain_values import arrays_as_tensors, plain, with_arrays
 from eventloop.state.rollback import Rollback
 from eventloop.util.errors import CheckpointError
 
@@ -32,13 +33,45 @@ def check_needed_hooks(hooks: Iterable[Any], meta: Mapping[str, Any], source: ob
         )
 
 
-def load_hooks(hooks: Iterable[Any], states: Mapping[str, Any], rollback: Rollback) -> None:
+def as_saved(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint as tensors and plain values; `meta` has the places of hooks' arrays.
+
+    Raises:
+        TypeError: a value cannot be loaded with `weights_only=True`; the error names its place.
+    """
+    hooks, arrays = arrays_as_tensors(checkpoint.get("hooks", {}))
+    found = {
+        **checkpoint,
+        **({"hooks": hooks, "meta": checkpoint["meta"] | {"arrays": arrays}} if arrays else {}),
+    }
+    return {key: plain(value, key) for key, value in found.items()}
+
+
+def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
+    """Return the states of the hooks before the first iteration, without those that cannot be read yet."""
+    states = {}
+    for hook in hooks:
+        if hook.stateful:
+            try:
+                states[hook.name] = hook.state_dict()
+            except Exception as error:  # perhaps it makes its attributes later
+                logger.warning(
+                    "the state of the hook %s cannot be read before the first iteration, so nobody knows "
+                    "whether it can be saved: %r",
+                    hook.name,
+                    error,
+                )
+    return states
+
+
+def load_hooks(hooks: Iterable[Any], checkpoint: Mapping[str, Any], rollback: Rollback) -> None:
     """Load the states of the hooks.
 
     Args:
-        states: the states in the checkpoint, by hook name.
+        checkpoint: the checkpoint, with the states by hook name, and the places of arrays in them.
         rollback: restores the hooks that are already loaded if a later part of the resume fails.
     """
+    states = with_arrays(checkpoint["hooks"], checkpoint["meta"].get("arrays", ()))
     for hook in hooks:
         if hook.stateful and hook.name in states:
             with _named(hook, rollback.source):

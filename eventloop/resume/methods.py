@@ -40,7 +40,9 @@ class Resumable:
                 follow the new lineage.
             changed: which settings to use where this trainer's differ from the checkpoint's: hyper-parameters
                 of the optimizer, arguments of schedulers, options of hooks (`Hook.settings`), batch size,
-                lengths of loader and data set, number of processes, autocast.
+                lengths of loader and data set, number of processes, autocast, parameters of the optimizers,
+                types of buffers, parameters that the script freezes. A state finds its parameter by
+                name; a new one begins without a state.
 
                 - "refuse" raises an error that lists them.
                 - "keep" uses the checkpoint's hyper-parameters and scheduler arguments.

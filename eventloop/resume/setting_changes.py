@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.option_states import why_not_stepped
 from eventloop.resume.base_values import scheduled, value_name
 from eventloop.resume.fast_forward import keys_of, own_schedulers
 from eventloop.resume.protocols import ResumableTrainer
+from eventloop.util.errors import CheckpointError
 from eventloop.util.suggest import near
 
 Changed = Literal["refuse", "keep", "apply"]
@@ -85,6 +87,26 @@ def change_lines(changed: Changed, changes: list[Change], trainer: ResumableTrai
         why = ': changed="keep" cannot change that' if changed == "keep" and change.kind == "given" else ""
         now = "" if change.group is None else _scheduled_now(trainer, *change.group)
         yield f"{change}; the run continues with {change.saved if kept else change.own!r}{why}{now}"
+
+
+def check_states(optimizer: Any, changes: list[Change], source: object) -> None:
+    """Refuse an option that was set since the checkpoint and needs a state that it does not have.
+
+    Args:
+        optimizer: the trainer's optimizers, with the loaded states and the changed options.
+        source: the path of the checkpoint, for the error.
+    """
+    for change in changes:
+        if change.group is None or change.saved or not change.own:
+            continue
+        name, number, key = change.group
+        each = named_optimizers(optimizer)[name]
+        if (missing := why_not_stepped(each, each.param_groups[number])) is not None:
+            raise CheckpointError(
+                f"{source} cannot be resumed from with {change}: {type(each).__name__} needs {missing}, "
+                f'which the checkpoint does not have: changed="keep" goes on with {key}={change.saved!r}, '
+                "and load_checkpoint(path) loads the weights alone"
+            )
 
 
 def _scheduled_now(trainer: ResumableTrainer, name: str, number: int, key: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler
 
+from eventloop.checkpoint.weights import unwrap
 from eventloop.data.limits import Limits
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import number_like
@@ -31,6 +32,7 @@ from eventloop.resume.fast_forward import (
     with_arguments,
     without_parameters,
 )
+from eventloop.resume.model_settings import frozen_changes, frozen_parameters
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.setting_changes import Change
 from eventloop.util.checks import length_of
@@ -46,13 +48,14 @@ class Settings:
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self._groups: dict[str, list[dict[str, Any]]] | None = None
-        self._built: list[dict[str, Any]] = []  # states of the schedulers
+        self.built: list[dict[str, Any]] = []  # states of the schedulers
         self._begun_with: dict[str, list[dict[str, Any]]] = {}  # the param groups, by optimizer name
         self._edited: Bases = {}
         self._seen = _all_groups(trainer)  # before a hook's check, which may build schedulers
         self._constants: list[Any] = []
         self._options: dict[str, dict[str, Any]] = {}  # of hooks, by name
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
+        self._frozen: list[str] = []
 
     def note(self) -> None:
         """Record the settings before a schedule moves them; only the first call counts, before any step."""
@@ -64,9 +67,10 @@ class Settings:
                 name: [_of_group(group, self._edited.get((name, i), {})) for i, group in enumerate(groups)]
                 for name, groups in self._begun_with.items()
             }
-            self._built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
-            self._constants = [_constants(state) for state in self._built]
+            self.built = [deepcopy(getattr(s, "built_state", s.state_dict)()) for s in trainer.schedulers]
+            self._constants = [_constants(state) for state in self.built]
             self._options = _options_of_hooks(trainer)
+            self._frozen = frozen_parameters(unwrap(trainer.model))
             if trainer.loader is not None:
                 self._loader = trainer.loader, _of_loader(trainer.loader, trainer.limits)
 
@@ -79,6 +83,7 @@ class Settings:
             "run": self._of_run(),
             "hooks": _hooks(self._trainer),
             "hook_options": self._options,
+            "frozen": self._frozen,
         }
 
     def compare(self, meta: Mapping[str, Any]) -> list[Change]:
@@ -97,6 +102,7 @@ class Settings:
             if name in saved_run and not _same(saved_run[name], own)
         ]
         changes += self._of_hooks(saved["hook_options"])
+        changes += frozen_changes(unwrap(self._trainer.model), saved.get("frozen"), self._frozen)
         unit = "max_epochs" if self._trainer.by_epoch else "max_iters"
         if meta[unit] != (length := getattr(self._trainer, unit)):
             changes.append(Change(unit, meta[unit], length, "noted"))
@@ -163,6 +169,7 @@ class Settings:
             for own, former in zip(groups, saved["optimizer"].get(name, []), strict=False):
                 own |= {key: former[key] for key in own if key in former}
         self._constants = deepcopy(saved["param_schedulers"])
+        self._frozen = saved.get("frozen", self._frozen)
 
     def _apply(self, change: Change, name: str, number: int, key: str) -> None:
         group = named_optimizers(self._trainer.optimizer)[name].param_groups[number]
@@ -192,7 +199,7 @@ class Settings:
         """
         trainer = self._trainer
         begun = {name: [*map(without_parameters, groups)] for name, groups in self._begun_with.items()}
-        built = deepcopy(self._built)
+        built = deepcopy(self.built)
         for name, number, key in (change.group for change in changes if change.group is not None):
             value = value_name(key)
             if edited := self._edited.get((name, number), {}).get(value):

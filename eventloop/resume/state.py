@@ -19,24 +19,33 @@ import torch
 
 from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.store import Check, Loaded
-from eventloop.checkpoint.weights import OWN, check_model_state, log_strangers, prepare_model_state, unwrap
-from eventloop.data.plain_values import plain
+from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
-from eventloop.optim.optimizers import (
-    ParameterOrder,
-    check_optimizer_state,
-    class_names,
-    load_optimizer_state,
-    optimizer_state,
+from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
+from eventloop.optim.parameter_names import parameter_names
+from eventloop.resume.by_name import ByName, scheduler_optimizers
+from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
+from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
+from eventloop.resume.hook_states import (
+    as_saved,
+    check_needed_hooks,
+    load_hooks,
+    log_mismatches,
+    states_so_far,
 )
-from eventloop.resume.choice import Resumed, check_same_weights, find, find_on_all_ranks
-from eventloop.resume.fast_forward import too_short, warn_of_zero_rates
-from eventloop.resume.hook_states import check_needed_hooks, load_hooks, log_mismatches
+from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.ranks import RankState, own_buffers, state_of_rank
-from eventloop.resume.setting_changes import Change, Changed, change_lines, check_changed, refusal
+from eventloop.resume.setting_changes import (
+    Change,
+    Changed,
+    change_lines,
+    check_changed,
+    check_states,
+    refusal,
+)
 from eventloop.resume.settings import Settings
 from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
@@ -56,7 +65,6 @@ class TrainerState:
     def __init__(self, trainer: ResumableTrainer) -> None:
         self._trainer = trainer
         self.settings = Settings(trainer)
-        self._order = ParameterOrder()
         self.went_back_to: Path | None = None
         """The checkpoint to which the run went back by name or as the best, until the CheckpointHook
         reads it.
@@ -108,21 +116,34 @@ class TrainerState:
             TypeError: a part of the state cannot be loaded with `weights_only=True`.
         """
         trainer = self._trainer
-        trainer.checkpoint = {
-            "meta": self._meta(within),
-            "state_dict": unwrap(trainer.model).state_dict(),
-            "optimizer": optimizer_state(trainer.optimizer),
-            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
-            "hooks": {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful},
-            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
-        }
+        hooks = {hook.name: hook.state_dict() for hook in trainer.hooks if hook.stateful}
+        trainer.checkpoint = self._collect(hooks, within)
         if trainer.world_size > 1 and has_other_ranks():
             self._add_ranks(trainer.checkpoint)
         try:
             trainer.announce(BeforeSaveCheckpoint, path=path)
-            return {key: plain(value, key) for key, value in trainer.checkpoint.items()}
+            return as_saved(trainer.checkpoint)
         finally:
             trainer.checkpoint = None
+
+    def check_saved(self) -> None:
+        """Refuse a state that no checkpoint could hold, before the first iteration, as a save would.
+
+        Raises:
+            TypeError: naming the part, such as the hook and the key.
+        """
+        as_saved(self._collect(states_so_far(self._trainer.hooks), ""))
+
+    def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "meta": self._meta(within),
+            "state_dict": unwrap(trainer.model).state_dict(),
+            "optimizer": optimizer_state(trainer.optimizer),
+            "param_schedulers": [scheduler.state_dict() for scheduler in trainer.schedulers],
+            "hooks": hooks,
+            "rng": rng_state() | {"modules": module_generators(unwrap(trainer.model))},
+        }
 
     def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
         """Add the random state, the loader position and the buffers of the other ranks, on rank 0."""
@@ -142,10 +163,12 @@ class TrainerState:
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
-            "parameters": self._order.of(unwrap(trainer.model), trainer.optimizer),
+            "parameters": parameter_names(unwrap(trainer.model), trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
+            "scheduler_optimizers": scheduler_optimizers(trainer),
             "position": trainer.position.state_dict(within),
             "settings": self.settings.state_dict(),
+            "frozen": frozen_parameters(unwrap(trainer.model)),
             "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "torch": str(torch.__version__),
         }
@@ -164,13 +187,17 @@ class TrainerState:
             # a refused one emits nothing
             with raised_together("the resume"), trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):
                 checkpoint = self._announce(found, checkpoint)
-                steps, changes, lines = self._load(found, checkpoint, changed, rollback)
-            check_same_weights(_weights_of(checkpoint), found)
-            resumed = Resumed(found, checkpoint["meta"], changed, trainer.loader)
+                checked = self._check(found, checkpoint, changed)
+                steps, lines = self._load(found, checked, changed, rollback)
+            check_same_weights(checked.weights, found)
+            resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (*change_lines(changed, changes, trainer), *lines):  # with the values after loading
+        for line in (
+            *change_lines(changed, checked.changes, trainer),
+            *lines,
+        ):  # with the values after loading
             logger.warning("%s: %s", found, line)
         warn_of_zero_rates(trainer, found)
         return found
@@ -213,24 +240,23 @@ class TrainerState:
             self._trainer.position.rescale(change.saved, change.own)
 
     def _load(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed, rollback: Rollback
-    ) -> tuple[list[Callable[[], object]], list[Change], list[str]]:
-        """Check everything, and load all parts except the weights.
+        self, found: Path, checked: Checked, changed: Changed, rollback: Rollback
+    ) -> tuple[list[Callable[[], object]], list[str]]:
+        """Load all parts of a checked checkpoint except the weights.
 
         Returns:
             The functions to call if all went well, which load the weights, note the resume and cannot fail;
-            the changed settings; and lines for the log.
+            and lines for the log.
         """
-        trainer = self._trainer
-        weights, changes, rank_state = self._check(found, checkpoint, changed)
+        trainer, (checkpoint, weights, changes, rank_state, lines) = self._trainer, checked
         # a hook's or sampler's code may draw random numbers while its state is loaded
         rollback.on_rollback("the random state", partial(set_rng_state, rng_state()))
-        load_hooks(trainer.hooks, checkpoint["hooks"], rollback)
+        load_hooks(trainer.hooks, checkpoint, rollback)
         converts = any(change.name == "model_dtypes" for change in changes)
         load_optimizer_state(
             trainer.optimizer, checkpoint["optimizer"], rollback, converts=converts, source=found
         )
-        lines = self._load_schedulers(checkpoint, changed, changes, rollback)
+        lines = [*lines, *self._load_schedulers(checkpoint, changed, changes, rollback)]
         lines += [rank_state.inexact] if rank_state.inexact else []
         load_model, _ = prepare_model_state(
             unwrap(trainer.model), weights, rollback, strict=True, source=str(found)
@@ -240,41 +266,47 @@ class TrainerState:
         steps: list[Callable[[], object]] = [
             load_model,
             partial(rank_state.load_buffers, trainer.model),
+            partial(freeze, unwrap(trainer.model), checkpoint["meta"], edited(changes, changed)),
             *([] if changed == "apply" else [partial(self.settings.record, checkpoint["meta"])]),
         ]
-        return steps, changes, lines
+        return steps, lines
 
-    def _check(
-        self, found: Path, checkpoint: Mapping[str, Any], changed: Changed
-    ) -> tuple[Mapping[str, Any], list[Change], RankState]:
-        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes.
-
-        Return the weights, the changed settings, and the state of this rank.
-        """
+    def _check(self, found: Path, checkpoint: Mapping[str, Any], changed: Changed) -> Checked:
+        """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
         trainer = self._trainer
         check_layout(checkpoint, found)
         self._check_unit(checkpoint["meta"], found)
-        weights = _weights_of(checkpoint)
+        weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
-        self._check_parts(checkpoint, found)
+        self.settings.note()
+        by_name = ByName(trainer, checkpoint, self.settings.built, found)
+        by_name.arrange()
+        checkpoint = by_name.checkpoint
+        check_groups(trainer.optimizer, checkpoint["optimizer"], found)
         check_needed_hooks(trainer.hooks, checkpoint["meta"], found)
         with refusing(f"{found} has meta.settings that cannot be compared with this trainer's"):
-            changes = self.settings.compare(checkpoint["meta"])
+            changes = [*by_name.changes, *self.settings.compare(checkpoint["meta"])]
+        changes += type_changes(unwrap(trainer.model), weights)
         if changed == "refuse" and (message := refusal(found, changes)) is not None:
             raise CheckpointError(message)
-        self._check_length(checkpoint, found, changed)
-        return weights, changes, state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
+        states = checkpoint["param_schedulers"]
+        if changed == "apply":
+            states = self.settings.scheduler_states(states, ())
+        check_length(trainer, states, checkpoint["meta"], found)
+        rank_state = state_of_rank(checkpoint, trainer.rank, trainer.world_size, trainer.loader)
+        return Checked(checkpoint, weights, changes, rank_state, by_name.lines)
 
     def _load_schedulers(
         self, checkpoint: Mapping[str, Any], changed: Changed, changes: list[Change], rollback: Rollback
     ) -> list[str]:
         """Load the schedulers' states, once the optimizers' are loaded, and return the lines to log."""
         states: list[Any] = checkpoint["param_schedulers"]
-        applies = changed == "apply"
+        trainer, applies = self._trainer, changed == "apply"
         if applies:
             self.settings.apply_groups(changes)
+            check_states(trainer.optimizer, changes, rollback.source)
             states = self.settings.scheduler_states(states, changes)
-        for number, (scheduler, state) in enumerate(zip(self._trainer.schedulers, states, strict=True)):
+        for number, (scheduler, state) in enumerate(zip(trainer.schedulers, states, strict=True)):
             name = f"schedulers[{number}] {type(scheduler).__name__}"
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
@@ -339,29 +371,6 @@ class TrainerState:
                 "loads the weights alone"
             )
 
-    def _check_parts(self, checkpoint: Mapping[str, Any], path: Path) -> None:
-        meta, trainer = checkpoint["meta"], self._trainer
-        saved, own = meta["param_schedulers"], [type(scheduler).__name__ for scheduler in trainer.schedulers]
-        if saved != own or len(checkpoint["param_schedulers"]) != len(own):
-            raise CheckpointError(
-                f"{path} has the state of the schedulers {saved}, the trainer has {own}: give it the same, "
-                "in their order, or call load_checkpoint(path), which loads the weights alone"
-            )
-        check_optimizer_state(trainer.optimizer, meta["optimizer"], checkpoint["optimizer"], path)
-        self._order.check(unwrap(trainer.model), trainer.optimizer, meta.get("parameters", {}), path)
-
-    def _check_length(self, checkpoint: Mapping[str, Any], path: Path, changed: Changed) -> None:
-        """Refuse a longer run if a schedule would raise an error after its former last step."""
-        states = checkpoint["param_schedulers"]
-        if changed == "apply":
-            states = self.settings.scheduler_states(states, ())
-        for number, state in enumerate(states):
-            if (why := too_short(self._trainer, number, state, checkpoint["meta"])) is not None:
-                raise CheckpointError(
-                    f"{path} cannot be resumed from, nothing was loaded: {why}; build it for all of them, "
-                    'and call resume(path, changed="apply")'
-                )
-
     def _position(self) -> Callable[[], None]:
         """Return a function that restores the present counters, position and random generators."""
         trainer, model = self._trainer, unwrap(self._trainer.model)
@@ -389,9 +398,3 @@ class TrainerState:
                 set_module_generators(unwrap(trainer.model), rank_state.rng.get("modules", {}))
         for change in changes:
             self._rescale(change)
-
-
-def _weights_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the weights with which a resumed run continues."""
-    weights: Mapping[str, Any] = checkpoint.get(OWN, checkpoint["state_dict"])
-    return weights

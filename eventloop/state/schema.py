@@ -98,6 +98,7 @@ class SavedSettings(msgspec.Struct):
     run: RunSettings
     hooks: list[str]
     hook_options: dict[str, dict[str, Any]]
+    frozen: list[str] | None = None
 
 
 class Meta(msgspec.Struct):
@@ -112,7 +113,10 @@ class Meta(msgspec.Struct):
     position: Position
     settings: SavedSettings
     parameters: dict[str, list[str]] = {}
+    scheduler_optimizers: list[str] = []
+    frozen: list[str] | None = None
     needs_hooks: list[str] = []
+    arrays: list[list[Any]] = []
 
 
 class RankState(msgspec.Struct):

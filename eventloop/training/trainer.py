@@ -22,6 +22,7 @@ from eventloop.assembly.argument_checks import (
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
 from eventloop.assembly.dev_run import batches_of, is_left_out, make_temporary_dir, shorten
+from eventloop.assembly.hook_owner import check_hooks_owned
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
 from eventloop.checkpoint.saving.overlapped_copy import Copying
@@ -482,6 +483,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             WorkDirInUseError: another live run owns a directory in which this one would write.
         """
+        check_hooks_owned(self)
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
         self.state.settings.note()
         facts = facts_of(self)

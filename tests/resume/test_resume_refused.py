@@ -195,27 +195,3 @@ def test_handlers_may_change_what_is_saved(make_trainer: MakeTrainer, tmp_path: 
 
     path = trainer.work_dir / "epoch_1"
     assert load_checkpoint(path)["note"] == str(path)
-
-
-@pytest.mark.parametrize("several", [False, True], ids=["one", "by name"])
-def test_parameters_in_another_order(make_trainer: MakeTrainer, tmp_path: Path, several: bool) -> None:
-    """Parameters in another order are refused, because an optimizer's state knows them by number only."""
-
-    def build(order: list[int]) -> Trainer:
-        model = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False), nn.Linear(2, 3))
-        parameters = list(model[:2].parameters())
-        own = torch.optim.SGD([parameters[i] for i in order], 0.1, momentum=0.9)
-        last = torch.optim.SGD(model[2].parameters(), 0.1)
-        return make_trainer(
-            model=model, optimizer={"body": own, "head": last} if several else own, work_dir=tmp_path
-        )
-
-    build([0, 1]).train()
-    of = r"the optimizer 'body'" if several else "the optimizer"
-    where = r"at 0 of param group 0 it has '0\.weight', the trainer '1\.weight'"
-
-    with pytest.raises(
-        CheckpointError, match=rf"has the parameters of {of} in another order, .*{where}: give"
-    ):
-        build([1, 0]).resume()
-    assert build([0, 1]).resume().name == "epoch_2"

@@ -1,0 +1,282 @@
+"""A hook that is given to a second trainer starts over there."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop import Trainer
+from eventloop.bridges.driven import DrivenTrainer
+from eventloop.checkpoint import load_checkpoint
+from eventloop.hooks import (
+    AmpOptimizerHook,
+    CheckInvalidLossHook,
+    CheckpointHook,
+    EarlyStoppingHook,
+    EMAHook,
+    GradientCumulativeOptimizerHook,
+    Hook,
+    LoggerHook,
+    PreciseBN,
+    StepLrUpdaterHook,
+)
+from tests.support.interrupted import assert_same
+from tests.support.trainers import MakeTrainer, batches, tiny_model
+
+FOLDS = [[0.9, 0.8, 0.95, 0.94, 0.96, 0.9], [0.1, 0.2, 0.3, 0.4, 0.5, 0.45]]
+
+
+def fold(make: MakeTrainer, scores: list[float], work_dir: Path, **changes: Any) -> Trainer:
+    """Return a trainer whose validations have some scores."""
+    left = iter(scores)
+    return make(
+        val_loader=batches(1), val_step=lambda trainer, batch: {"acc": next(left)}, sanity_val=0,
+        max_epochs=6, work_dir=work_dir, **changes,
+    )  # fmt: skip
+
+
+def test_early_stopping_over_folds(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Each fold trains as many epochs as with a hook of its own, and has its own best score."""
+    hook = EarlyStoppingHook(monitor="acc", rule="greater", patience=2)
+    epochs = []
+    for number, scores in enumerate(FOLDS):
+        trainer = fold(make_trainer, scores, tmp_path / str(number), hooks=[hook])
+        trainer.train()
+        epochs.append((trainer.epoch, hook.best))
+
+    assert epochs == [(6, 0.96), (6, 0.5)]
+
+
+class CountHook(Hook):
+    """A user's hook: it counts in place, in an object of its own, and writes into a list of its user's."""
+
+    def __init__(self, told: list[int], scale: int = 1) -> None:
+        self.told, self.scale = told, scale
+        self.counts: list[int] = []
+
+    def after_train_iter(self, trainer: Any, event: Any) -> None:
+        """Count, and train by the count."""
+        self.counts.append(self.scale)
+        self.told.append(sum(self.counts))
+        with torch.no_grad():
+            next(trainer.model.parameters()).add_(sum(self.counts))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts."""
+        return {"counts": self.counts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the counts."""
+        self.counts = state["counts"]
+
+
+@dataclass(eq=False)
+class DataHook(CountHook):
+    """A dataclass, with its state in a field."""
+
+    told: list[int] = field(default_factory=list)
+    scale: int = 1
+    counts: list[int] = field(default_factory=list)
+
+
+def net() -> nn.Module:
+    """Return a model with BatchNorm."""
+    torch.default_generator.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
+HOOKS: dict[str, Callable[[], Hook]] = {
+    "checkpoint": lambda: CheckpointHook(2, save_best="auto", max_keep_ckpts=2, save_last=True),
+    "ema": lambda: EMAHook(momentum=0.5, begin_iter=2),
+    "accumulation": lambda: GradientCumulativeOptimizerHook(4),
+    "amp": lambda: AmpOptimizerHook(dtype="bfloat16"),
+    "logger": lambda: LoggerHook(interval=2, custom_cfg=[{"data_src": "loss", "method_name": "max"}]),
+    "precise bn": lambda: PreciseBN(interval=1, num_iter=2),
+    "policy": lambda: StepLrUpdaterHook(step=1),
+    "invalid loss": lambda: CheckInvalidLossHook(1),
+    "own": lambda: CountHook([], 2),
+    "dataclass": lambda: DataHook([], 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:cumulative_iters=4")
+@pytest.mark.parametrize("name", HOOKS)
+def test_every_hook_starts_over(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
+    """Weights and checkpoint of a second trainer are bitwise those of a trainer with a hook of its own."""
+
+    def run(hook: Hook, scores: list[float], lr: float = 0.1) -> dict[str, Any]:
+        model = net()
+        trainer = fold(
+            make_trainer, scores, tmp_path / str(len(list(tmp_path.iterdir()))) / "run", model=model,
+            optimizer=torch.optim.SGD(model.parameters(), lr, 0.9), hooks=[hook],
+        )  # fmt: skip
+        trainer.train()
+        saved = load_checkpoint(trainer.resume())
+        return {
+            "weights": saved["state_dict"], "optimizer": saved["optimizer"], "hooks": saved["hooks"],
+            "all": sorted(path.name for path in trainer.work_dir.iterdir() if path.is_dir()),
+        }  # fmt: skip
+
+    shared = HOOKS[name]()
+    run(shared, FOLDS[0], lr=0.05)
+    second = run(shared, FOLDS[1])
+
+    assert_same(second, run(HOOKS[name](), FOLDS[1]))
+
+
+def test_what_the_user_gave_stays_the_users(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Arguments are the same objects again, and attributes that were set before the first trainer stay."""
+    told: list[int] = []
+    hook = CountHook(told, scale=3)
+    hook.priority, hook.name, hook.scale = "LOW", "mine", 5
+    for number in range(2):
+        make_trainer(hooks=[hook], work_dir=tmp_path / str(number), max_epochs=1).train()
+
+    assert told == [5, 10, 15] * 2
+    assert (hook.name, hook.priority) == ("mine", "LOW")
+
+
+def test_the_same_trainer_goes_on(make_trainer: MakeTrainer) -> None:
+    """A second `train()` of one trainer, and a validation between, leave the hook's state as it is."""
+    told: list[int] = []
+    hook = CountHook(told)
+    trainer = make_trainer(hooks=[hook], val_loader=batches(1), max_epochs=1)
+    trainer.train()
+    trainer.val()
+    trainer.max_epochs, trainer.max_iters = 2, 6
+    trainer.train()
+
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_first_trainer_has_lost_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Another run of a trainer whose hook a later one has got is refused by the hook's name."""
+    hook = CountHook([])
+    first, second = (make_trainer(hooks=[hook], work_dir=tmp_path / name) for name in ("a", "b"))
+    second.train()
+
+    with pytest.raises(
+        RuntimeError,
+        match=r"hook CountHook was given to another trainer .* each trainer a CountHook of its own",
+    ):
+        first.train()
+
+
+def test_in_a_hosts_run_it_is_only_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A host's run goes on when a later trainer has got a hook of it."""
+    hook = CountHook([])
+    made = [
+        DrivenTrainer(tiny_model(), hooks=[hook], work_dir=tmp_path / name, host="H") for name in ("a", "b")
+    ]
+
+    with caplog.at_level(logging.ERROR, "eventloop"):
+        made[0].begin_run()
+        made[0].end_run()
+
+    assert "the hook CountHook was given to another trainer" in caplog.text
+    for trainer in made:
+        trainer.close()
+
+
+def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A hook of a run that goes on is not taken from it."""
+    told: list[int] = []
+    hook = CountHook(told)
+    first = make_trainer(hooks=[hook], max_epochs=1)
+    refused: list[str] = []
+
+    @first.bus.on("before_train_iter", once=True)
+    def build(trainer: Any, event: Any) -> None:
+        with pytest.raises(ValueError, match="CountHook serves a run of another trainer just now") as error:
+            make_trainer(hooks=[hook], work_dir=tmp_path / "other")
+        refused.append(str(error.value))
+
+    first.train()
+
+    assert len(refused) == 1
+    assert told == [1, 2, 3]
+
+
+class Kept(CountHook):
+    """A hook whose constructor is replaced after its class was made, so that nobody knows the arguments."""
+
+
+def _kept(self: Kept, told: list[int]) -> None:
+    CountHook.__init__(self, told)
+    del vars(self)["_made_with"]  # as a constructor that calls no other
+
+
+Kept.__init__ = _kept  # type: ignore[method-assign, assignment]
+
+
+class Once(CountHook):
+    """A hook whose constructor works once."""
+
+    def __init__(self, arguments: list[Any]) -> None:
+        super().__init__(arguments.pop())
+
+
+@pytest.mark.parametrize(
+    ("hook", "error", "message"),
+    [
+        (Kept([]), ValueError, "Kept has the state of another trainer, and a Kept cannot start over"),
+        (Once([[]]), IndexError, "pop from empty list"),
+    ],
+    ids=["unknown arguments", "constructor"],
+)
+def test_a_hook_that_cannot_start_over(
+    make_trainer: MakeTrainer, tmp_path: Path, hook: Hook, error: type[Exception], message: str
+) -> None:
+    """It is refused by name when the second trainer is built, and keeps its state."""
+    make_trainer(hooks=[hook]).train()
+
+    with pytest.raises(error, match=message) as raised:
+        make_trainer(hooks=[hook], work_dir=tmp_path / "other")
+
+    notes = [str(raised.value), *getattr(raised.value, "__notes__", [])]
+    assert any(f"give each trainer a {type(hook).__name__} of its own" in note for note in notes)
+    assert hook.state_dict() == {"counts": [1] * 6}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda hook: pickle.loads(pickle.dumps(hook))])
+def test_a_copy_of_a_used_hook(make_trainer: MakeTrainer, tmp_path: Path, copied: Any) -> None:
+    """A copy of a hook that a trainer has used starts over in another trainer, and the first one goes on."""
+    hook = CountHook([])
+    first = make_trainer(hooks=[hook])
+    first.train()
+    again = copied(hook)
+
+    make_trainer(hooks=[again], work_dir=tmp_path / "other", max_epochs=1).train()
+    first.max_epochs, first.max_iters = 3, 9
+    first.train()
+
+    assert (len(again.counts), len(hook.counts)) == (3, 9)
+
+
+def test_a_hook_without_a_state_serves_several(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A user's hook that saves nothing goes on as it is, and the first trainer too."""
+
+    class Notes(Hook):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def after_train_epoch(self, trainer: Any, event: Any) -> None:
+            self.seen.append(event.epoch)
+
+    hook = Notes()
+    first, second = (
+        make_trainer(hooks=[hook], work_dir=tmp_path / name, max_epochs=1) for name in ("a", "b")
+    )
+    second.train()
+    first.train()
+
+    assert hook.seen == [0, 0]

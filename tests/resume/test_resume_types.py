@@ -1,0 +1,99 @@
+"""Test that weights are loaded only into tensors that can hold them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError
+from eventloop.hooks import EMAHook
+from tests.support.trainers import MakeTrainer, tiny_model
+
+
+def saved(make_trainer: MakeTrainer, work_dir: Path, buffer: torch.Tensor, **changes: Any) -> Trainer:
+    """Return a trainer of a model that has a buffer."""
+    model = tiny_model()
+    model.register_buffer("scale", buffer)
+    return make_trainer(model=model, work_dir=work_dir, **changes)
+
+
+INTO = [
+    (torch.full((3,), 3.7), torch.int64, "float32", "int64"),
+    (torch.full((3,), 3.7), torch.bool, "float32", "bool"),
+    (torch.full((3,), 3.0), torch.int64, "float32", "int64"),
+    (torch.full((3,), 2), torch.bool, "int64", "bool"),
+    (torch.full((3,), 1 + 2j), torch.float32, "complex64", "float32"),
+]
+
+
+@pytest.mark.parametrize("hooks", [[], [EMAHook]], ids=["plain", "average"])
+@pytest.mark.parametrize("how", ["resume", "load_checkpoint", "plain file"])
+@pytest.mark.parametrize(("buffer", "dtype", "has", "own"), INTO)
+def test_a_buffer_of_another_kind(
+    make_trainer: MakeTrainer, tmp_path: Path, how: str, hooks: list[Any], buffer: torch.Tensor,
+    dtype: torch.dtype, has: str, own: str,
+) -> None:  # fmt: skip
+    """Values that the model's buffer cannot hold are refused by its name, and nothing is loaded."""
+    first = saved(make_trainer, tmp_path, buffer, hooks=[hook() for hook in hooks])
+    first.train()
+    path = tmp_path / "epoch_2"
+    if how == "plain file":
+        path = tmp_path / "weights.pth"
+        torch.save(first.model.state_dict(), path)
+    trainer = saved(make_trainer, tmp_path, torch.zeros(3, dtype=dtype), hooks=[hook() for hook in hooks])
+    before = trainer.model.state_dict()["0.weight"].clone()
+
+    load = partial(trainer.resume, changed="apply") if how == "resume" else trainer.load_checkpoint
+
+    with pytest.raises(
+        CheckpointError, match=f"scale: the checkpoint has {has}, the model {own}, which cannot hold it"
+    ):
+        load(path)
+
+    assert torch.equal(trainer.model.state_dict()["0.weight"], before)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "dtype"),
+    [(torch.full((3,), 0.1), torch.float16), (torch.ones(3, dtype=torch.int32), torch.float32)],
+)
+def test_another_type_of_a_buffer(
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    buffer: torch.Tensor,
+    dtype: Any,
+) -> None:
+    """A resume refuses a buffer of another type, as it does for parameters; `changed` converts and logs it."""
+    saved(make_trainer, tmp_path, buffer).train()
+    trainer = saved(make_trainer, tmp_path, torch.zeros(3, dtype=dtype))
+    has, own = (str(each).removeprefix("torch.") for each in (buffer.dtype, dtype))
+    line = f"types of buffers: {{'scale': '{has}'}} in the checkpoint, {{'scale': '{own}'}} in this trainer"
+
+    with pytest.raises(CheckpointError, match=line):
+        trainer.resume()
+    trainer.resume(changed="apply")
+
+    assert torch.equal(trainer.model.state_dict()["scale"], buffer.to(dtype))
+    assert line in caplog.text
+
+
+def test_counts_of_batches_keep_their_type(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """BatchNorm's statistics and its count are of the model's own types, and are loaded without a word."""
+
+    def make() -> Trainer:
+        torch.default_generator.manual_seed(0)
+        return make_trainer(model=nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 3)), work_dir=tmp_path)
+
+    first, trainer = make(), make()
+    first.train()
+
+    trainer.resume()
+
+    assert int(trainer.model.state_dict()["0.num_batches_tracked"]) == 6
