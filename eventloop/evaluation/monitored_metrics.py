@@ -18,7 +18,8 @@ from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
-from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, fields_kept
+from eventloop.evaluation.batch_sizes import samples_of
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, fields_kept
 from eventloop.metrics import EventStorage
 from eventloop.state.exchange import raised_together
 from eventloop.util.checks import at_least
@@ -238,8 +239,8 @@ def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -
         for batch in islice(_own_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
             with torch.no_grad():
-                trainer.outputs = trainer.val_step(trainer.batch)
-            evaluation.add(trainer.outputs, batch_size(trainer.batch))
+                trainer.outputs = outputs = trainer.val_step(trainer.batch)
+            evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
     return evaluation
 
 

@@ -84,7 +84,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
-            feed the evaluator. By default the loss, and the accuracy where targets are class indices.
+            feed the evaluator, and `num_samples` weights the batch. By default the loss, and the accuracy
+            where targets are class indices.
         predict_step: `(trainer, batch) -> outputs` of `predict`; by default `model(inputs)`.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches. The last two may be several by name, as
@@ -212,7 +213,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         of the iteration, "epoch" during the events at the end of an epoch, else "".
         """
         self.ignored_outputs: set[str] = set()
-        """Names of the values of `val_step` that are not numbers and were already logged as ignored."""
+        """Names of the values of `val_step` that the log has already reported."""
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._held = HeldLoops()
         self.stops = Stopping(self)
