@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.checkpoint.weights import unwrap
+from eventloop.checkpoint.weights import modes_kept, unwrap
 from eventloop.data.loader_info import refuse_samples
 from eventloop.data.side_pass import position_of
 from eventloop.evaluation.evaluation import fields_kept
@@ -130,7 +130,7 @@ class PreciseBN(Hook):
                 "PreciseBN a data_loader, or the Trainer a train_loader"
             )
             return
-        with _training_modes(unwrap(trainer.model), self._missed):
+        with _training_modes(trainer, self._missed):
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
@@ -235,18 +235,15 @@ class _State(msgspec.Struct):
 
 
 @contextmanager
-def _training_modes(model: torch.nn.Module, names: list[str]) -> Iterator[None]:
-    """Set train mode in the block, except for batch norm layers not in `names`; restore all modes on exit."""
-    modes = {module: module.training for module in model.modules()}
-    try:
-        model.train()
+def _training_modes(trainer: Trainer, names: list[str]) -> Iterator[None]:
+    """Set the modes of the training in the block, with batch norm layers not in `names` in eval mode."""
+    model = unwrap(trainer.model)
+    with modes_kept(model):
+        trainer.modes.set(model)
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm) and name not in names:
                 module.eval()
         yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _check_loader(loader: object, name: str) -> None:
