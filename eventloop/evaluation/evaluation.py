@@ -21,7 +21,7 @@ from eventloop.data.loader_state import (
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.batch_sizes import NUM_SAMPLES
 from eventloop.metrics import EventStorage
-from eventloop.metrics.scalar_value import is_number, is_single
+from eventloop.metrics.scalar_value import is_number, is_single, unlogged, with_log_vars
 from eventloop.state.exchange import decided_by_rank_0, gather
 from eventloop.state.sharded import refuse_sharded
 from eventloop.util.functions import check_plain
@@ -30,6 +30,10 @@ logger = logging.getLogger("eventloop")
 
 _SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
 """The types that a `val_step` may return for handlers of `after_val_iter`; they are not metrics."""
+NESTED = (
+    "val_step returned %r as a mapping of numbers, which become no metrics: return the numbers themselves, "
+    "or in a mapping named log_vars"
+)
 LEFT_OUT = (
     "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
     "of one element"
@@ -170,6 +174,11 @@ class Evaluation:
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
         """Add the outputs of one batch."""
+        outputs = with_log_vars(outputs)
+        for name in unlogged(outputs):
+            if name not in self._left_out:
+                self._left_out.add(name)
+                logger.warning(NESTED, name)
         for name, value in outputs.items():
             if name in ("preds", "target", NUM_SAMPLES):  # not metrics, even with one element
                 continue
