@@ -96,9 +96,9 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             tests takes `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
             default every epoch, or every 1000 iterations.
-        sanity_val: batches to validate before the first iteration, without events and without an effect on
-            the run, so that errors are found early. By default 1 if a hook monitors a metric whose presence
-            only a batch can show, such as a metric of `val_step`; 0 skips the sanity validation.
+        sanity_val: batches to validate before the first iteration, without events and effects on the run, so
+            that errors are found early; `sanity_checking` is True in it. By default 1 if a hook monitors a
+            metric whose presence only a batch can show, such as one of `val_step`; 0 skips it.
         limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
             these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
         fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
@@ -212,6 +212,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         the iteration, "epoch" during the events at the end of an epoch, else ""."""
         self.ignored_outputs: set[str] = set()
         """Names of the values of `val_step` that the log has already reported."""
+        self.sanity_checking = False  # True within the sanity validation before the first iteration
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._held = HeldLoops()
         self.stops, self.modes = Stopping(self), TrainingModes()
