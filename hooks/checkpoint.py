@@ -289,7 +289,7 @@ class CheckpointHook(Hook):
         training nothing is saved, because other weights may have been loaded for a comparison.
 
         Raises:
-            KeyError: the validation does not have the metric (the message suggests one).
+            ValueError: the validation does not have the metric (the message suggests one).
         """
         if event.reason != COMPLETED:
             return
