@@ -27,6 +27,7 @@ from eventloop.metrics.packet import Packet, Readings, read_on_host
 from eventloop.metrics.rows import LostLoss, Phase, Place, Row, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
+from eventloop.migration.names import knowing_storages
 from eventloop.util.checks import at_least
 
 logger = logging.getLogger("eventloop")
@@ -43,6 +44,7 @@ ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages",
 """The storages whose `with` block is active in this context, the innermost last."""
 
 
+@knowing_storages
 class EventStorage:
     """The numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.
 
@@ -88,11 +90,9 @@ class EventStorage:
         self._entered = 0  # number of rows already in the histories, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
-        self._readings = Readings()
+        self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
         self.device_reads = DeviceReads()
         """The waits for the device when code on the training thread reads values, in training iterations."""
-        self._shapes = Shapes()
-        self._prefix = ""
         self.entered_in = 0  # the id of the thread that entered the `with` block
 
     def __enter__(self) -> Self:
