@@ -112,6 +112,11 @@ def train_line(
     return columns.line(fields | _named(scalars, _times_last(name for name in scalars if name not in rates)))
 
 
+def between_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run) -> str:
+    """Format values that were put outside of iterations: `Epoch(train) [2][180/180]  a: 0.5000`."""
+    return Columns().line({POSITION: _position(event, run)} | _named(scalars, _times_last(scalars)))
+
+
 def score_line(event: ScalarsLogged, columns: Columns) -> str:
     """Format the scalars of an evaluation as a line: `Epoch(val)  [2]  accuracy: 0.9800  loss: 0.0700`."""
     if event.max_epochs is None:
@@ -220,6 +225,12 @@ def iteration_shown(event: ScalarsLogged, run: Run) -> int:
     """Return the number of iterations in the epoch so far, or in a run without epochs."""
     length = None if event.max_epochs is None else run.iters_per_epoch
     return (event.step - 1) % length + 1 if length else event.step
+
+
+def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
+    """Return whether values were put when their epoch was over, such as by a handler of after_train_epoch."""
+    length = None if event.max_epochs is None else run.iters_per_epoch
+    return bool(length) and event.iter == event.step == (event.epoch + 1) * (length or 0)
 
 
 def of(done: int, total: int | None) -> str:
