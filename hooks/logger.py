@@ -182,7 +182,9 @@ class LoggerHook(Hook):
 
         Metrics that are recorded after this call are posted at the end of the run, by `metrics.relieve`.
         """
-        if trainer.metrics.look_for_lost_loss() is not self._announced:
+        if trainer.bus.wants(InvalidLoss):  # the background, which reads the rest too, may be later
+            trainer.metrics.look_for_lost_loss()
+        if trainer.metrics.lost_loss is not self._announced:
             self._announce_lost_loss(trainer)
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:

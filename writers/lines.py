@@ -114,7 +114,8 @@ def train_line(
 
 def between_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run) -> str:
     """Format values that were put outside of iterations: `Epoch(train) [2][180/180]  a: 0.5000`."""
-    return Columns().line({POSITION: _position(event, run)} | _named(scalars, _times_last(scalars)))
+    fields: dict[str | int, str] = {POSITION: _position(event, run)}
+    return Columns().line(fields | _named(scalars, _times_last(scalars)))
 
 
 def score_line(event: ScalarsLogged, columns: Columns) -> str:
@@ -218,7 +219,8 @@ def _position(event: ScalarsLogged, run: Run) -> str:
     if event.max_epochs is None:
         return f"Iter({event.mode}) [{of(iteration, event.max_iters)}]"
     shown = of(iteration, run.iters_per_epoch)
-    return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{shown}]"
+    epoch = min(event.epoch + 1, event.max_epochs)  # after the training `epoch` is that of no iteration
+    return f"Epoch({event.mode}) {_epoch(epoch, event.max_epochs)}[{shown}]"
 
 
 def iteration_shown(event: ScalarsLogged, run: Run) -> int:

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop import EventStorage
-from eventloop.hooks import IterationTimer, LoggerHook, PreciseBN
+from eventloop import EventStorage, hooks
 from tests.support.trainers import MakeTrainer, tiny_model
+
+
+IterationTimer: Any = hooks.IterationTimer
+LoggerHook: Any = hooks.LoggerHook
+PreciseBN: Any = hooks.PreciseBN
 
 
 @pytest.mark.parametrize(

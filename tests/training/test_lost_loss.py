@@ -46,6 +46,15 @@ def test_it_is_said_once(
     assert [r.getMessage() for r in caplog.records if "the loss is" in r.getMessage()] == [found[0].advice]
 
 
+def test_it_is_said_where_nothing_is_subscribed(
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without writers and handlers the warning comes at the end of the run."""
+    make_trainer(train_step=_lost_from(2), writers=[]).train()
+
+    assert len([r for r in caplog.records if "the loss is nan in iteration 2" in r.getMessage()]) == 1
+
+
 def test_a_finite_loss_is_not_mentioned(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
     """A run whose losses are numbers has no such line; NaN under another name is the user's."""
 
