@@ -12,7 +12,6 @@ import torch
 from eventloop import EventStorage, hooks
 from tests.support.trainers import MakeTrainer, tiny_model
 
-
 IterationTimer: Any = hooks.IterationTimer
 LoggerHook: Any = hooks.LoggerHook
 PreciseBN: Any = hooks.PreciseBN
