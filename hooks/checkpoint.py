@@ -73,8 +73,8 @@ class CheckpointHook(Hook):
     `checkpoint_saved` is emitted in the first iteration after the bytes are durable, `checkpoint_failed`
     after a failed save. The training thread waits for room in the queue of saves, and at the end of a run for
     all of them; `trainer.resume` and `trainer.load_checkpoint` wait for the running ones. After a second
-    Ctrl-C the saving process finishes alone, or the save is given up. No checkpoint is removed before its
-    successor is durable. If every save of a training fails, the training ends with an error.
+    Ctrl-C the saving process finishes alone, or the save is given up. Checkpoints are removed only after
+    their successor is durable. If every save of a training fails, the training ends with an error.
 
     Several such hooks, each with its own `out_dir`, save one after the other, and `resume` searches the
     directories of all of them. A model that is sharded over ranks, by FSDP or as DTensors, is
@@ -86,7 +86,7 @@ class CheckpointHook(Hook):
         save_begin: the epoch or iteration from which `interval` is counted.
         save_last: also save at the end of the run, including a stopped run.
         max_keep_ckpts: number of newest checkpoints to keep; -1 keeps all. Best checkpoints do not count, nor
-            do those that a run left behind when it went back to an earlier one.
+            those that a run left behind when it went back, or had when its loss became NaN or infinite.
         save_best: a metric of the validation, several, or "auto" for its first one. The best checkpoint of
             each metric is saved in addition, with the whole state, so a run can resume from it;
             `resume("best")` uses the first metric. Validations within a training count, also those that a
@@ -109,9 +109,8 @@ class CheckpointHook(Hook):
         filename_tmpl: a name with one `{}` for the number; `epoch_{}` or `iter_{}` by default. A suffix
             `.pth` is dropped, because a checkpoint is a directory.
         overlap: False copies everything at once. Needed when handlers change parameters themselves and can
-            neither run before this hook nor call `trainer.copying.join()`. A change without either makes the
-            save fail if it is detected. Changes through `.data`, and by a replayed CUDA graph that contains
-            the optimizer's step, are not detected.
+            neither run before this hook nor call `trainer.copying.join()`. Another change makes the save fail
+            if it is detected, which those through `.data` and by a replayed CUDA graph of the step are not.
         when_busy: what to do when a checkpoint of the interval is due while earlier ones are being written
             and there is no room for another: "wait", "skip" the new one, or "replace" the waiting ones, which
             takes the memory of a second copy. There is room for 64 MB, and always for one checkpoint.
@@ -289,7 +288,7 @@ class CheckpointHook(Hook):
         training nothing is saved, because other weights may have been loaded for a comparison.
 
         Raises:
-            KeyError: the validation does not have the metric (the message suggests one).
+            ValueError: the validation does not have the metric (the message suggests one).
         """
         if event.reason != COMPLETED:
             return
@@ -379,6 +378,7 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
+        self.retention.set_aside_if(trainer.metrics.look_for_lost_loss)
         if best:  # the checkpoint's own state must list it as one of the best
             replaced = self.retention.begin_best(Best(score, name, best))
         else:
@@ -429,7 +429,7 @@ class CheckpointHook(Hook):
 
     def known(self) -> list[Path]:
         """Return the paths of the checkpoints that are kept, including those of the run that was resumed."""
-        return [*self._paths(self.retention.durable), *self._paths([*self.retention.bests])]
+        return [*self._paths(self.retention.known)]
 
     def _paths(self, names: Sequence[str]) -> tuple[Path, ...]:
         return tuple(self.directory / name for name in names)

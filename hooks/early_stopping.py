@@ -142,7 +142,7 @@ class EarlyStoppingHook(Hook):
         """Compare the score with the best one, and stop the training when patience is used up.
 
         Raises:
-            KeyError: `strict` is True and the validation does not have the metric (the message suggests one).
+            ValueError: `strict` is True, and the validation does not have the metric.
         """
         if not self._training or event.reason != COMPLETED:
             return
@@ -190,7 +190,7 @@ class EarlyStoppingHook(Hook):
         known = suggest(self._monitor, [*metrics]) if metrics else ": it returned none"
         text = f"EarlyStoppingHook monitors {self._monitor!r}, which the validation does not report{known}"
         if self._strict:
-            raise KeyError(text)
+            raise ValueError(text)
         if not self._warned:
             self._warned = True
             warnings.warn(text, UserWarning, stacklevel=2)

@@ -16,13 +16,15 @@ from eventloop.events import (
     BeforeRun,
     HistogramLogged,
     ImageLogged,
+    InvalidLoss,
     ScalarsLogged,
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
-from eventloop.metrics.packet import Packet
+from eventloop.metrics.packet import Packet, lost_loss_text
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
+from eventloop.metrics.rows import LostLoss
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
@@ -54,6 +56,9 @@ class LoggerHook(Hook):
     that is stopped within an interval logs its remaining metrics, with the learning rate of their last
     iteration. This rate is left out with several ranks, and if a handler after the logger requested the stop,
     because a scheduler may have changed the rate by then.
+
+    The first loss that is NaN or infinite is logged as a warning, and emitted as `invalid_loss`, once its
+    value is on the host. No step waits for it, so this may come an interval later.
 
     Args:
         interval: iterations between two logs, counted from the start of the epoch, as in MMEngine.
@@ -108,6 +113,7 @@ class LoggerHook(Hook):
             check_path("out_dir", out_dir)
         self._out_dir = None if out_dir is None else Path(out_dir).absolute()
         self._ended_well = False
+        self._announced: LostLoss | None = None
         self._unheard = 0  # metrics of iterations before this one belong to intervals that nothing has heard
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
@@ -157,6 +163,8 @@ class LoggerHook(Hook):
             or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
         ):
             self._log(trainer)
+        if trainer.metrics.lost_loss is not self._announced:
+            self._announce_lost_loss(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Log the remaining metrics when training ended before its last iteration."""
@@ -174,6 +182,10 @@ class LoggerHook(Hook):
 
         Metrics that are recorded after this call are posted at the end of the run, by `metrics.relieve`.
         """
+        if trainer.bus.wants(InvalidLoss):  # the background, which reads the rest too, may be later
+            trainer.metrics.look_for_lost_loss()
+        if trainer.metrics.lost_loss is not self._announced:
+            self._announce_lost_loss(trainer)
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
@@ -228,6 +240,19 @@ class LoggerHook(Hook):
         if event.max_epochs is None:
             return False
         return not self._ignore_last or event.batch_idx < self._interval
+
+    def _announce_lost_loss(self, trainer: Trainer) -> None:
+        """Emit `invalid_loss` with the counters of its iteration; the log has its line already."""
+        self._announced = lost = trainer.metrics.lost_loss
+        if lost is not None and trainer.bus.wants(InvalidLoss):
+            event = InvalidLoss(
+                iter=lost.iteration,
+                epoch=lost.epoch,
+                advice=lost_loss_text(lost),
+                max_iters=trainer.max_iters,
+                max_epochs=trainer.max_epochs,
+            )
+            trainer.bus.emit(event, trainer)
 
     def _log(self, trainer: Trainer) -> None:
         for name, rate in _rates(trainer).items():

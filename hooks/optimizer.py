@@ -49,7 +49,8 @@ class OptimizerHook(Hook):
 
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
-            `clip_grad_value_`; applied to all parameters of an optimizer together.
+            `clip_grad_value_`; applied to all parameters of an optimizer together, in the model's order.
+            Parameters that no optimizer has are neither clipped nor in the norm.
         detect_anomalous_params: log the trainable parameters that the loss does not reach, in the first
             iteration and whenever the set changes. This walks the graph in every iteration, which is slow.
 
@@ -68,6 +69,7 @@ class OptimizerHook(Hook):
     ) -> None:
         check_bools(detect_anomalous_params=detect_anomalous_params)
         self._clip = None if grad_clip is None else GradClip(grad_clip)
+        self._places: dict[Tensor, int] = {}  # of the model's parameters, for the order of the norm
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._other_seconds = 0.0  # seconds that other handlers took within this hook's call
         self._count = 0
@@ -161,8 +163,10 @@ class OptimizerHook(Hook):
 
     def _clip_gradients(self, trainer: Trainer) -> None:
         assert self._clip is not None
+        if not self._places:
+            self._places = {each: place for place, each in enumerate(trainer.model.parameters())}
         for name, optimizer in named_values("grad_norm", self._given):
-            norm = self._clip(optimizer)
+            norm = self._clip(optimizer, self._places)
             if norm is not None:
                 trainer.metrics.put_scalar(name, norm)
 

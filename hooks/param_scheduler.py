@@ -21,6 +21,7 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
+from eventloop.optim.foreign_schedulers import refuse_needed_arguments
 from eventloop.optim.horizons import mistaken_unit
 from eventloop.optim.lean_step import stepper
 from eventloop.optim.optimizers import each_optimizer
@@ -84,7 +85,7 @@ class ParamSchedulerHook(Hook):
         """Build schedulers from configs, and refuse schedulers that would never be stepped.
 
         Raises:
-            TypeError: an object is not a scheduler.
+            TypeError: an object is not a scheduler, or its `step` needs an argument, as timm's do.
             ValueError: a config has an unknown type or argument, a scheduler counts epochs in a run measured
                 in iterations, or `ReduceLROnPlateau` has no validation or a metric that it does not report.
         """
@@ -103,6 +104,8 @@ class ParamSchedulerHook(Hook):
                     raise ValueError(f"{name} needs a validation: give the Trainer a val_loader")
                 monitor = self._monitor_of(scheduler)
                 trainer.monitored.require(monitor, f"{name} with monitor={monitor!r}")
+            else:
+                refuse_needed_arguments(scheduler)
             if self._counts_epochs(scheduler) and not trainer.by_epoch:
                 raise ValueError(
                     f"{name} counts epochs, and a run measured in iterations has none: leave by_epoch out "
@@ -159,7 +162,7 @@ class ParamSchedulerHook(Hook):
         """Step schedulers that watch a metric.
 
         Raises:
-            KeyError: the validation does not have the metric (the message suggests one).
+            ValueError: the validation does not have the metric (the message suggests one).
         """
         if not self._plateaus or event.reason != COMPLETED:
             return
@@ -167,7 +170,7 @@ class ParamSchedulerHook(Hook):
             monitor = self._monitor_of(scheduler)
             if monitor not in event.metrics:
                 known = suggest(monitor, [*event.metrics])
-                raise KeyError(
+                raise ValueError(
                     f"{type(scheduler).__name__} watches {monitor!r}, which the validation does not "
                     f"report{known}"
                 )

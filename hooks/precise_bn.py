@@ -132,9 +132,8 @@ class PreciseBN(Hook):
             return
         undo = Undo()
         with undo, undo:
-            model = unwrap(trainer.model)
-            keep_modes(undo, model)
-            _set_training_modes(model, self._missed)
+            keep_modes(undo, unwrap(trainer.model))
+            _set_training_modes(trainer, self._missed)
             self.update_stats(trainer)
 
     def before_train_epoch(self, trainer: Trainer, event: BeforeTrainEpoch) -> None:
@@ -241,9 +240,10 @@ class _State(msgspec.Struct):
     missed: list[str]
 
 
-def _set_training_modes(model: torch.nn.Module, names: list[str]) -> None:
-    """Set train mode, except for batch norm layers that are not in `names`."""
-    model.train()
+def _set_training_modes(trainer: Trainer, names: list[str]) -> None:
+    """Set the modes of the training, with batch norm layers that are not in `names` in eval mode."""
+    model = unwrap(trainer.model)
+    trainer.modes.set(model)
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm) and name not in names:
             module.eval()

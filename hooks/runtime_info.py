@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,6 +15,7 @@ from eventloop.events import AfterTrainIter, BeforeRun, BeforeTrainIter, RunInfo
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.hooks.log_text import log_text
+from eventloop.metrics.scalar_value import unlogged, with_log_vars
 from eventloop.model.summary import import_torchinfo
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.util.checks import check_bools
@@ -21,13 +23,16 @@ from eventloop.util.checks import check_bools
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
 
+logger = logging.getLogger("eventloop")
+
 
 class RuntimeInfoHook(Hook):
     """Emit `run_info` at the start, and record every number in `trainer.outputs` as a metric.
 
         default_hooks=dict(runtime_info=dict(info={"seed": "7", "experiment": "baseline"}))
 
-    The numbers stay on their device, and the hook waits for none of them.
+    The numbers stay on their device, and the hook waits for none of them. Those of a mapping `log_vars`
+    within the outputs, as mmcv's models return, are recorded under their own names.
 
     Args:
         info: further facts for `run_info`, such as a seed, an experiment's name or a config's text.
@@ -44,6 +49,7 @@ class RuntimeInfoHook(Hook):
         check_bools(model_summary=model_summary)
         self._info = dict(info or {})
         self._model_summary = model_summary
+        self._looked = False  # whether the outputs of an iteration were looked at
         if model_summary:
             import_torchinfo()
 
@@ -83,9 +89,22 @@ class RuntimeInfoHook(Hook):
         outputs = trainer.outputs
         # for other types the optimizer hook raises an error
         if type(outputs) is dict or isinstance(outputs, Mapping):
+            if not self._looked:
+                self._look(outputs)
+            outputs = with_log_vars(outputs) if "log_vars" in outputs else outputs
             if taken := trainer.logged_by_host:
                 outputs = {f"outputs/{k}" if k in taken else k: value for k, value in outputs.items()}
             trainer.metrics.put_numbers(outputs)
+
+    def _look(self, outputs: Mapping[str, Any]) -> None:
+        """Warn, in the first iteration, of numbers in mappings within the outputs."""
+        self._looked = True
+        if names := unlogged(outputs):
+            logger.warning(
+                "the train step returned %s as mappings of numbers, which are not logged: return the numbers "
+                "with 'loss', or in a mapping named log_vars",
+                " and ".join(map(repr, names)),
+            )
 
 
 def _count(model: torch.nn.Module) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eventloop.evaluation.evaluation import batch_size
+from eventloop.evaluation.batch_sizes import batch_size
 from eventloop.events import AfterTrainIter, BeforeTrain, BeforeTrainIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
@@ -37,9 +37,10 @@ class ThroughputHook(Hook):
         ThroughputHook(flops=True)      # also throughput/flops_per_sec and throughput/mfu
 
     Each value covers the iterations since the previous value, without evaluations; the first two iterations
-    of a training, which warm up, are left out. The samples of a batch are the first dimension of its first
-    tensor. With several ranks a rate is that of all ranks: each rank records its own rate times the number of
-    ranks. The mean of these values, which `LoggerHook(reduce=True)` logs, is the exact sum of the rates.
+    of a training, which warm up, are left out. The samples of a batch are the first dimension that most of
+    its tensors have, or the length of a list of samples; `count={"samples": ...}` counts them otherwise. With
+    several ranks a rate is that of all ranks: each rank records its own rate times the number of ranks. The
+    mean of these values, which `LoggerHook(reduce=True)` logs, is the exact sum of the rates.
 
     With `flops` the first iteration of a training runs under PyTorch's `FlopCounterMode`, which is slow, and
     uncompiled, which takes the memory of an uncompiled model. All later iterations are assumed to have as

@@ -38,7 +38,16 @@ from eventloop.util.checks import check_optional_bools, positive
 from eventloop.util.formatting import on_a_line
 from eventloop.util.printable import printable
 from eventloop.util.terminal import drop_output, in_notebook, is_terminal
-from eventloop.writers.lines import Columns, Pace, iteration_shown, notice, score_line, train_line
+from eventloop.writers.lines import (
+    Columns,
+    Pace,
+    between_line,
+    is_after_epoch,
+    iteration_shown,
+    notice,
+    score_line,
+    train_line,
+)
 from eventloop.writers.notebook import NotebookBar
 from eventloop.writers.writer import Writer
 
@@ -182,6 +191,10 @@ class ConsoleWriter(Writer):
         scalars = {name: value for name, value in event.scalars.items() if not name.startswith(SCALARS)}
         if not scalars and event.scalars:
             return  # the shares of `CostsHook`, one for each handler, are for curves
+        if "time" not in event.scalars and is_after_epoch(event, self._run):
+            self._settle_line()
+            self._say(between_line(event, scalars, self._run))
+            return
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
         regular = "time" in event.scalars
@@ -198,7 +211,10 @@ class ConsoleWriter(Writer):
             self._held = event
 
     def _print(self, event: ScalarsLogged) -> None:
-        self._say(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
+        if self._has_times and "time" not in self._scalars:  # no column but the first would be filled
+            self._say(between_line(event, self._scalars, self._run))
+        else:
+            self._say(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
         if not self._has_times or "time" in self._scalars:  # else the next regular line would be late
             self._printed = event.step
         self._scalars = {}
@@ -210,13 +226,16 @@ class ConsoleWriter(Writer):
         Args:
             ended: whether the run has ended, so that the bar is stopped.
         """
-        if self._held is not None:
-            self._print(self._held)
+        self._settle_line()
         if self._bar is not None and ended:
             self._bar.stop()
         elif self._bar is not None:
             self._bar.draw()
         self._ended = self._ended or ended
+
+    def _settle_line(self) -> None:
+        if self._held is not None:
+            self._print(self._held)
 
     def _say(self, text: str, *, lines: bool = False) -> None:
         """Print `text` without control characters; with `lines` it keeps its line breaks."""

@@ -112,6 +112,12 @@ def train_line(
     return columns.line(fields | _named(scalars, _times_last(name for name in scalars if name not in rates)))
 
 
+def between_line(event: ScalarsLogged, scalars: Mapping[str, float], run: Run) -> str:
+    """Format values that were put outside of iterations: `Epoch(train) [2][180/180]  a: 0.5000`."""
+    fields: dict[str | int, str] = {POSITION: _position(event, run)}
+    return Columns().line(fields | _named(scalars, _times_last(scalars)))
+
+
 def score_line(event: ScalarsLogged, columns: Columns) -> str:
     """Format the scalars of an evaluation as a line: `Epoch(val)  [2]  accuracy: 0.9800  loss: 0.0700`."""
     if event.max_epochs is None:
@@ -213,13 +219,20 @@ def _position(event: ScalarsLogged, run: Run) -> str:
     if event.max_epochs is None:
         return f"Iter({event.mode}) [{of(iteration, event.max_iters)}]"
     shown = of(iteration, run.iters_per_epoch)
-    return f"Epoch({event.mode}) {_epoch(event.epoch + 1, event.max_epochs)}[{shown}]"
+    epoch = min(event.epoch + 1, event.max_epochs)  # after the training `epoch` is that of no iteration
+    return f"Epoch({event.mode}) {_epoch(epoch, event.max_epochs)}[{shown}]"
 
 
 def iteration_shown(event: ScalarsLogged, run: Run) -> int:
     """Return the number of iterations in the epoch so far, or in a run without epochs."""
     length = None if event.max_epochs is None else run.iters_per_epoch
     return (event.step - 1) % length + 1 if length else event.step
+
+
+def is_after_epoch(event: ScalarsLogged, run: Run) -> bool:
+    """Return whether values were put when their epoch was over, such as by a handler of after_train_epoch."""
+    length = None if event.max_epochs is None else run.iters_per_epoch
+    return bool(length) and event.iter == event.step == (event.epoch + 1) * (length or 0)
 
 
 def of(done: int, total: int | None) -> str:

@@ -24,6 +24,7 @@ from eventloop.events import (
     Event,
     EventsDropped,
     HandlerFailed,
+    InvalidLoss,
     LoaderStall,
     OptimizerStepSkipped,
     PreemptionRequested,
@@ -48,7 +49,7 @@ ENDS: dict[type[Event], str] = {
     AfterRun: "run", AfterTrainEpoch: "epoch", AfterVal: "validation", AfterTest: "test",
 }  # fmt: skip
 HEALTH: tuple[type[Event], ...] = (
-    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, SlowRank, OptimizerStepSkipped,
+    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, SlowRank, InvalidLoss, OptimizerStepSkipped,
     PreemptionRequested, StopRequested, CheckpointFailed,
 )  # fmt: skip
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)

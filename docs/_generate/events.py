@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 PAGE = Path(__file__).resolve().parents[1] / "events.md"
-from eventloop.events import types
+from eventloop.events import health, types
 from eventloop.events.base import Event, event_name
 
 FAMILIES = {
@@ -23,12 +23,12 @@ FAMILIES = {
     "Logging": "ScalarsLogged",
     "Control and health": "StopRequested",
 }
-"""The first event of each family, in the order of `eventloop.events.types`."""
+"""The first event of each family, in the order of `eventloop.events.types`, then `eventloop.events.health`."""
 
 HEAD = """\
 # All events
 
-<!-- Written by `python -m docs._generate.events` from eventloop/events/types.py: change it there, and run that again. -->
+<!-- Written by `python -m docs._generate.events` from eventloop/events/types.py and health.py: change it there, and run that again. -->
 
 Subscribe by name, as `@trainer.bus.on("after_train_iter")`, or by class, as
 `from eventloop.events import AfterTrainIter`. [The concepts](concepts/events.md) say how to declare an event of your own.
@@ -77,8 +77,13 @@ def families() -> Iterator[tuple[str, list[type[Event]]]]:
 
 def own_events() -> list[type[Event]]:
     """Return eventloop's events, in the order of their definition; bases are left out."""
-    classes = [v for v in vars(types).values() if inspect.isclass(v) and issubclass(v, Event)]
-    return [cls for cls in classes if cls.__module__ == types.__name__ and not cls.__name__.startswith("_")]
+    return [
+        cls
+        for module in (types, health)
+        for cls in vars(module).values()
+        if inspect.isclass(cls) and issubclass(cls, Event)
+        if cls.__module__ == module.__name__ and not cls.__name__.startswith("_")
+    ]
 
 
 def _section(family: str, events: list[type[Event]]) -> Iterator[str]:

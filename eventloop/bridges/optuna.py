@@ -117,14 +117,14 @@ class OptunaPruningHook(Hook):
         """Report the metric, and ask for the end of the run if the trial is to be pruned.
 
         Raises:
-            KeyError: the validation does not have the metric (the message suggests one).
+            ValueError: the validation does not have the metric (the message suggests one).
             RuntimeError: rank 0 could not reach the study; rank 0 itself raises the study's error.
         """
         if not self._training or self._pruned or event.reason != COMPLETED:
             return
         if self._monitor not in event.metrics:
             known = suggest(self._monitor, [*event.metrics])
-            raise KeyError(
+            raise ValueError(
                 f"OptunaPruningHook monitors {self._monitor!r}, which the validation does not report{known}"
             )
         score, step = float(event.metrics[self._monitor]), event.epoch if trainer.by_epoch else trainer.iter

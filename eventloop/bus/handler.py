@@ -188,6 +188,21 @@ _MMENGINE_PARAMETERS = {
     ),
     "checkpoint": "the checkpoint is trainer.checkpoint",
 }
+_OTHER_FIRST = {
+    "storage": "Pet, whose storage is trainer.metrics here, and its epoch and max_epoch the event's",
+    "engine": "ignite, whose engine is the trainer here",
+    "epoch": "Keras, whose epoch is event.epoch here, and its logs trainer.metrics.latest()",
+    "net": "skorch, whose net is the trainer here",
+    "state": "Composer or torchtnt, whose state is the trainer here",
+}
+"""First parameters of other systems' handlers with the places of their values; the second is no event."""
+_OTHER_SECOND = {
+    "pl_module": "Lightning, whose module is trainer.model here",
+    "logger": "Composer, whose logger is trainer.metrics here",
+    "unit": "torchtnt, whose unit is trainer.model here",
+    "logs": "Keras, whose logs are trainer.metrics.latest() here",
+}
+"""Second parameters of other systems' handlers, with the places of their values."""
 """The second parameters of MMEngine's hooks, with the place of their values in eventloop.
 
 Such a hook is refused: called with an event, it would use the event as a batch or as metrics.
@@ -206,6 +221,8 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
         raise TypeError(f"{_expected(fn, signature)}: the trainer is an argument, not an attribute of a hook")
     if len(positional) > 1 and (where := _MMENGINE_PARAMETERS.get(positional[1].name)):
         raise TypeError(f"{_expected(fn, signature)}: the signature is that of MMEngine; here {where}")
+    if (system := _other_system([p.name for p in positional])) is not None:
+        raise TypeError(f"{_expected(fn, signature)}: the signature is that of {system}")
     if len(required) > 2:
         raise TypeError(_expected(fn, signature))
     if len(required) == 2 or (variadic and not positional):
@@ -218,6 +235,14 @@ def _takes(signature: inspect.Signature, fn: Callable[..., object]) -> Takes:
             "parameters with a default are not counted"
         )
     return "event"
+
+
+def _other_system(names: list[str]) -> str | None:
+    """Return the other system that has handlers with these positional parameters, if one is known."""
+    first, second = [*names, "", ""][:2]
+    if second in _OTHER_SECOND:
+        return _OTHER_SECOND[second]
+    return _OTHER_FIRST.get(first) if second != "event" else None
 
 
 def _expected(fn: Callable[..., object], signature: inspect.Signature) -> str:

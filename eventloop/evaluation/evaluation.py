@@ -18,8 +18,9 @@ from eventloop.data.loader_state import (
     set_random_state,
 )
 from eventloop.data.rng import module_generators, set_module_generators
+from eventloop.evaluation.batch_sizes import NUM_SAMPLES
 from eventloop.metrics import EventStorage
-from eventloop.metrics.scalar_value import is_number, is_single
+from eventloop.metrics.scalar_value import is_number, is_single, unlogged, with_log_vars
 from eventloop.state.exchange import decided_by_rank_0, gather
 from eventloop.state.sharded import refuse_sharded
 from eventloop.state.undo import Undo
@@ -29,6 +30,10 @@ logger = logging.getLogger("eventloop")
 
 _SEVERAL = (torch.Tensor, np.ndarray, Mapping, list, tuple, set)
 """The types that a `val_step` may return for handlers of `after_val_iter`; they are not metrics."""
+NESTED = (
+    "val_step returned %r as a mapping of numbers, which become no metrics: return the numbers themselves, "
+    "or in a mapping named log_vars"
+)
 LEFT_OUT = (
     "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
     "of one element"
@@ -141,8 +146,8 @@ class Evaluation:
     """Collect the outputs of `val_step` over one pass, and compute the metrics at its end.
 
     `val_step` returns a mapping. Every number in it is averaged over samples: a Python or NumPy number, or
-    a tensor of one element. The evaluators get `preds` and `target`. Without an evaluator, targets that
-    are class indices are scored by accuracy.
+    a tensor of one element. `num_samples` is the number of samples of the batch. The evaluators get `preds`
+    and `target`. Without an evaluator, targets that are class indices are scored by accuracy.
 
     Args:
         evaluator: one metric or several, or None.
@@ -169,8 +174,13 @@ class Evaluation:
 
     def add(self, outputs: Mapping[str, Any], samples: int) -> None:
         """Add the outputs of one batch."""
+        outputs = with_log_vars(outputs)
+        for name in unlogged(outputs):
+            if name not in self._left_out:
+                self._left_out.add(name)
+                logger.warning(NESTED, name)
         for name, value in outputs.items():
-            if name in ("preds", "target"):  # not metrics, even with one element
+            if name in ("preds", "target", NUM_SAMPLES):  # not metrics, even with one element
                 continue
             if is_single(value):
                 self._claim(name, "val_step")
@@ -294,26 +304,6 @@ def is_classification(preds: Any, target: Any) -> bool:
     if not isinstance(preds, torch.Tensor) or not isinstance(target, torch.Tensor):
         return False
     return not target.is_floating_point() and preds.ndim == target.ndim + 1
-
-
-def batch_size(batch: Any) -> int:
-    """Return the number of samples: the first dimension of the first tensor, else the length, else 1.
-
-    A list of mappings is a list of samples.
-    """
-    if isinstance(batch, list | tuple) and batch and all(isinstance(sample, Mapping) for sample in batch):
-        return len(batch)
-    if (tensor := _first_tensor(batch)) is not None:
-        return int(tensor.shape[0])
-    return max(1, len(batch)) if isinstance(batch, list | tuple) else 1
-
-
-def _first_tensor(batch: Any) -> torch.Tensor | None:
-    if isinstance(batch, torch.Tensor):
-        return batch if batch.ndim else None
-    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
-    found = (_first_tensor(item) for item in items)
-    return next((tensor for tensor in found if tensor is not None), None)
 
 
 def _named(name: str, scores: Any) -> Mapping[str, Any]:

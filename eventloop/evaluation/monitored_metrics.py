@@ -18,7 +18,8 @@ from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
-from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, batch_size, keep_fields
+from eventloop.evaluation.batch_sizes import samples_of
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, keep_fields
 from eventloop.metrics import EventStorage
 from eventloop.state.exchange import raised_together
 from eventloop.state.undo import Undo
@@ -29,6 +30,10 @@ from eventloop.util.text import error_text
 logger = logging.getLogger("eventloop")
 
 _OF_CLASSES = (F.cross_entropy, F.nll_loss)
+_BEFORE = (
+    "raised before the training, by a batch of val_loader: the trainer has no loss_fn and no val_step, so a "
+    "validation calls model(inputs) of batches (inputs, target); sanity_val=0 skips this batch"
+)
 _OF_CLASSES_MODULES = (torch.nn.CrossEntropyLoss, torch.nn.NLLLoss)
 
 
@@ -46,6 +51,7 @@ class CheckedTrainer(Protocol):
     iter: int
     batch: Any
     outputs: Any
+    sanity_checking: bool
 
     @property
     def mode(self) -> str:
@@ -78,6 +84,7 @@ class MonitoredMetrics:
     def __init__(self, trainer: CheckedTrainer, sanity_val: int | None, *, own_val_step: bool) -> None:
         _check_sanity_val(sanity_val, trainer.val_loader)
         self._trainer, self._sanity_val = trainer, sanity_val
+        self._tries_step = trainer.loss_fn is None and not own_val_step and trainer.val_loader is not None
         self._loaders = [*named_loaders(trainer.val_loader)] or [""]
         certain, possible = reported_names(trainer.evaluator, trainer.loss_fn, own_val_step)
         self._certain = self._of_loaders(certain)
@@ -117,6 +124,8 @@ class MonitoredMetrics:
         trainer, batches = self._trainer, self._sanity_val
         if trainer.iter or trainer.stopping:
             return
+        if batches is None and self._tries_step and _can_be_repeated(trainer):
+            self._try_step()
         if batches is None:
             batches = int(bool(self._unchecked) and _can_be_repeated(trainer))
             if self._unchecked and not batches:
@@ -125,11 +134,30 @@ class MonitoredMetrics:
                     "restart, or the model is lazy; Trainer(sanity_val=1) checks it all the same",
                     self._names(),
                 )
+        if batches:
+            logger.info(
+                "a sanity validation of %d batch%s comes before training: trainer.sanity_checking is True, "
+                "and sanity_val=0 skips it",
+                batches,
+                "" if batches == 1 else "es",
+            )
         if batches and (names := self._try_out(batches)) is not None:
             for metric, option in self._unchecked:
                 if metric not in names:
                     skip = f" This is of a sanity validation of {batches} batches; sanity_val=0 skips it."
                     raise ValueError(self._unreported(metric, option, names) + skip)
+
+    def _try_step(self) -> None:
+        """Run the trainer's own `val_step` on one batch of each loader, without evaluators.
+
+        A user's train step or loop says nothing about the form of the batches; without this call an error
+        would come after the first epoch.
+        """
+        trainer = self._trainer
+        undo = Undo()
+        with undo, undo, trainer.clock.excluding(), raised_together("the first validation batch"):
+            _prepare(undo, trainer)
+            _step_once(trainer)
 
     def _try_out(self, batches: int) -> Mapping[str, float] | None:
         trainer = self._trainer
@@ -241,8 +269,8 @@ def _validate_on(trainer: CheckedTrainer, loader: Iterable[Any], batches: int) -
         for batch in islice(_own_workers(loader), batches):
             trainer.batch = to_device(batch, trainer.device)
             with torch.no_grad():
-                trainer.outputs = trainer.val_step(trainer.batch)
-            evaluation.add(trainer.outputs, batch_size(trainer.batch))
+                trainer.outputs = outputs = trainer.val_step(trainer.batch)
+            evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
     return evaluation
 
 
@@ -267,9 +295,21 @@ def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
     for evaluator in trainer.evaluator.values():
         if isinstance(evaluator, Metric):
             undo.step(evaluator.reset)
-    undo.attributes(trainer, "mode")
+    undo.attributes(trainer, "mode", "sanity_checking")
     undo.attributes(trainer.clock.waits, "place")
     keep_fields(undo, trainer)
     keep_modes_and_buffers(undo, model)
-    trainer.mode = "val"
+    trainer.mode, trainer.sanity_checking = "val", True
     model.eval()
+
+
+def _step_once(trainer: CheckedTrainer) -> None:
+    for loader in named_loaders(trainer.val_loader).values():
+        for batch in islice(_own_workers(loader), 1):
+            trainer.batch = to_device(batch, trainer.device)
+            try:
+                with torch.no_grad():
+                    trainer.val_step(trainer.batch)
+            except Exception as error:
+                error.add_note(_BEFORE)
+                raise

@@ -1,12 +1,19 @@
 """Define the events: immutable records of what happened, without tensors or trainers.
 
-Start with `types`, which has every event and its fields. `catalogue` finds events by name, `codec` encodes
-them as bytes. The package imports only `migration` and `util`.
+Start with `types`, which has the events and their fields, and `health`, which has those about the health of a
+run. `catalogue` finds events by name, `codec` encodes them as bytes. The package imports only `migration` and
+`util`.
 """
 
 from eventloop.events.base import Counter as Counter
 from eventloop.events.base import Event as Event
 from eventloop.events.deferred import Timed as Timed
+from eventloop.events.health import EventsDropped as EventsDropped
+from eventloop.events.health import HandlerFailed as HandlerFailed
+from eventloop.events.health import InvalidLoss as InvalidLoss
+from eventloop.events.health import LoaderStall as LoaderStall
+from eventloop.events.health import SlowHandler as SlowHandler
+from eventloop.events.health import SlowRank as SlowRank
 from eventloop.events.types import COMPLETED as COMPLETED
 from eventloop.events.types import AfterBackward as AfterBackward
 from eventloop.events.types import AfterLoadCheckpoint as AfterLoadCheckpoint
@@ -40,17 +47,12 @@ from eventloop.events.types import BeforeValEpoch as BeforeValEpoch
 from eventloop.events.types import BeforeValIter as BeforeValIter
 from eventloop.events.types import CheckpointFailed as CheckpointFailed
 from eventloop.events.types import CheckpointSaved as CheckpointSaved
-from eventloop.events.types import EventsDropped as EventsDropped
-from eventloop.events.types import HandlerFailed as HandlerFailed
 from eventloop.events.types import HistogramLogged as HistogramLogged
 from eventloop.events.types import ImageLogged as ImageLogged
-from eventloop.events.types import LoaderStall as LoaderStall
 from eventloop.events.types import Mode as Mode
 from eventloop.events.types import OptimizerStepSkipped as OptimizerStepSkipped
 from eventloop.events.types import PreemptionRequested as PreemptionRequested
 from eventloop.events.types import RunInfo as RunInfo
 from eventloop.events.types import ScalarsLogged as ScalarsLogged
-from eventloop.events.types import SlowHandler as SlowHandler
-from eventloop.events.types import SlowRank as SlowRank
 from eventloop.events.types import StopRequested as StopRequested
 from eventloop.events.types import TextLogged as TextLogged

@@ -17,6 +17,8 @@ It is `iter + 1`, `batch_idx + 1`, `epoch + 1`, the number of completed epochs a
 validations, in a run without epochs), or the number of times the event was emitted.
 """
 
+OWN_MODULES = ("eventloop.events.types", "eventloop.events.health")
+"""The modules that define eventloop's own events."""
 ALIASES = {"before_step": "before_train_iter", "after_step": "after_train_iter"}
 """Other names of the train iteration events, used by detectron2 and Pet."""
 
@@ -41,7 +43,7 @@ def declare(name: str, event_type: type[Event]) -> None:
             f"which is another name of {ALIASES[name]!r}: choose another class name"
         )
     known = _BY_NAME.setdefault(name, [])
-    if any(other.__module__ == "eventloop.events.types" for other in known):
+    if any(other.__module__ in OWN_MODULES for other in known):
         raise ValueError(
             f"class {event_type.__module__}.{event_type.__qualname__} declares the event {name!r}, "
             "which is an event of eventloop: choose another class name"

@@ -330,7 +330,7 @@ class RunInfo(_LogEvent, kw_only=True):
     info: dict[str, str] = {}
 
 
-# --- control and health ------------------------------------------------------------------------------------
+# --- control ----------------------------------------------------------------------------------------------
 
 
 class StopRequested(_LoopEvent, kw_only=True):
@@ -343,58 +343,3 @@ class PreemptionRequested(_LoopEvent, kw_only=True):
     """The process received a signal to end, and the run will stop soon."""
 
     reason: str = ""
-
-
-class HandlerFailed(Event, kw_only=True):
-    """A background subscriber raised an error, or a delivery exceeded its `stall_timeout`.
-
-    `error` is the exception's text, `count` the failed events so far, `cost` the seconds of the delivery.
-    """
-
-    handler: str = ""
-    error: str = ""
-    count: int = 0
-    cost: float = 0.0
-
-
-class EventsDropped(Event, kw_only=True):
-    """A subscriber missed `count` events since the last such event, because its queue was full."""
-
-    handler: str = ""
-    count: int = 0
-
-
-class LoaderStall(_LoopEvent, kw_only=True):
-    """A median iteration waits for the train loader for more than 30 % of its time. Emitted once a run.
-
-    `share` is that part of an iteration, 0..1, and `advice` is a sentence with a remedy.
-    """
-
-    share: float = 0.0
-    advice: str = ""
-
-
-class SlowHandler(Event, kw_only=True):
-    """A handler exceeds its `budget_us`. Emitted once per handler.
-
-    `cost` is the p99 of its calls in seconds, and `count` the number of measured calls.
-    """
-
-    handler: str = ""
-    count: int = 0
-    cost: float = 0.0
-
-
-class SlowRank(_LoopEvent, kw_only=True):
-    """All ranks wait for one slow rank. Emitted on every rank, once while this rank stays slow in this phase.
-
-    `phase` takes `seconds` of an iteration on the slow rank, and all phases together take `longer` seconds
-    more than on the median rank; neither includes waits for other ranks. `advice` is a sentence with these
-    facts.
-    """
-
-    rank: int = 0
-    phase: str = ""
-    seconds: float = 0.0
-    longer: float = 0.0
-    advice: str = ""

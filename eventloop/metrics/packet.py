@@ -17,7 +17,18 @@ import torch
 from eventloop.events import Event
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.history import HistoryBuffer
-from eventloop.metrics.rows import Place, Row, Scalar, Shape, Unread, blocks_of, events_of, put_by_two
+from eventloop.metrics.rows import (
+    LostLoss,
+    Place,
+    Row,
+    Scalar,
+    Shape,
+    Unread,
+    blocks_of,
+    events_of,
+    lost_loss_in,
+    put_by_two,
+)
 
 logger = logging.getLogger("eventloop")
 
@@ -91,6 +102,8 @@ class Readings:
         self._pool = PinnedPool()
         self._warned: set[str] = set()  # names that two sources put
         self._lock = threading.Lock()
+        self.lost_loss: LostLoss | None = None
+        """The first loss of the training that is NaN or infinite, if its value was read."""
 
     def pack(self, rows: list[Row], entered: int, place: Place, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
@@ -114,6 +127,7 @@ class Readings:
                 oldest = self._unread.popleft()
                 unread += read_rows(oldest.rows, oldest.copy)
                 oldest.copy = None
+                self.look_for_lost_loss(oldest.rows)
                 self._unentered += oldest.rows[oldest.entered :]
                 if oldest is packet:
                     break
@@ -126,8 +140,21 @@ class Readings:
         """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
         self.settle()
         unread = read_rows(rows, None)
+        self.look_for_lost_loss(rows)
         self._enter(rows)
         self.leave_out(unread)
+
+    def look_at_unread(self, rows: list[Row]) -> None:
+        """Look for a lost loss in unread packets, then in uncollected rows, if the host has the values."""
+        for packet in [*self._unread]:  # an atomic copy: the background reads packets at the same time
+            self.look_for_lost_loss(packet.rows)
+        self.look_for_lost_loss(rows)
+
+    def look_for_lost_loss(self, rows: list[Row]) -> None:
+        """Note the first loss in these rows that is NaN or infinite, and log it; waits for no device."""
+        if self.lost_loss is None and (found := lost_loss_in(rows)) is not None:
+            self.lost_loss = found
+            logger.warning("%s", lost_loss_text(found))
 
     def waits(self, rows: list[Row]) -> bool:
         """Return whether reading all packets, and uncollected rows, would wait for a device."""
@@ -168,6 +195,15 @@ class Readings:
                     history = self.histories[name] = HistoryBuffer()
                 history.extend(values, iterations)
                 self.latest[name] = values[-1], block.rows[-1]
+
+
+def lost_loss_text(lost: LostLoss) -> str:
+    """Return a sentence about a loss that is NaN or infinite, with a remedy."""
+    return (
+        f"the loss is {lost.value} in iteration {lost.iteration} (epoch {lost.epoch}), weights may be lost: "
+        "checkpoints saved before this was found are kept; CheckInvalidLossHook() ends such a training, and "
+        "OptimizerHook(grad_clip=...) clips gradients"
+    )
 
 
 def tensors_in(rows: Iterable[Row]) -> list[torch.Tensor]:

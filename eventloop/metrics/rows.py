@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import isfinite
 from typing import Any, NamedTuple
 
 import msgspec
@@ -96,6 +97,14 @@ class Place(NamedTuple):
     max_epochs: int | None = None
 
 
+class LostLoss(NamedTuple):
+    """A loss that is NaN or infinite."""
+
+    value: float
+    iteration: int
+    epoch: int
+
+
 class Unread(NamedTuple):
     """A value that could not be read."""
 
@@ -182,6 +191,21 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
             if shape.names != row.shape.names and value != before:
                 found.setdefault(name, row.iteration)
     return found
+
+
+def lost_loss_in(rows: Iterable[Row]) -> LostLoss | None:
+    """Return the first training loss that is NaN or infinite; losses that are on a device are passed over."""
+    for row in rows:
+        if "loss" not in row.shape.names or row.phase.mode != "train":
+            continue
+        value = row.scalars()["loss"]
+        if type(value) is not float:
+            if value.device.type != "cpu":
+                continue
+            value = float(value.detach())
+        if not isfinite(value):
+            return LostLoss(value, row.iteration, row.phase.epoch)
+    return None
 
 
 def events_of(rows: list[Row], place: Place) -> list[Event]:

@@ -75,6 +75,21 @@ def single_numbers(values: Mapping[str, Any]) -> dict[str, Scalar]:
     return numbers
 
 
+def with_log_vars(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return values with those of mmcv's `log_vars`, a mapping among them, under their own names."""
+    inner = values.get("log_vars")
+    return {**inner, **values} if isinstance(inner, Mapping) else values
+
+
+def unlogged(values: Mapping[str, Any]) -> list[str]:
+    """Return the names of mappings of numbers among `values`, whose numbers become no metric."""
+    return [
+        str(name)
+        for name, value in values.items()
+        if isinstance(value, Mapping) and name != "log_vars" and value and all(map(is_single, value.values()))
+    ]
+
+
 def not_a_mapping(name: str) -> TypeError:
     """Return the error for `put_scalars("loss", 0.5)`, whose arguments are those of `put_scalar`."""
     return TypeError(

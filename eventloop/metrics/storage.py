@@ -24,9 +24,10 @@ from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.metrics.packet import Packet, Readings, read_on_host
-from eventloop.metrics.rows import Phase, Place, Row, Scalar
+from eventloop.metrics.rows import LostLoss, Phase, Place, Row, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
+from eventloop.migration.names import knowing_storages
 from eventloop.util.checks import at_least
 
 logger = logging.getLogger("eventloop")
@@ -43,6 +44,7 @@ ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages",
 """The storages whose `with` block is active in this context, the innermost last."""
 
 
+@knowing_storages
 class EventStorage:
     """The numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.
 
@@ -88,13 +90,10 @@ class EventStorage:
         self._entered = 0  # number of rows already in the histories, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
-        self._readings = Readings()
+        self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
         self.device_reads = DeviceReads()
         """The waits for the device when code on the training thread reads values, in training iterations."""
-        self._shapes = Shapes()
-        self._prefix = ""
-        self.entered_in = 0
-        """The id of the thread that entered the `with` block."""
+        self.entered_in = 0  # the id of the thread that entered the `with` block
 
     def __enter__(self) -> Self:
         """Make `get_event_storage` return this storage until the block ends."""
@@ -287,16 +286,23 @@ class EventStorage:
 
     @property
     def unreadable(self) -> Counter[str]:
-        """Return the number of values of each name that could not be read, and are not logged."""
+        """Return the number of values of each name that could not be read."""
         return self._readings.unreadable
+
+    @property
+    def lost_loss(self) -> LostLoss | None:
+        """The first loss of the training that is NaN or infinite, if its value was read."""
+        return self._readings.lost_loss
+
+    def look_for_lost_loss(self) -> LostLoss | None:
+        """Return `lost_loss`, after a look at the values that the host has; waits for no device."""
+        self._readings.look_at_unread(self._rows)
+        return self._readings.lost_loss
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 
     def latest(self) -> dict[str, LatestValue]:
-        """Return the last value of each name, with its step, after waiting for values on the device.
-
-        Looking up an unknown name raises a KeyError that suggests a known one.
-        """
+        """Return the last value and step of each name; waits for the device. Unknown names are a KeyError."""
         self._read_all()
         latest = {**self._readings.latest}  # an atomic copy: the background may enter values at the same time
         return ByName(
@@ -304,10 +310,7 @@ class EventStorage:
         )
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, LatestValue]:
-        """Return the last value of each name, or its median if the name has a smoothing hint.
-
-        The median is over the last `window_size` iterations. Waits for values on the device.
-        """
+        """Return the last value of each name, or the median of the last ones of a name with a hint."""
         latest = self.latest()
         for name, (_, iteration) in latest.items():
             if self._shapes.hints.get(name):
@@ -330,10 +333,7 @@ class EventStorage:
         return ByName(self._readings.histories)
 
     def read_pending(self) -> list[Row]:
-        """Return the rows put since the last `collect`, as numbers, after waiting for values on the device.
-
-        The rows remain in the storage.
-        """
+        """Return the rows put since the last `collect`, which remain, as numbers; waits for the device."""
         self._read_all()
         return [*self._rows]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import NoReturn, ParamSpec, TypeVar
 
-from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS
+from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS, STORAGE
 from eventloop.util.suggest import suggest
 
 P = ParamSpec("P")
@@ -59,6 +59,14 @@ def knowing_others(function: Callable[P, T]) -> Callable[P, T]:
             raise TypeError(
                 f"{owner} takes without a name {takes}, got {len(args) - 1} arguments: write the names of "
                 f"the others, such as {named[0]}=..."
+            )
+        if not any_number and len(args) - 1 > len(nameless):
+            others = "".join(f"\n  {name}: use {meant}" for name, meant in ARGUMENTS.get(owner, {}).items())
+            takes = (
+                f"at most {len(nameless)} arguments ({', '.join(nameless)})" if nameless else "no argument"
+            )
+            raise TypeError(
+                f"{owner} takes {takes}, got {len(args) - 1}{': of other systems' * bool(others)}{others}"
             )
         given = [*nameless[: len(args) - 1], *kwargs]
         missing = [_described(parameters[name]) for name in needed if name not in given]
@@ -115,12 +123,11 @@ def _call_meant(name: str, owner: type) -> str:
 class _ForeignAttribute:
     """An attribute of another system's trainer: reading it raises an AttributeError with the replacement."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, meant: str) -> None:
+        self._name, self._meant = name, meant
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        meant = ATTRIBUTES[self._name]
-        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: use {meant}")
+        raise AttributeError(f"{owner.__name__} has no attribute {self._name!r}: use {self._meant}")
 
 
 def knowing_attributes(trainer: type[T]) -> type[T]:
@@ -129,9 +136,18 @@ def knowing_attributes(trainer: type[T]) -> type[T]:
     A `__getattr__` would make each look-up of the trainer's own attributes 30 ns slower, and would hide an
     AttributeError that a property raises.
     """
-    for name in ATTRIBUTES:
-        setattr(trainer, name, _ForeignAttribute(name))
-    return trainer
+    return _with_foreign(trainer, ATTRIBUTES)
+
+
+def knowing_storages(storage: type[T]) -> type[T]:
+    """Make attributes of other storages raise an AttributeError that names ours; `hasattr` stays False."""
+    return _with_foreign(storage, STORAGE)
+
+
+def _with_foreign(cls: type[T], names: Mapping[str, str]) -> type[T]:
+    for name, meant in names.items():
+        setattr(cls, name, _ForeignAttribute(name, meant))
+    return cls
 
 
 def explain_absent(package: str, name: str) -> NoReturn:

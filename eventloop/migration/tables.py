@@ -8,7 +8,8 @@ names, separated by spaces, and one replacement: a noun phrase that follows "use
 from __future__ import annotations
 
 
-def _table(*rows: tuple[str, str]) -> dict[str, str]:
+def table(*rows: tuple[str, str]) -> dict[str, str]:
+    """Return a dict of each name, from rows of names and their replacement."""
     return {name: replacement for names, replacement in rows for name in names.split()}
 
 
@@ -24,9 +25,11 @@ _FILENAME = 'filename_tmpl="step_{}", with only the number; `eventloop checkpoin
 _DIRECTORY = "work_dir=... of the Trainer; or out_dir=..., which gets a folder with the name of work_dir"
 _SCORE = 'save_best="...", a metric of the validation'
 _VERBOSE = "writers=[ConsoleWriter()] of the Trainer, which prints it"
+_LENGTH = "max_epochs or max_iters of the Trainer, which counts the iterations"
+_FVCORE = "schedulers=[...] of the Trainer, with PyTorch's schedulers or MMEngine's, such as"
 _ANNEALED = 'ema_type="MomentumAnnealingEMA", gamma=...'
 
-_SUBSCRIBE = _table(
+_SUBSCRIBE = table(
     ("interval every_n", "every=..."),
     ("begin", "start=..."),
     ("condition event_filter filter", "when=..., a function of the event"),
@@ -35,7 +38,7 @@ _SUBSCRIBE = _table(
 )
 
 ARGUMENTS = {
-    "Trainer": _table(
+    "Trainer": table(
         # MMEngine's and mmcv's Runners
         ("train_dataloader loader dataloader", "train_loader=..., a loader"),
         ("val_dataloader", "val_loader=..., a loader"),
@@ -93,7 +96,7 @@ ARGUMENTS = {
         ("lr learning_rate", "optimizer=torch.optim.SGD(model.parameters(), lr=...), or another optimizer"),
         ("ema", "hooks=[EMAHook(momentum=...)], whose momentum is 1 - decay"),
     ),
-    "CheckpointHook": _table(
+    "CheckpointHook": table(
         ("monitor val_metric score_name score_function", _SCORE),
         ("mode", _RULE),
         ("save_top_k n_saved", "keep_best=... with save_best, or max_keep_ckpts=... for the newest"),
@@ -112,7 +115,7 @@ ARGUMENTS = {
         ("to_save", "the state_dict of a hook; the whole state of the trainer is saved"),
         ("verbose", _VERBOSE),
     ),
-    "EarlyStoppingHook": _table(
+    "EarlyStoppingHook": table(
         ("mode", _RULE),
         ("score_function", 'monitor="...", a metric of the validation'),
         ("early_stopping_patience", "patience=..."),
@@ -123,28 +126,34 @@ ARGUMENTS = {
         ("trainer", "hooks=[EarlyStoppingHook(...)] of the Trainer"),
         ("verbose", _VERBOSE),
     ),
-    "OptimizerHook": _table(
+    "OptimizerHook": table(
         ("clip_grad", "grad_clip=..., the same dict"),
         ("gradient_clip_val max_norm norm_type max_grad_norm", _NORM),
         ("gradient_clip_algorithm clip_value", _VALUE),
         ("accumulative_counts cumulative_iters accumulate_grad_batches", _ACCUMULATE),
         ("loss_scale dtype precision", _AMP),
     ),
-    "LoggerHook": _table(
+    "LoggerHook": table(
         ("log_every_n_steps logging_steps period", "interval=..."),
         ("window_size", 'custom_cfg=[dict(data_src="loss", window_size=...)], or interval=...'),
         ("by_epoch", "max_epochs or max_iters of the Trainer"),
+        ("interval_exp_name exp_name", "work_dir=... of the Trainer, whose name the run has"),
         ("file_client_args backend_args", "out_dir=..., on a mounted file system"),
     ),
-    "PreciseBN": _table(("period", "interval=...")),
-    "WandbWriter": _table(
+    "PreciseBN": table(
+        ("period", "interval=..."),
+        ("max_iter max_iters max_epochs", _LENGTH),
+        ("precise_bn_args model", "data_loader=... and forward=...; the model is the trainer's"),
+    ),
+    "IterationTimer": table(("max_iter max_iters start_iter", _LENGTH)),
+    "WandbWriter": table(
         ("api_key key", "the environment variable WANDB_API_KEY, or `wandb login`"),
         ("offline", 'mode="offline"'),
         ("dir save_dir", "work_dir=... of the Trainer"),
         ("id resume version", 'trainer.resume("auto"), which continues the run of the work dir'),
         ("log_model", "checkpoints=True"),
     ),
-    "MLflowWriter": _table(
+    "MLflowWriter": table(
         ("experiment_name exp_name", "experiment=..."),
         ("save_dir", "work_dir=... of the Trainer"),
         ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
@@ -152,7 +161,7 @@ ARGUMENTS = {
     ),
     "Bus.on": _SUBSCRIBE,
     "Bus.subscribe": _SUBSCRIBE,
-    "BaseAveragedModel": _table(
+    "BaseAveragedModel": table(
         ("decay", "momentum=..., the share of the newest weights, which is 1 - decay"),
         ("use_buffers handle_buffers", "update_buffers=..."),
         ("avg_fn multi_avg_fn", "ema_type=..., a class derived from BaseAveragedModel"),
@@ -169,7 +178,7 @@ _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trai
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
 _NUMBERS = "trainer.metrics, with latest() for the newest values"
 
-ATTRIBUTES = _table(
+ATTRIBUTES = table(
     ("runner lightning_trainer", "the trainer itself"),
     ("fit train_loop fit_loop", _TRAINS),
     ("val_loop validate evaluate", "trainer.val()"),
@@ -212,7 +221,7 @@ ATTRIBUTES = _table(
 )  # fmt: skip
 """Attributes and methods of other systems' trainers, with the replacements."""
 
-CALLS = _table(
+CALLS = table(
     ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
     ("epoch_length steps_per_epoch validation_steps",
      "limit_batches=dict(train=..., val=...) of the Trainer"),
@@ -224,7 +233,7 @@ CALLS = _table(
 """Arguments of train, val, test and run in other systems, with the place where each belongs."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
-CLASSES = _table(
+CLASSES = table(
     ("HookBase TrainerCallback TrainHook", "Hook from eventloop.hooks, with methods (self, trainer, event)"),
     ("Runner EpochBasedRunner IterBasedRunner DefaultTrainer SimpleTrainer Engine", "Trainer from eventloop"),
     ("EventWriter", "Writer from eventloop.writers, whose write takes (self, event)"),
@@ -237,7 +246,16 @@ CLASSES = _table(
     ("ModelCheckpoint Checkpoint PeriodicCheckpointer", "CheckpointHook(interval=..., save_best=...)"),
     ("BestCheckpointer", 'CheckpointHook(save_best="...")'),
     ("EarlyStopping EarlyStoppingCallback", 'EarlyStoppingHook(monitor="...")'),
-    ("TerminateOnNan", "CheckInvalidLossHook()"),
+    ("TerminateOnNan TerminateOnNaN", "CheckInvalidLossHook()"),
+    ("VisualizerHook NaiveVisualizationHook DetVisualizationHook SegVisualizationHook",
+     "VisualizationHook(draw=...)"),
+    ("StepParamScheduler MultiStepParamScheduler", f"{_FVCORE} MultiStepLR"),
+    ("CosineParamScheduler", f"{_FVCORE} CosineAnnealingLR"),
+    ("LinearParamScheduler WarmupParamScheduler", f"{_FVCORE} LinearLR"),
+    ("ExponentialParamScheduler StepWithFixedGammaParamScheduler", f"{_FVCORE} ExponentialLR or StepLR"),
+    ("PolynomialDecayParamScheduler", f"{_FVCORE} PolyLR"),
+    ("ConstantParamScheduler", f"{_FVCORE} ConstantLR"),
+    ("CompositeParamScheduler", f"{_FVCORE} several configs, each with its begin and end"),
     ("GradientAccumulationScheduler", "GradientCumulativeOptimizerHook(cumulative_iters=...)"),
     ("WeightAveraging EMAWeightAveraging EMAHandler", "EMAHook(momentum=...), whose momentum is 1 - decay"),
     ("StochasticWeightAveraging", 'EMAHook(ema_type="StochasticWeightAverage", begin_epoch=...)'),
@@ -262,7 +280,7 @@ CLASSES = _table(
 )  # fmt: skip
 """Classes and functions of other systems, with the replacements."""
 
-METHODS = _table(
+METHODS = table(
     ("on_save_checkpoint", "before_save_checkpoint"),
     ("on_load_checkpoint", "after_load_checkpoint"),
     ("on_step_begin before_train_batch", "before_train_iter"),
@@ -275,3 +293,13 @@ METHODS = _table(
     ("COMPLETED", "after_train"),
 )
 """The event for each method of other systems' callbacks, and event of ignite, whose name follows no rule."""
+
+STORAGE = table(
+    ("vis_data clear_images", "put_image(name, image), which the writers receive as image_logged"),
+    ("histograms clear_histograms", "put_histogram(name, values), which they receive as histogram_logged"),
+    ("update_scalar update_info", "put_scalar(name, value)"),
+    ("update_scalars", "put_scalars(values)"),
+    ("get_scalar log_scalars", "history(name), or latest() for the newest values"),
+    ("smoothing_hints", "smoothing_hint=... of put_scalar"),
+)
+"""Attributes and methods of other systems' storages, with the replacements."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,6 +20,9 @@ _ARGUMENTS = {
 
 class GradClip:
     """A callable that clips the gradients of an optimizer, over all its param groups together.
+
+    The norm is summed in the order of the model's parameters, so that it has the bits of
+    `clip_grad_norm_(model.parameters(), ...)` if the optimizer has them all. Other parameters are not in it.
 
         clip = GradClip(dict(max_norm=35, norm_type=2))
         norm = clip(optimizer)          # 0-dim tensor, before clipping
@@ -39,12 +43,19 @@ class GradClip:
         """Return the type ("norm" or "value") and the arguments of the clipping."""
         return {"type": self._kind, **self._arguments}
 
-    def __call__(self, optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    def __call__(
+        self, optimizer: torch.optim.Optimizer, places: Mapping[torch.Tensor, int] = MappingProxyType({})
+    ) -> torch.Tensor | None:
         """Clip the gradients; return their norm before clipping, or None with type="value".
 
         It reads no value, so the host does not wait for the device.
+
+        Args:
+            optimizer: the optimizer.
+            places: the places of the model's parameters in `model.parameters()`; others come last.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        parameters.sort(key=lambda parameter: places.get(parameter, len(places)))
         if self._kind == "norm":
             norm: Any = clip_grad_norm_(parameters, **self._arguments)
             whole: torch.Tensor = norm.full_tensor() if is_sharded(norm) else norm  # a DTensor with FSDP2

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from torch.optim import Optimizer
 from torch.optim import lr_scheduler as torch_lr
 
+from eventloop.migration.tables import CLASSES
 from eventloop.optim.cycles import CosineRestartLR, OneCycleLR, ReduceOnPlateauLR
 from eventloop.optim.decays import (
     ConstantLR,
@@ -210,6 +211,8 @@ def _find(kind: Any) -> type:
     if found is None and kind in torch_lr.__all__:
         found = getattr(torch_lr, kind)
     if found is None:
+        if kind in CLASSES:
+            raise ValueError(f"unknown scheduler {kind!r}: use {CLASSES[kind]}")
         known = [*dict.fromkeys([*SCHEDULERS.names(), *torch_lr.__all__])]
         raise ValueError(f"unknown scheduler {kind!r}{suggest(str(kind), known)}")
     return found

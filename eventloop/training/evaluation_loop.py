@@ -12,7 +12,8 @@ from eventloop.checkpoint.weights import keep_modes
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
-from eventloop.evaluation.evaluation import Evaluation, batch_size, before_drawing
+from eventloop.evaluation.batch_sizes import samples_of
+from eventloop.evaluation.evaluation import Evaluation, before_drawing
 from eventloop.evaluation.prediction import Prediction, begin_prediction
 from eventloop.evaluation.schedule import Evaluate
 from eventloop.migration.names import knowing_calls
@@ -167,7 +168,7 @@ def _metrics(
         evaluation = Evaluation(trainer.evaluator, trainer.ignored_outputs, trainer.device)
 
         def add(outputs: Any, evaluation: Evaluation = evaluation) -> None:
-            evaluation.add(outputs, batch_size(trainer.batch))
+            evaluation.add(outputs, samples_of(outputs, trainer.batch, trainer.ignored_outputs))
 
         if not _run_pass(trainer, mode, loader, trainer.val_step, add, {"loader": name}):
             return None

@@ -19,6 +19,8 @@ from eventloop.events import (
     BeforeTrainIter,
     BeforeValIter,
 )
+from eventloop.events.base import known_events
+from eventloop.migration.overrides import refuse_overrides
 from eventloop.stops.stopping import Pass
 from eventloop.training.protocols import LoopTrainer
 from eventloop.training.scopes import EpochScope, EvalScope, RunScope, TrainScope
@@ -72,6 +74,10 @@ class LoopSteps(LoopTrainer):
     """The parts of the run that have begun and not ended, outermost first: the name and the open scopes."""
     _evaluated: tuple[EvalScope, EpochScope]
     """The scopes of the evaluation that `begin_val` began last."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        refuse_overrides(cls, known_events())
 
     def begin_run(self, *, training: bool = True) -> None:
         """Begin a run and its training: emit `before_run` and `before_train`.

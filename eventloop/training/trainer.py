@@ -44,6 +44,7 @@ from eventloop.migration.names import knowing_attributes, knowing_calls, knowing
 from eventloop.model.device_clock import device_clock
 from eventloop.model.forward import LossFn, forward, predict, train_outputs, val_outputs
 from eventloop.model.summary import model_summary
+from eventloop.model.training_modes import TrainingModes
 from eventloop.optim.optimizers import Optimizers, check_parameters
 from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.reporting.summary import run_costs, summarize
@@ -80,12 +81,13 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             trainer.outputs = {"loss": F.cross_entropy(model(inputs), target)}
 
     Args:
-        model: the module to train.
+        model: the module to train; modules within it that are in eval mode before the training stay so.
         optimizer: one, or several by name as `dict(gen=..., critic=...)`; the optimizer hook steps them.
         loss_fn: `(model(inputs), target) -> loss`, for batches `(inputs, target)`.
         train_step: `(trainer, batch) -> loss | {"loss": loss, ...}`, in place of `loss_fn`.
         val_step: `(trainer, batch) -> mapping`: 0-dim values are averaged over samples, `preds` and `target`
-            feed the evaluator. By default the loss, and the accuracy where targets are class indices.
+            feed the evaluator, and `num_samples` weights the batch. By default the loss, and the accuracy
+            where targets are class indices.
         predict_step: `(trainer, batch) -> outputs` of `predict`; by default `model(inputs)`.
         evaluator: a metric `(preds, target) -> number`, a torchmetrics metric, or several (list or mapping).
         train_loader, val_loader, test_loader: iterables of batches. The last two may be several by name, as
@@ -95,9 +97,9 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             tests takes `max_epochs=1`.
         val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
             default every epoch, or every 1000 iterations.
-        sanity_val: batches to validate before the first iteration, without events and without an effect on
-            the run, so that errors are found early. By default 1 if a hook monitors a metric whose presence
-            only a batch can show, such as a metric of `val_step`; 0 skips the sanity validation.
+        sanity_val: batches to validate before the first iteration, without events and effects on the run, so
+            that errors are found early; `sanity_checking` is True in it. By default 1 if a hook monitors a
+            metric whose presence only a batch can show, such as one of `val_step`; 0 skips it.
         limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
             these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
         fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
@@ -108,13 +110,11 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             terminal, or in a notebook, and nothing elsewhere; `writers=[]` shows nothing.
         custom_hooks: MMEngine's name for `hooks`.
         default_hooks: by name `runtime_info, optimizer, timer, sampler_seed, logger, param_scheduler,
-            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None to go
-            without.
+            checkpoint, garbage_collection, preemption, costs, trace`: another hook, a config, or None.
         work_dir: directory of the run's files, which one live run owns; by default a new one under runs/. A
             relative path is relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
-            are modules; by default all stay where they are.
-            "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
+            are modules; by default all stay there. "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
         bus: an existing bus to emit events on.
 
     Raises:
@@ -209,14 +209,14 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.delivering = False
         """True when a run has ended and waits for its background subscribers."""
         self.within: Within = ""
-        """The part of the run that is done but not counted yet: "iter" from the optimizer's step to the end
-        of the iteration, "epoch" during the events at the end of an epoch, else "".
-        """
+        """The part of the run that is done but not counted: "iter" from the optimizer's step to the end of
+        the iteration, "epoch" during the events at the end of an epoch, else ""."""
         self.ignored_outputs: set[str] = set()
-        """Names of the values of `val_step` that are not numbers and were already logged as ignored."""
+        """Names of the values of `val_step` that the log has already reported."""
+        self.sanity_checking = False  # True within the sanity validation before the first iteration
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
         self._held = HeldLoops()
-        self.stops = Stopping(self)
+        self.stops, self.modes = Stopping(self), TrainingModes()
         self.passing, self._open = None, []
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
@@ -497,6 +497,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             self.ownership.end()
             raise
         self.stops.begin_run()
+        if trains:
+            self.modes.note(self.model)
         self.metrics.in_iteration = False
         self.ends_program, self.within = False, ""
         self.failure, self.where_to_resume = None, ""
@@ -512,7 +514,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         if not self.position.resuming:
             self.batch_idx = 0
         self.metrics.epoch = self.epoch
-        self.model.train()
+        self.modes.set(self.model)
 
     def close(self) -> None:
         """End a hand-written loop whose generator still exists, then deliver all events and close the bus.

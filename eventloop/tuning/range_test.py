@@ -19,6 +19,7 @@ from eventloop.data.limits import Limits, first
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import position_of
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeRun, BeforeTrain, BeforeTrainIter, Event
+from eventloop.model.training_modes import TrainingModes
 from eventloop.optim.param_groups import write_value
 from eventloop.state.exchange import gather
 from eventloop.state.undo import Undo
@@ -131,7 +132,9 @@ def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
 
 
 def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCurve:
-    trainer.model.train()
+    modes = TrainingModes()
+    modes.note(trainer.model)
+    modes.set(trainer.model)
     trainer.announce(BeforeRun)
     trainer.announce(BeforeTrain)
     curve = LRCurve([], [], False)

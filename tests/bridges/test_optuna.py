@@ -361,7 +361,7 @@ def test_validation_without_the_metric(make_trainer: MakeTrainer, study: Any) ->
     )  # fmt: skip
 
     with pytest.raises(
-        KeyError, match="monitors 'acc', which the validation does not report: known are accuracy"
+        ValueError, match="monitors 'acc', which the validation does not report: known are accuracy"
     ):
         trainer.train()
 

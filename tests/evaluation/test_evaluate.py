@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eventloop.evaluation.evaluation import Evaluation, accuracy, batch_size
+from eventloop.evaluation.evaluation import Evaluation, accuracy
 from tests.support.reading import Reads
 from tests.support.trainers import MakeTrainer, batches, samples
 
@@ -241,23 +241,3 @@ def test_evaluation_reads_the_device_once(reads: Reads) -> None:
     assert before == {}
     assert [name for _, name in reads.elements()] == ["tolist"]
     assert metrics == {"loss": 1.0, "score": 2.0}
-
-
-@pytest.mark.parametrize(
-    ("batch", "size"),
-    [
-        (torch.ones(5, 2), 5),
-        ((torch.ones(5, 2), torch.ones(5)), 5),
-        ({"image": torch.ones(5, 2)}, 5),
-        ({"name": "x", "image": torch.ones(5, 2)}, 5),
-        ([["a", "b", "c"], torch.ones(3)], 3),
-        ([{"image": torch.ones(7, 2)}, {"image": torch.ones(7, 2)}], 2),
-        (["a", "b", "c"], 3),
-        (torch.ones(()), 1),
-        ("text", 1),
-    ],
-    ids=str,
-)
-def test_batch_size(batch: Any, size: int) -> None:
-    """The first dimension of the first tensor, else the length, else 1; a list of mappings is of samples."""
-    assert batch_size(batch) == size

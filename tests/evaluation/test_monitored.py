@@ -304,7 +304,7 @@ def test_loader_that_may_not_begin_again_is_left_alone(
     seen: list[int] = []
     trainer.bus.subscribe(lambda event: seen.append(loader.given), "before_val_epoch")
 
-    with pytest.raises(KeyError, match="top5"):
+    with pytest.raises(ValueError, match="'top5' needs a metric which the validation does not report"):
         trainer.train()
 
     assert seen == [0]

@@ -26,6 +26,7 @@ def validated_at(make_trainer: MakeTrainer, **arguments: Any) -> list[int]:
     [
         (4, {"val_interval": 1}, [1, 2, 3, 4]),
         (7, {"val_interval": 3}, [3, 6, 7]),
+        (5, {"val_interval": 2}, [2, 4, 5]),
         (6, {"val_interval": 2, "val_begin": 3}, [4, 6]),
         (7, {"val_interval": 2, "val_begin": 5}, [6, 7]),
         (3, {"val_interval": 1, "val_begin": 5}, []),

@@ -11,7 +11,7 @@ from msgspec import StructMeta
 
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged, base
-from eventloop.events.base import event_name, known_events, snake_case
+from eventloop.events.base import OWN_MODULES, event_name, known_events, snake_case
 from eventloop.events.catalogue import declared_events, find_event
 
 
@@ -61,9 +61,16 @@ def test_catalogue_holds_every_family() -> None:
     expected |= {"optimizer_step_skipped", "before_save_checkpoint", "checkpoint_saved", "checkpoint_failed"}
     expected |= {"after_load_checkpoint", "scalars_logged", "image_logged", "histogram_logged", "text_logged"}
     expected |= {"run_info", "stop_requested", "preemption_requested"}
-    expected |= {"handler_failed", "events_dropped", "slow_handler", "loader_stall", "slow_rank"}
+    expected |= {
+        "handler_failed",
+        "events_dropped",
+        "slow_handler",
+        "loader_stall",
+        "slow_rank",
+        "invalid_loss",
+    }
 
-    own = {event_name(e) for e in declared_events() if e.__module__ == "eventloop.events.types"}
+    own = {event_name(e) for e in declared_events() if e.__module__ in OWN_MODULES}
 
     assert own == expected
 
@@ -87,9 +94,7 @@ def test_event_is_untracked_by_the_garbage_collector(event: Event) -> None:
 
 def test_every_event_survives_encoding() -> None:
     """Any event can cross a process or a file and is the same on the other side; its tag is its snake_case name."""
-    events = [
-        event_type() for event_type in declared_events() if event_type.__module__ == "eventloop.events.types"
-    ]
+    events = [event_type() for event_type in declared_events() if event_type.__module__ in OWN_MODULES]
     decoder = msgspec.msgpack.Decoder(type=cast(Any, _union()))
 
     decoded = [decoder.decode(msgspec.msgpack.encode(event)) for event in events]
@@ -103,7 +108,7 @@ def test_every_event_survives_encoding() -> None:
 def _union() -> object:
     union: Any = AfterTrainIter
     for event_type in declared_events():
-        if event_type.__module__ == "eventloop.events.types":
+        if event_type.__module__ in OWN_MODULES:
             union |= event_type
     return union
 

@@ -52,7 +52,12 @@ def test_which_and_under_which_name(
 @pytest.mark.parametrize(
     ("metrics", "save_best", "error", "message"),
     [
-        ({}, "auto", KeyError, "save_best='auto' is not a metric of the validation: it returned no metrics"),
+        (
+            {},
+            "auto",
+            ValueError,
+            "save_best='auto' needs a metric which .* not report: it returned no metrics",
+        ),
         (
             {"quality": 1.0},
             "auto",
@@ -62,8 +67,8 @@ def test_which_and_under_which_name(
         (
             {"accuracy_1": 1.0},
             "accuracy",
-            KeyError,
-            "save_best='accuracy' is not .*: did you mean 'accuracy_1'",
+            ValueError,
+            "save_best='accuracy' needs .* does not report: did you mean 'accuracy_1'",
         ),
     ],
 )

@@ -106,7 +106,7 @@ def test_rule_is_told_from_the_name(run: Run) -> None:
 )
 def test_missing_metric_is_an_error(run: Run, reported: dict[str, float], message: str) -> None:
     """The first validation that lacks it says which metrics there are."""
-    with pytest.raises(KeyError, match=f"monitors 'val_acc', .* does not report: {message}"):
+    with pytest.raises(ValueError, match=f"monitors 'val_acc', .* does not report: {message}"):
         run(EarlyStoppingHook("val_acc"), reported)
 
 

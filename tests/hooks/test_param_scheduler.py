@@ -177,7 +177,7 @@ def test_plateau_without_its_metric_is_an_error(
     hook = ParamSchedulerHook(monitor="val_los")
 
     with pytest.raises(
-        KeyError, match=r"watches 'val_los', which the validation does not report: did you mean"
+        ValueError, match=r"watches 'val_los', which the validation does not report: did you mean"
     ):
         train(plateau, hooks=(hook,), **scripted({"val_loss": 1.0}))
 

@@ -88,7 +88,9 @@ class BestMetrics:
         for metric in self.metrics:
             if metric not in metrics:
                 known = suggest(metric, [*metrics]) if metrics else ": it returned no metrics"
-                raise KeyError(f"save_best={metric!r} is not a metric of the validation{known}")
+                raise ValueError(
+                    f"save_best={metric!r} needs a metric which the validation does not report{known}"
+                )
 
     def better(self, metrics: Mapping[str, float], bests: Mapping[str, Best]) -> list[str]:
         """Return the watched metrics whose score is better than the best so far."""

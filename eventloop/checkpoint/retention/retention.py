@@ -7,7 +7,7 @@ leaves the record if the save fails. The checkpoints that it replaces are remove
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +56,9 @@ class Retention:
         self.durable: list[str] = []
         """The names of the durable regular checkpoints, oldest first."""
         self._durable_at = -1
+        self.aside: list[str] = []
+        """The names of checkpoints that are kept for good, and do not count."""
+        self._all_kept = False
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
         self.bests: Bests = {}
         """The best checkpoints by name, running saves included."""
@@ -71,8 +74,23 @@ class Retention:
     @property
     def names(self) -> list[str]:
         """Return the names of the durable regular checkpoints, then those of the running saves."""
-        coming = [name for name, _ in self._begun]
+        coming = [name for name, _ in self._begun if name not in self.aside]
         return [*(name for name in self.durable if name not in coming), *coming]
+
+    @property
+    def known(self) -> list[str]:
+        """Return the names of all checkpoints that are kept, running best saves included."""
+        return [*self.aside, *self.durable, *self.bests]
+
+    def set_aside_if(self, look: Callable[[], object | None]) -> None:
+        """Keep the checkpoints that exist or are being saved for good, if `look` finds that the loss is lost.
+
+        It is called only where a save may replace a checkpoint, as it may read the losses of an interval.
+        """
+        if not self._all_kept and (self._max_keep > 0 or self.bests) and look() is not None:
+            self._all_kept = True
+            self.aside = [*dict.fromkeys([*self.names, *self.bests])]
+            self.durable = []
 
     @property
     def saved_at(self) -> int:
@@ -120,7 +138,9 @@ class Retention:
     def begin_best(self, best: Best) -> Replaced:
         """Record that the save of a best checkpoint begins; return the checkpoints it replaces."""
         others = [
-            each for each in self._newest_bests() if each.metric == best.metric and each.name != best.name
+            each
+            for each in self._newest_bests()
+            if each.metric == best.metric and each.name not in (best.name, *self.aside)
         ]
         self._begun_bests.append(best)
         self.bests = self._top(self._newest_bests())
@@ -178,9 +198,11 @@ class Retention:
             self.bests = self._top(self._newest_bests())
             return
         for each, iteration in self._taken(name):
+            self._durable_at = iteration
+            if each in self.aside:
+                continue
             kept = [*(other for other in self.durable if other != each), each]
             self.durable = kept[-self._max_keep :] if self._max_keep > 0 else kept
-            self._durable_at = iteration
 
     def failed(self, name: str) -> None:
         """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
@@ -286,6 +308,7 @@ class Retention:
             validated_at: the iteration of that validation.
         """
         self.durable, self._durable_at, self._begun = [*kept], -1, []
+        self.aside, self._all_kept = [], False
         self._metrics, self._validated_at = dict(metrics), validated_at
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
         found = [

@@ -1,0 +1,74 @@
+"""Refuse methods of a subclass of the trainer that only other systems' trainers would call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eventloop.migration.names import point_meant
+from eventloop.migration.tables import table
+
+OVERRIDES = table(
+    # detectron2, cvpods and MMEngine
+    ("build_hooks register_default_hooks register_custom_hooks", "hooks=[...] of the Trainer"),
+    ("build_writers build_visualizer build_logger", "writers=[...] of the Trainer"),
+    ("build_model", "model, the first argument of the Trainer"),
+    ("build_optimizer build_optim_wrapper", "optimizer=... of the Trainer"),
+    ("build_lr_scheduler build_param_scheduler", "schedulers=[...] of the Trainer"),
+    ("build_train_loader build_dataloader", "train_loader=... of the Trainer"),
+    ("build_val_loader", "val_loader=... of the Trainer"),
+    ("build_test_loader", "test_loader=... of the Trainer"),
+    ("build_evaluator", "evaluator=... of the Trainer"),
+    ("build_train_loop build_val_loop build_test_loop", "a loop of your own over trainer.epochs()"),
+    ("run_step run_iter", "train_step=... of the Trainer, a function (trainer, batch)"),
+    # Lightning
+    ("training_step", "train_step=... of the Trainer, a function (trainer, batch)"),
+    ("validation_step test_step", "val_step=... of the Trainer, a function (trainer, batch)"),
+    ("configure_optimizers", "optimizer=... and schedulers=[...] of the Trainer"),
+    ("configure_callbacks", "hooks=[...] of the Trainer"),
+    ("configure_gradient_clipping", "default_hooks=dict(optimizer=dict(grad_clip=dict(max_norm=...)))"),
+    ("optimizer_step optimizer_zero_grad", "a subclass of OptimizerHook in hooks=[...]"),
+    ("train_dataloader", "train_loader=... of the Trainer"),
+    ("val_dataloader", "val_loader=... of the Trainer"),
+    ("test_dataloader", "test_loader=... of the Trainer"),
+    # Transformers
+    ("compute_loss", "loss_fn=... or train_step=... of the Trainer"),
+    ("training_step", "train_step=... of the Trainer, a function (trainer, batch)"),
+    ("prediction_step", "predict_step=... of the Trainer, a function (trainer, batch)"),
+    ("evaluation_loop prediction_loop", "val_step=... of the Trainer"),
+    ("compute_metrics", "evaluator=... of the Trainer"),
+    ("create_optimizer create_scheduler create_optimizer_and_scheduler get_optimizer_cls_and_kwargs",
+     "optimizer=... and schedulers=[...] of the Trainer"),
+    ("get_train_dataloader", "train_loader=... of the Trainer"),
+    ("get_eval_dataloader", "val_loader=... of the Trainer"),
+    ("get_test_dataloader", "test_loader=... of the Trainer"),
+)  # fmt: skip
+"""Methods that a subclass of another system's trainer or module overrides, with the replacements."""
+
+
+def refuse_overrides(cls: type, events: Iterable[str]) -> None:
+    """Refuse a subclass of the trainer with a method that another system's trainer would call.
+
+    Args:
+        cls: the subclass.
+        events: the names of all events, whose methods belong to a hook.
+
+    Raises:
+        TypeError: there is such a method; the message says what to write.
+    """
+    known = {*events, "before_step", "after_step"}
+    bases = [
+        base for base in cls.__mro__ if base.__module__.partition(".")[0] not in ("eventloop", "builtins")
+    ]
+    for name, value in [item for base in bases for item in vars(base).items()]:
+        if name.startswith("__") or not callable(getattr(value, "__func__", value)):
+            continue
+        if name in OVERRIDES:
+            meant = OVERRIDES[name]
+        elif name in known or point_meant(name) in known:
+            meant = f"{point_meant(name) or name}(self, trainer, event) of a Hook in hooks=[...]"
+        else:
+            continue
+        raise TypeError(
+            f"{cls.__name__}.{name} would never be called, because methods do not configure the trainer: "
+            f"use {meant} (or give a helper another name)"
+        )

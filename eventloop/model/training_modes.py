@@ -1,0 +1,63 @@
+"""Keep modules in eval mode during a training if they were in eval mode before it, such as a BatchNorm."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from eventloop.checkpoint.weights import unwrap
+
+logger = logging.getLogger("eventloop")
+
+
+_WHOLE = (
+    "%s was in eval mode and is trained in train mode, with all its modules: to leave some in eval mode call "
+    "model.train(), then eval() of these, before the training"
+)
+
+
+class TrainingModes:
+    """The modes in which modules are trained: a module that is in eval mode before the training stays so.
+
+        model[1].eval()         # a frozen BatchNorm
+        trainer.train()         # it normalizes by its running statistics, and does not update them
+
+    A model that is in eval mode itself, as `from_pretrained` and a validation by hand leave it, is trained in
+    train mode as a whole.
+    """
+
+    def __init__(self) -> None:
+        self._eval: list[torch.nn.Module] = []
+        self._line: tuple[int, str] | None = None  # for the log, with its level
+
+    def note(self, model: torch.nn.Module) -> None:
+        """Note the modules that are in eval mode, before the first epoch of a training."""
+        inner = unwrap(model)
+        modes = {name: module.training for name, module in inner.named_modules()}
+        self._eval, self._line = [], None
+        if all(modes.values()):
+            return
+        if inner.training:
+            self._eval = [module for module in inner.modules() if not module.training]
+            self._line = logging.INFO, f"left in eval mode while training: {_names(modes)}"
+        else:
+            level = logging.WARNING if any(modes.values()) else logging.INFO
+            self._line = level, _WHOLE % type(inner).__name__
+
+    def set(self, model: torch.nn.Module) -> None:
+        """Set the model to its modes of training, at the beginning of an epoch."""
+        if self._line:
+            logger.log(*self._line)
+            self._line = None
+        model.train()
+        for module in self._eval:
+            module.training = False
+
+
+def _names(modes: dict[str, bool]) -> str:
+    """Return the names of the outermost modules in eval mode, at most eight."""
+    names = [
+        name for name, training in modes.items() if not training and modes.get(name.rpartition(".")[0], True)
+    ]
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,134 @@
+"""The number of samples of a batch, over which the metrics of a validation are averaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from eventloop import Trainer
+from eventloop.evaluation.batch_sizes import batch_size
+from tests.support.trainers import MakeTrainer
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.ones(5, 2), 5),
+        ((torch.ones(5, 2), torch.ones(5)), 5),
+        ((np.ones((5, 2)), np.ones(5)), 5),
+        ({"image": torch.ones(5, 2)}, 5),
+        ({"name": "x", "image": torch.ones(5, 2)}, 5),
+        ({"anchors": torch.ones(9, 4), "image": torch.ones(5, 3), "label": torch.ones(5)}, 5),
+        ({"image": torch.ones(5, 2), "size": (480, 640)}, 5),
+        ([["a", "b", "c"], torch.ones(3)], 3),
+        ([["a", "b", "c"], ["d", "e", "f"]], 3),
+        ([{"image": torch.ones(7, 2)}, {"image": torch.ones(7, 2)}], 2),
+        (([torch.ones(3, 5, 5)] * 4, [{"labels": torch.zeros(2)}] * 4), 4),
+        (([torch.ones(3, 5, 5)], [{"labels": torch.zeros(2)}]), 1),
+        ({"image": [torch.ones(3, 5, 5)] * 4}, 4),
+        ((torch.ones(4, 3), {"boxes": [torch.ones(6, 4)] * 4, "names": ["a"] * 9}), 4),
+        (([torch.ones(5, 2), torch.ones(5, 3)], torch.ones(5)), 5),  # two inputs, and the target
+        (["a", "b", "c"], 3),
+        ([], 1),
+        (torch.ones(()), 1),
+        ("text", 1),
+    ],
+    ids=str,
+)
+def test_batch_size(batch: Any, size: int) -> None:
+    """It is the first dimension that most tensors have; a list of samples counts its length."""
+    assert batch_size(batch) == size
+
+
+def _losses(trainer: Trainer, batch: Any) -> Mapping[str, Any]:
+    """Give the loss 1 in the first batch, 6 in the second."""
+    return {"loss": 1.0 if trainer.batch is trainer.val_loader[0] else 6.0}  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        [([torch.ones(3, 5, 5)] * n, [{"labels": torch.zeros(2)}] * n) for n in (4, 1)],
+        [{"anchors": torch.ones(9, 4), "image": torch.ones(n, 3), "label": torch.ones(n)} for n in (4, 1)],
+    ],
+    ids=["lists of samples", "a dict"],
+)
+def test_a_mean_is_over_the_samples(loader: Any, make_trainer: MakeTrainer) -> None:
+    """The mean of 4 samples with loss 1 and one with loss 6 is 2."""
+    assert make_trainer(val_loader=loader, val_step=_losses).val() == {"loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        (
+            [{"anchors": torch.ones(9, 4), "image": torch.ones(4, 3), "label": torch.ones(4)}] * 2,
+            r"different sizes \(anchors 9, image 4, label 4\).* as 4 .*num_samples=",
+        ),
+        ([SimpleNamespace(x=torch.ones(4))] * 2, "type SimpleNamespace, whose size is unknown, counts as 1 "),
+    ],
+    ids=["tensors disagree", "unknown"],
+)
+def test_a_doubtful_size_is_logged_once(
+    loader: Any, message: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the parts of the batch, the number that is taken, and how to give another."""
+    trainer = make_trainer(val_loader=loader, val_step=lambda trainer, batch: {"loss": 1.0})
+
+    trainer.val()
+    trainer.val()
+
+    (record,) = caplog.records
+    assert re.search(message, record.getMessage())
+
+
+def test_sizes_that_agree_are_not_logged(make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture) -> None:
+    """A list of images with a list of their targets has one size, whatever the size of an image."""
+    loader = [([torch.ones(3, 5, 5)] * 4, [{"labels": torch.zeros(2)}] * 4)]
+
+    make_trainer(val_loader=loader, val_step=lambda trainer, batch: {"loss": 1.0}).val()
+
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("number", [int, np.int64, torch.tensor], ids=["int", "NumPy", "a tensor"])
+def test_val_step_says_the_size(
+    number: Any, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`num_samples` weights the batch whatever its form, and is no metric."""
+
+    def val_step(trainer: Trainer, batch: Any) -> dict[str, Any]:
+        return {"loss": batch.loss, "num_samples": number(batch.graphs)}
+
+    loader = [SimpleNamespace(loss=1.0, graphs=4), SimpleNamespace(loss=6.0, graphs=1)]
+
+    assert make_trainer(val_loader=loader, val_step=val_step).val() == {"loss": 2.0}
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        (0, ValueError, "num_samples must be at least 1, got 0"),
+        (2.5, TypeError, "num_samples must be an int.* got 2.5"),
+        (torch.ones(3), TypeError, "num_samples must be an int.* got tensor"),
+        (torch.ones(1, device="meta"), TypeError, "num_samples must be an int.* on meta"),
+    ],
+    ids=str,
+)
+def test_a_size_that_is_none_is_refused(
+    given: Any, error: type[Exception], message: str, make_trainer: MakeTrainer
+) -> None:
+    """`num_samples` is an int of at least 1, known to the host."""
+    trainer = make_trainer(
+        val_loader=[0], val_step=lambda trainer, batch: {"loss": 1.0, "num_samples": given}
+    )
+
+    with pytest.raises(error, match=message):
+        trainer.val()
