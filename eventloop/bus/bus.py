@@ -78,8 +78,7 @@ class Bus:
         """True for a trainer's bus: after a close, the next run or background subscription reopens it."""
         self.begins_in_forks = False
         """True for a bridge's bus: a process forked before the first run keeps the subscribers for a run."""
-        self.overtime = True
-        """False once a signal ends the run, so that a flush or close without a timeout has less time."""
+        self.overtime = True  # False once a signal ends the run, which leaves flushes and closes less time
         self.stopped_at: float | None = None  # the `monotonic` time at which a signal stopped the run's loop
         self._background = Background()
         self._subscribers = Subscribers(self, self._background)

@@ -107,13 +107,15 @@ class RunScope(Scope):
     def __init__(self, trainer: LoopTrainer, *, trains: bool = True) -> None:
         super().__init__(trainer)
         self._trains = trains
-        self._outermost = self._left = self._finished = False
+        self._outermost = False
+        self._left = self._finished = True  # a run that could not be opened has nothing to end
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
             try:
                 self.trainer.open_run(trains=self._trains)
+                self._left = self._finished = False
             except BaseException:
                 self.trainer.ownership.end()
                 raise

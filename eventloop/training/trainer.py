@@ -215,9 +215,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """Names of the values of `val_step` that the log has already reported."""
         self.sanity_checking = False  # True within the sanity validation before the first iteration
         self.steps_in_hook = False  # whether a hook makes the optimizer's step, and says when
-        self._held = HeldLoops()
         self.stops, self.modes = Stopping(self), TrainingModes()
-        self.passing, self._open = None, []
+        self.passing, self._open, self._held = None, [], HeldLoops()
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
         self.metrics = EventStorage()
         self.loader: Iterable[Any] | None = train_loader
@@ -497,11 +496,9 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             self.ownership.end()
             raise
         self.stops.begin_run()
-        if trains:
-            self.modes.note(self.model)
+        self.modes.note(self.model)
         self.metrics.in_iteration = False
-        self.ends_program, self.within = False, ""
-        self.failure, self.where_to_resume = None, ""
+        self.ends_program, self.within, self.failure, self.where_to_resume = False, "", None, ""
         self.position.go_on()
         self.facts.run = facts
         self.clock.begin_run(self.iter, device, self.bus.signal)

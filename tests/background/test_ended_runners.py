@@ -19,7 +19,7 @@ from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, AfterVal
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start
+from tests.support.process_support import Lines, Start, until
 from tests.support.spilling import Anything, emit, total
 
 pytest_plugins = ["tests.support.process_fixtures"]
@@ -186,7 +186,7 @@ def test_a_loop_that_a_task_of_a_subscriber_ends_is_noticed(
     emit_all(bus, EVENTS)
 
     assert (total(other.stats), other.stats.dropped, other.stats.queued) == (EVENTS, EVENTS, 0)
-    assert "the event loop of all coroutine subscribers was ended" in caplog.text
+    until(lambda: "the event loop of all coroutine subscribers was ended" in caplog.text)
     assert "in leaves" in caplog.text
     assert "the event loop of subscriber other has ended" in other.stats.error
 
