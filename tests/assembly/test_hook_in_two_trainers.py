@@ -109,6 +109,7 @@ HOOKS: dict[str, Callable[[], Hook]] = {
 
 
 @pytest.mark.filterwarnings("ignore:cumulative_iters=4")
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("name", HOOKS)
 def test_every_hook_starts_over(make_trainer: MakeTrainer, tmp_path: Path, name: str) -> None:
     """Weights and checkpoint of a second trainer are bitwise those of a trainer with a hook of its own."""

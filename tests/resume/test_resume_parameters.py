@@ -95,6 +95,7 @@ SCHEDULES: dict[str, Any] = {
 
 
 @pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("groups", [exchanged, turned])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_each_parameter_goes_on_with_its_own_state(build: Make, schedule: str, groups: Groups) -> None:

@@ -207,6 +207,7 @@ def lines_cut(trainer: Trainer, work: Callable[[Trainer], object], modules: list
     return line
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("use", USES)
 def test_an_interrupt_of_the_undo_leaves_everything_as_before(make_trainer: MakeTrainer, use: str) -> None:
     """Ctrl-C before each line of the undo itself does not stop it."""
