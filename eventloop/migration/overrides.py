@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import FunctionType
 
 from eventloop.migration.names import point_meant
 from eventloop.migration.tables import table
@@ -45,6 +46,13 @@ OVERRIDES = table(
 """Methods that a subclass of another system's trainer or module overrides, with the replacements."""
 
 
+def _is_called(name: str, bases: Iterable[type]) -> bool:
+    """Return whether another method of some classes uses the name, so that it is their own helper."""
+    methods = [item for base in bases for item in vars(base).items() if item[0] != name]
+    functions = [getattr(value, "__func__", value) for _, value in methods]
+    return any(name in each.__code__.co_names for each in functions if isinstance(each, FunctionType))
+
+
 def refuse_overrides(cls: type, events: Iterable[str]) -> None:
     """Refuse a subclass of the trainer with a method that another system's trainer would call.
 
@@ -67,6 +75,8 @@ def refuse_overrides(cls: type, events: Iterable[str]) -> None:
         elif name in known or point_meant(name) in known:
             meant = f"{point_meant(name) or name}(self, trainer, event) of a Hook in hooks=[...]"
         else:
+            continue
+        if _is_called(name, bases):
             continue
         raise TypeError(
             f"{cls.__name__}.{name} would never be called, because methods do not configure the trainer: "

@@ -117,6 +117,7 @@ class RunScope(Scope):
                 self.trainer.open_run(trains=self._trains)
                 self._left = self._finished = False
             except BaseException:
+                self.trainer.running = False
                 self.trainer.ownership.end()
                 raise
         return super().__enter__()
@@ -131,12 +132,12 @@ class RunScope(Scope):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._left = True
         if not self._outermost:
             super().__exit__(kind, error, tb)
             return
         trainer = self.trainer
         try:
+            self._left = True
             try:
                 super().__exit__(kind, error, tb)
             except BaseException as closing:
@@ -155,7 +156,8 @@ class RunScope(Scope):
 
     def _finish(self) -> None:
         trainer = self.trainer
-        trainer.failure, trainer.delivering = None, False
+        trainer.running, trainer.failure, trainer.delivering = False, None, False
+        trainer.during_run.close()  # empty by now, unless an interrupt has cut the exit short
         trainer.stops.end_run()
         trainer.clock.end_run()
         trainer.ownership.end()

@@ -297,7 +297,6 @@ class FirstFails(SaverProcess):
 @pytest.fixture
 def held(make_saver: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Saver:
     """Return a saver whose process is stopped in a save, so that the next saves are one group; the first of them fails."""
-    nothing_is_small(monkeypatch)  # so that saves are encoded, and wait, while another one is written
     monkeypatch.setattr("eventloop.checkpoint.saving.group_writer.SaverProcess", FirstFails)
     saver = make_saver(process=True)
     saver.save(a_state(0.0), Job(tmp_path / "0")).result(DEADLINE)

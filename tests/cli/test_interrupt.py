@@ -48,7 +48,7 @@ def test_a_writer_that_hangs_is_left(start: Start, tmp_path: Path) -> None:
 
     assert process.returncode == 130, errors
     assert re.fullmatch(
-        r"closed after 0\.2 s; events left undelivered: ConsoleWriter \(\d+\)\. `eventloop replay .*` delivers them\n"
+        r"closed after 0\.2 s; events left undelivered: ConsoleWriter \(\d+\), in one delivery for [\d.]+ s\. `eventloop replay .*` delivers them\n"
         r"eventloop: ended by Ctrl-C\n",
         errors,
     )

@@ -324,7 +324,7 @@ def test_a_device_has_one_stream_for_copies(device: Device) -> None:
 def test_the_training_thread_never_synchronizes(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Saving, joining and saving once more waits for the device on the saver's thread alone."""
+    """Saving, joining and saving once more waits for the device on the copying thread alone."""
     monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
     saver = Saver(process=False)
     weight = on_cuda(2.0)
@@ -335,7 +335,7 @@ def test_the_training_thread_never_synchronizes(
         written.result(DEADLINE)
     saver.close()
 
-    assert set(device.waited) == {"eventloop checkpoint"}
+    assert set(device.waited) == {"eventloop checkpoint copy"}
     assert load_checkpoint(tmp_path / "1")["state_dict"] == {"now": 1.0, "later": 2.0}
 
 

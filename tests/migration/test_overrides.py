@@ -53,13 +53,19 @@ def test_a_mixin_is_looked_at() -> None:
 
 
 def test_own_methods_are_accepted() -> None:
-    """Methods of the trainer, helpers and attributes have no such name."""
+    """Methods of the trainer, attributes, and helpers that the class calls itself, whatever their name."""
 
     class Mine(Trainer):
         training_step: Any = None
 
         def train_step(self, batch: Any) -> dict[str, Any]:
             return super().train_step(batch)
+
+        def compute_loss(self, batch: Any) -> Any:
+            return super().train_step(batch)
+
+        def forward(self, batch: Any) -> Any:
+            return self.compute_loss(batch)
 
         def report(self) -> str:
             return "mine"

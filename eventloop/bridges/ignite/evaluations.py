@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 from ignite.engine import Engine, Events
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
 from eventloop.bridges.host_numbers import numbers_of, read_numbers
 from eventloop.bridges.hosted import HostedTrainer
@@ -20,6 +21,8 @@ logger = logging.getLogger("eventloop")
 MODES: tuple[Evaluate, ...] = ("val", "test")
 TRAIN_DATA = "train_data"
 """The mode of metrics of a "val" or "test" evaluator that runs over the data of the training."""
+_WHOLE = frozenset({SequentialSampler, RandomSampler, DistributedSampler})
+"""Samplers that give all samples of a data set, over all ranks."""
 
 
 class EvaluatorHandlers:
@@ -38,7 +41,8 @@ class EvaluatorHandlers:
 
     def __init__(self, evaluator: Engine, mode: str, engine: Engine, ride: Ride) -> None:
         self._mode, self._engine, self._ride = mode, ref(engine), ride
-        self._step, self._runs = -1, 0  # runs over other data than the training's at this step
+        self._at: tuple[object, int] | None = None  # the engine's run, by its state, and the step
+        self._runs = 0  # runs over other data than the training's at this step
         self._logs_as = ""  # the mode of the evaluator's present run; "" between runs
         self._named: set[str] = set()
         evaluator.add_event_handler(Events.STARTED, self._begin)
@@ -66,8 +70,10 @@ class EvaluatorHandlers:
             self._tell(TRAIN_DATA, "over the data of the training")
             return TRAIN_DATA
         step = trainer.iter + (trainer.within == "iter")
-        self._runs = self._runs + 1 if step == self._step else 1
-        self._step = step
+        run = engine.state if engine is not None else None
+        again = self._at is not None and self._at[0] is run and self._at[1] == step
+        self._runs = self._runs + 1 if again else 1
+        self._at = run, step
         if self._runs == 1:
             return self._mode
         self._tell(mode := f"{self._mode}_{self._runs}", f"{self._runs} times at step {step}")
@@ -125,11 +131,25 @@ def apart(numbers: Mapping[str, Any], trainer: HostedTrainer, prefix: str) -> di
 
 
 def _same_data(evaluator: Engine, engine: Engine) -> bool:
-    """Return whether two engines read the same loader, or two loaders of one data set."""
+    """Return whether two engines read the same loader, or two loaders that give all samples of one data set.
+
+    Loaders with samplers of the program's own may give two parts of one data set, such as a random split.
+    """
     first, second = evaluator.state.dataloader, engine.state.dataloader
     if first is None or second is None:
         return False
-    return first is second or getattr(first, "dataset", first) is getattr(second, "dataset", second)
+    if first is second:
+        return True
+    if getattr(first, "dataset", first) is not getattr(second, "dataset", second):
+        return False
+    return _gives_all(first) and _gives_all(second)
+
+
+def _gives_all(loader: object) -> bool:
+    batches = getattr(loader, "batch_sampler", None)
+    if batches is None:
+        return type(getattr(loader, "sampler", None)) in _WHOLE
+    return type(batches) is BatchSampler and type(batches.sampler) in _WHOLE
 
 
 def _batch_idx(evaluator: Engine) -> int:

@@ -4,8 +4,7 @@
 
 1. Copy. Small states and values that may change at any time are copied at once; the parameters and the
    optimizer's state are copied during the next forward and backward pass (`Rest`).
-2. Encode. The structure is pickled, the tensors are described for the manifest. The thread that writes does
-   it if all running saves are small.
+2. Encode. The structure is pickled, the tensors are described for the manifest.
 3. Commit. Saves wait in one queue. All that have arrived are written together, by a process that maps the
    copies. A thread of the training process writes if no process can be started, while it starts, if it failed
    or stands still, and at the end of a run, when the training does nothing else.
@@ -106,6 +105,7 @@ class Saver:
             The promise of the result, which also raises an error of the copy.
         """
         _open.add(self)
+        self._copier = self._copier or SaverThread("checkpoint copy")
         self._writer = self._writer or SaverThread("checkpoint")
         tensors = list(tensors_of(state))
         self._size = bytes_of(tensors)
@@ -117,22 +117,9 @@ class Saver:
         except Exception as error:  # no memory, or a kind of tensor that cannot be copied: a failed save
             task.written.set_exception(error)
             return task.written
-        encoder = self._encoder(task)
         self._tasks.append(task)
-        encoder.do(lambda: self._encode(task))
+        self._copier.do(lambda: self._encode(task))
         return task.written
-
-    def _encoder(self, task: SaveTask) -> SaverThread:
-        """Return the thread that encodes a save: the writing one if that is a matter of a millisecond.
-
-        Every hand-over to another thread costs some milliseconds where the machine is busy
-        (`benchmarks.company`). Saves that a larger one precedes keep their order behind it.
-        """
-        assert self._writer is not None
-        if all(each.small for each in (*self._running(), task)):
-            return self._writer
-        self._copier = self._copier or SaverThread("checkpoint copy")
-        return self._copier
 
     def _running(self) -> list[SaveTask]:
         self._tasks = [task for task in self._tasks if not task.written.done()]
