@@ -133,7 +133,8 @@ def train_by_ignite(folder: Path, net: Net, options: Options) -> None:
     loader = idist.auto_dataloader(samples(), batch_size=4, shuffle=True)
     engine = create_supervised_trainer(model, optimizer, F.cross_entropy)
     evaluator = create_supervised_evaluator(model, metrics={"loss": Loss(F.cross_entropy)})
-    engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(loader))
+    held_out = idist.auto_dataloader(samples(), batch_size=4)
+    engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run(held_out))
     if options is not None:
         attach(engine, model=model, optimizer=optimizer, evaluators={"val": evaluator}, **options)
     engine.run(loader, max_epochs=2)
