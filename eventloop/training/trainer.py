@@ -496,7 +496,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             self.ownership.end()
             raise
         self.stops.begin_run()
-        self.modes.note(self.model)
         self.metrics.in_iteration = False
         self.ends_program, self.within, self.failure, self.where_to_resume = False, "", None, ""
         self.position.go_on()
@@ -504,6 +503,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
+        self.during_run.enter_context(self.modes.of_run(self.model))
         self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:
