@@ -99,7 +99,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             default every epoch, or every 1000 iterations.
         sanity_val: batches to validate before the first iteration, without events and effects on the run, so
             that errors are found early; `sanity_checking` is True in it. By default 1 if only a batch shows
-            whether a metric that a hook monitors exists, or `val_step` can be left out; 0 skips it.
+            that a monitored metric exists, or that a `train_step` or own loop needs a `val_step`; 0 skips it.
         limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
             these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
         fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
