@@ -24,7 +24,7 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.hooks.log_files import copy_logs
 from eventloop.metrics.packet import Packet, lost_loss_text
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.metrics.rows import LostLoss
+from eventloop.metrics.rows import Loss
 from eventloop.metrics.statistics import LogStatistics, refuse_epochs
 from eventloop.migration.names import knowing_others
 from eventloop.optim.optimizers import named_values
@@ -113,7 +113,7 @@ class LoggerHook(Hook):
             check_path("out_dir", out_dir)
         self._out_dir = None if out_dir is None else Path(out_dir).absolute()
         self._ended_well = False
-        self._announced: LostLoss | None = None
+        self._announced: Loss | None = None
         self._unheard = 0  # metrics of iterations before this one belong to intervals that nothing has heard
         self._out_suffix = (out_suffix,) if isinstance(out_suffix, str) else tuple(out_suffix)
 
@@ -163,7 +163,7 @@ class LoggerHook(Hook):
             or (event.batch_idx + 1 == trainer.position.length and self._is_tail(event))
         ):
             self._log(trainer)
-        if trainer.metrics.lost_loss is not self._announced:
+        if trainer.metrics.losses.lost is not self._announced:
             self._announce_lost_loss(trainer)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
@@ -184,7 +184,7 @@ class LoggerHook(Hook):
         """
         if trainer.bus.wants(InvalidLoss):  # the background, which reads the rest too, may be later
             trainer.metrics.look_for_lost_loss()
-        if trainer.metrics.lost_loss is not self._announced:
+        if trainer.metrics.losses.lost is not self._announced:
             self._announce_lost_loss(trainer)
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
@@ -243,7 +243,7 @@ class LoggerHook(Hook):
 
     def _announce_lost_loss(self, trainer: Trainer) -> None:
         """Emit `invalid_loss` with the counters of its iteration; the log has its line already."""
-        self._announced = lost = trainer.metrics.lost_loss
+        self._announced = lost = trainer.metrics.losses.lost
         if lost is not None and trainer.bus.wants(InvalidLoss):
             event = InvalidLoss(
                 iter=lost.iteration,

@@ -36,9 +36,9 @@ class _Field(NamedTuple):
 def batch_size(batch: Any) -> int:
     """Return the number of samples: the size that most tensors of the batch have in their first dimension.
 
-    A list of samples counts its length: a list of mappings, a list without tensors, and a list of tensors
-    within a batch, unless their first dimension is the size of the other parts. Without any of these a batch
-    is one sample.
+    A list of samples counts its length: a list of mappings, of tuples such as `(image, 3)`, and a list
+    without tensors. A list of tensors counts their first dimension if they share it, unless another part of
+    the batch has the size of the list. Without any of these a batch is one sample.
     """
     return _sized(batch)[0]
 
@@ -80,11 +80,12 @@ def _sized(batch: Any) -> tuple[int, list[_Field]]:
     if isinstance(batch, list | tuple) and batch and not any(map(_has_parts, batch)):
         return len(batch), []  # of texts, numbers or other objects
     fields = [*_fields(batch, "")]
+    others = {size for field in fields if not field.of_tensors for size in field.sizes}
     fields = [field for field in fields if field.of_tensors] or fields
-    votes = Counter(
-        size for field in fields for size in field.sizes
-    )  # in order, so that the first wins a tie
-    return (votes.most_common(1)[0][0] if votes else 1), fields
+    votes = Counter(size for field in fields for size in field.sizes)
+    lengths = {field.sizes[-1] for field in fields if len(field.sizes) > 1} & others
+    # in order, so that the first wins a tie
+    return max(votes, key=lambda size: (votes[size], size in lengths), default=1), fields
 
 
 def _fields(batch: Any, name: str) -> Iterator[_Field]:
@@ -109,7 +110,7 @@ def _part(value: Any, name: str) -> Iterator[_Field]:
     elif value:
         within = [field for field in _fields(value, name) if field.of_tensors]
         shared = _shared(field.sizes for field in within)
-        yield _Field(name, (len(value), *(size for size in shared if size != len(value))), bool(within))
+        yield _Field(name, (*(size for size in shared if size != len(value)), len(value)), bool(within))
 
 
 def _shared(each: Iterable[tuple[int, ...]]) -> list[int]:
@@ -119,7 +120,17 @@ def _shared(each: Iterable[tuple[int, ...]]) -> list[int]:
 
 
 def _are_samples(value: list[Any] | tuple[Any, ...]) -> bool:
+    if value and isinstance(value, list) and all(isinstance(sample, tuple) for sample in value):
+        return any(map(_is_sample, value))
     return bool(value) and all(isinstance(sample, Mapping) for sample in value)
+
+
+def _is_sample(value: tuple[Any, ...]) -> bool:
+    """Return whether a tuple is certainly one sample: it has a number, or its tensors differ in size."""
+    if any(isinstance(part, int | float | np.generic) or getattr(part, "ndim", 1) == 0 for part in value):
+        return True
+    sizes = [field.sizes for field in _fields(value, "") if field.of_tensors]
+    return bool(sizes) and (any(isinstance(part, str) for part in value) or not _shared(sizes))
 
 
 def _has_parts(value: Any) -> bool:
@@ -131,6 +142,10 @@ def _doubt(batch: Any, size: int, fields: list[_Field]) -> str:
     if any(field.of_tensors and size not in field.sizes for field in fields):
         sizes = ", ".join(f"{field.name} {field.sizes[0]}" for field in fields[:8])
         return f"a validation batch has parts of different sizes ({sizes}) and"
+    both = _shared(field.sizes for field in fields)
+    if len(both) > 1 and size == both[0]:  # else another part has said that it is the length
+        sizes = ", ".join(f"{field.name}: {field.sizes[-1]} of {field.sizes[0]}" for field in fields[:8])
+        return f"a validation batch of lists of tensors ({sizes})"
     if not isinstance(batch, _KNOWN):
         return f"a validation batch of type {type(batch).__name__}, whose size is unknown,"
     return ""

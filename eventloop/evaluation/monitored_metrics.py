@@ -108,13 +108,16 @@ class MonitoredMetrics:
         if metric not in self._certain:
             self._unchecked.append((metric, option))
 
-    def sanity_check(self) -> None:
+    def sanity_check(self, *, validates: bool) -> None:
         """Validate a few batches before a run's first iteration, and look for the monitored metrics.
 
         No event is emitted: handlers would count, log and swap weights for a validation that is not part of
         the run. Random states, buffers, modes, metrics and evaluators are restored; other changes made by
         `val_step` are not. By default a loader that may not start over, such as an iterator, is not used. A
         resumed run is not checked.
+
+        Args:
+            validates: whether the run will validate.
 
         Raises:
             ValueError: a metric is missing.
@@ -124,7 +127,7 @@ class MonitoredMetrics:
         trainer, batches = self._trainer, self._sanity_val
         if trainer.iter or trainer.stopping:
             return
-        if batches is None and self._tries_step and _can_be_repeated(trainer):
+        if batches is None and validates and self._tries_step and _can_be_repeated(trainer):
             self._try_step()
         if batches is None:
             batches = int(bool(self._unchecked) and _can_be_repeated(trainer))

@@ -13,9 +13,14 @@ Workflow = Sequence[tuple[str, int]]
 
 
 class Schedule(Protocol):
-    """Decides which evaluations follow `done` of `total` epochs or iterations; `done` is 0 at the start."""
+    """Decides which evaluations follow `done` of `total` epochs or iterations; `done` is 0 at the start.
+
+    `validates` says whether any of them is a validation.
+    """
 
     def after(self, done: int, total: int) -> list[Evaluate]: ...
+
+    def validates(self, total: int) -> bool: ...
 
     def settings(self) -> dict[str, Any]: ...
 
@@ -26,6 +31,10 @@ class Never:
     def after(self, done: int, total: int) -> list[Evaluate]:
         """Return []."""
         return []
+
+    def validates(self, total: int) -> bool:
+        """Return False."""
+        return False
 
     def settings(self) -> dict[str, Any]:
         """Return {}."""
@@ -69,6 +78,10 @@ class ValSchedule:
         interval = self._intervals[bisect_right(self._milestones, done + 1) - 1]
         due = done >= self._begin and (done % interval == 0 or done == total)
         return ["val"] if due and done > 0 else []
+
+    def validates(self, total: int) -> bool:
+        """Return whether a validation is due in the run, at its end at the latest."""
+        return self._begin <= total
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments, for a resumed run to compare."""
@@ -137,6 +150,10 @@ class WorkflowSchedule:
         if done == total:
             return [mode for follow in self._follow[place or self._cycle :] for mode in follow]
         return self._follow[place] if place else self._follow[-1] + self._follow[0]
+
+    def validates(self, total: int) -> bool:
+        """Return whether the workflow has a validation, which comes at the end of the run at the latest."""
+        return "val" in self.modes
 
     def settings(self) -> dict[str, Any]:
         """Return {}, because a resumed run gets its workflow from the call of `run`."""

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from eventloop.events import Event
 from eventloop.metrics.device import HostCopy, PinnedPool
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import (
-    LostLoss,
+    Loss,
     Place,
     Row,
     Scalar,
@@ -26,7 +27,7 @@ from eventloop.metrics.rows import (
     Unread,
     blocks_of,
     events_of,
-    lost_loss_in,
+    losses_in,
     put_by_two,
 )
 
@@ -102,8 +103,7 @@ class Readings:
         self._pool = PinnedPool()
         self._warned: set[str] = set()  # names that two sources put
         self._lock = threading.Lock()
-        self.lost_loss: LostLoss | None = None
-        """The first loss of the training that is NaN or infinite, if its value was read."""
+        self.losses = Losses()
 
     def pack(self, rows: list[Row], entered: int, place: Place, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
@@ -127,7 +127,7 @@ class Readings:
                 oldest = self._unread.popleft()
                 unread += read_rows(oldest.rows, oldest.copy)
                 oldest.copy = None
-                self.look_for_lost_loss(oldest.rows)
+                self.losses.look(oldest.rows[oldest.entered :])
                 self._unentered += oldest.rows[oldest.entered :]
                 if oldest is packet:
                     break
@@ -140,21 +140,14 @@ class Readings:
         """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
         self.settle()
         unread = read_rows(rows, None)
-        self.look_for_lost_loss(rows)
+        self.losses.look(rows)
         self._enter(rows)
         self.leave_out(unread)
 
     def look_at_unread(self, rows: list[Row]) -> None:
-        """Look for a lost loss in unread packets, then in uncollected rows, if the host has the values."""
-        for packet in [*self._unread]:  # an atomic copy: the background reads packets at the same time
-            self.look_for_lost_loss(packet.rows)
-        self.look_for_lost_loss(rows)
-
-    def look_for_lost_loss(self, rows: list[Row]) -> None:
-        """Note the first loss in these rows that is NaN or infinite, and log it; waits for no device."""
-        if self.lost_loss is None and (found := lost_loss_in(rows)) is not None:
-            self.lost_loss = found
-            logger.warning("%s", lost_loss_text(found))
+        """Look for a lost loss in unread packets, then in uncollected rows, up to the first on a device."""
+        unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
+        self.losses.look([*(row for packet in unread for row in packet.rows[packet.entered :]), *rows])
 
     def waits(self, rows: list[Row]) -> bool:
         """Return whether reading all packets, and uncollected rows, would wait for a device."""
@@ -197,7 +190,38 @@ class Readings:
                 self.latest[name] = values[-1], block.rows[-1]
 
 
-def lost_loss_text(lost: LostLoss) -> str:
+class Losses:
+    """Look at the training losses in order, and note each time at which they stop being finite."""
+
+    def __init__(self) -> None:
+        self.lost: Loss | None = None
+        """The first loss that is NaN or infinite since losses were last finite."""
+        self._lock = threading.Lock()  # the background looks, and a save on the training thread
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the losses, because other weights were loaded."""
+        with self._lock:
+            self.lost, self._is_lost, self._found, self._looked_at = None, False, 0, -1
+
+    def look(self, rows: list[Row]) -> None:
+        """Look at the losses of these rows, and log the 1st, 2nd, 4th, ... finding; waits for no device."""
+        with self._lock:
+            for loss in losses_in(rows):
+                if loss.iteration >= self._looked_at:  # a save looks at rows that are read later
+                    self._look_at(loss)
+
+    def _look_at(self, loss: Loss) -> None:
+        was_lost, self._is_lost, self._looked_at = self._is_lost, not isfinite(loss.value), loss.iteration
+        if not self._is_lost or was_lost or (self.lost and self.lost.iteration == loss.iteration):
+            return
+        self.lost = loss
+        self._found += 1
+        if self._found & (self._found - 1) == 0:
+            logger.warning("%s", lost_loss_text(loss))
+
+
+def lost_loss_text(lost: Loss) -> str:
     """Return a sentence about a loss that is NaN or infinite, with a remedy."""
     return (
         f"the loss is {lost.value} in iteration {lost.iteration} (epoch {lost.epoch}), weights may be lost: "

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from math import isfinite
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -97,8 +96,8 @@ class Place(NamedTuple):
     max_epochs: int | None = None
 
 
-class LostLoss(NamedTuple):
-    """A loss that is NaN or infinite."""
+class Loss(NamedTuple):
+    """A loss of the training, which may be NaN or infinite."""
 
     value: float
     iteration: int
@@ -193,19 +192,17 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
     return found
 
 
-def lost_loss_in(rows: Iterable[Row]) -> LostLoss | None:
-    """Return the first training loss that is NaN or infinite; losses that are on a device are passed over."""
+def losses_in(rows: Iterable[Row]) -> Iterator[Loss]:
+    """Yield the training losses in order, up to the first on a device."""
     for row in rows:
         if "loss" not in row.shape.names or row.phase.mode != "train":
             continue
         value = row.scalars()["loss"]
         if type(value) is not float:
             if value.device.type != "cpu":
-                continue
+                return
             value = float(value.detach())
-        if not isfinite(value):
-            return LostLoss(value, row.iteration, row.phase.epoch)
-    return None
+        yield Loss(value, row.iteration, row.phase.epoch)
 
 
 def events_of(rows: list[Row], place: Place) -> list[Event]:

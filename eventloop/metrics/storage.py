@@ -24,7 +24,7 @@ from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.latest import ByName, LatestValue
 from eventloop.metrics.media import Kind, MediaPacket, Medium, PendingMedia, histogram_of, image_of
 from eventloop.metrics.packet import Packet, Readings, read_on_host
-from eventloop.metrics.rows import LostLoss, Phase, Place, Row, Scalar
+from eventloop.metrics.rows import Loss, Phase, Place, Row, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
 from eventloop.migration.names import knowing_storages
@@ -91,6 +91,7 @@ class EventStorage:
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
         self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
+        self.losses = self._readings.losses
         self.device_reads = DeviceReads()
         """The waits for the device when code on the training thread reads values, in training iterations."""
         self.entered_in = 0  # the id of the thread that entered the `with` block
@@ -289,15 +290,10 @@ class EventStorage:
         """Return the number of values of each name that could not be read."""
         return self._readings.unreadable
 
-    @property
-    def lost_loss(self) -> LostLoss | None:
-        """The first loss of the training that is NaN or infinite, if its value was read."""
-        return self._readings.lost_loss
-
-    def look_for_lost_loss(self) -> LostLoss | None:
-        """Return `lost_loss`, after a look at the values that the host has; waits for no device."""
-        self._readings.look_at_unread(self._rows)
-        return self._readings.lost_loss
+    def look_for_lost_loss(self) -> Loss | None:
+        """Return `losses.lost`, after a look at the values that the host has; waits for no device."""
+        self._readings.look_at_unread(self._rows[self._entered :])
+        return self.losses.lost
 
     # --- reading, which may wait for the device ------------------------------------------------------------
 

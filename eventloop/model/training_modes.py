@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -23,13 +25,32 @@ class TrainingModes:
         model[1].eval()         # a frozen BatchNorm
         trainer.train()         # it normalizes by its running statistics, and does not update them
 
-    A model that is in eval mode itself, as `from_pretrained` and a validation by hand leave it, is trained in
-    train mode as a whole.
+    A model that is in eval mode itself, as `from_pretrained` leaves it, is trained in train mode as a whole.
+    In the next run only those modules have other modes whose mode was changed between the runs: what handlers
+    change within a run lasts for an epoch.
     """
 
     def __init__(self) -> None:
         self._eval: list[torch.nn.Module] = []
+        self._left: dict[
+            torch.nn.Module, bool
+        ] = {}  # the modes at the end of the last run, unless all were eval
         self._line: tuple[int, str] | None = None  # for the log, with its level
+
+    @contextmanager
+    def of_run(self, model: torch.nn.Module) -> Iterator[None]:
+        """Note the modules that are in eval mode before a run, by what was changed since the last one."""
+        left, self._left = self._left, {}
+        if left:
+            self._change(unwrap(model), left)
+        else:
+            self.note(model)
+        try:
+            yield
+        finally:
+            inner = unwrap(model)
+            modes = {module: module.training for module in inner.modules()}
+            self._left = modes if inner.training else left
 
     def note(self, model: torch.nn.Module) -> None:
         """Note the modules that are in eval mode, before the first epoch of a training."""
@@ -39,11 +60,26 @@ class TrainingModes:
         if all(modes.values()):
             return
         if inner.training:
-            self._eval = [module for module in inner.modules() if not module.training]
-            self._line = logging.INFO, f"left in eval mode while training: {_names(modes)}"
+            self._leave([module for module in inner.modules() if not module.training], inner)
         else:
             level = logging.WARNING if any(modes.values()) else logging.INFO
             self._line = level, _WHOLE % type(inner).__name__
+
+    def _change(self, inner: torch.nn.Module, left: dict[torch.nn.Module, bool]) -> None:
+        """Note the modules whose mode differs from that at the end of the last run.
+
+        A model in eval mode as a whole, as an evaluation by hand leaves it, says nothing of its modules.
+        """
+        changed = {module for module in inner.modules() if module.training != left.get(module, True)}
+        if inner.training and changed:
+            kept = [module for module in self._eval if module not in changed]
+            self._leave(kept + [module for module in changed if not module.training], inner)
+
+    def _leave(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
+        self._eval = modules
+        modes = {name: module not in modules for name, module in inner.named_modules()}
+        line = logging.INFO, f"left in eval mode while training: {_names(modes)}"
+        self._line = line if modules else None
 
     def set(self, model: torch.nn.Module) -> None:
         """Set the model to its modes of training, at the beginning of an epoch."""

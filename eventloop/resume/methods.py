@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from eventloop.metrics import EventStorage
 from eventloop.resume.setting_changes import Changed
 from eventloop.resume.state import TrainerState
 
@@ -15,6 +16,7 @@ class Resumable:
     """Load a checkpoint into a trainer: all of its state, or the weights alone."""
 
     state: TrainerState
+    metrics: EventStorage
     fast_dev_run: int
 
     def resume(self, path: str | Path = "auto", changed: Changed = "refuse") -> Path:
@@ -70,7 +72,9 @@ class Resumable:
             Exception: a hook raised an error for its state. Nothing is loaded, as a note at the error says.
             TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
-        return self.state.resume(path, changed)
+        found = self.state.resume(path, changed)
+        self._forget_losses()
+        return found
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
         """Load only the weights of a checkpoint.
@@ -95,3 +99,9 @@ class Resumable:
             logger.warning("fast_dev_run saves no checkpoint: load_checkpoint(%r) loads nothing", str(path))
             return
         self.state.load_weights(path, strict=strict)
+        self._forget_losses()
+
+    def _forget_losses(self) -> None:
+        """Forget that a loss was lost: the losses of the loaded weights are others."""
+        self.metrics.read_pending()
+        self.metrics.losses.forget()

@@ -34,7 +34,8 @@ class TrainLoop:
         """
         trainer = self._trainer
         trainer.stops.edge()
-        trainer.monitored.sanity_check()
+        total = (trainer.max_epochs if trainer.by_epoch else trainer.max_iters) or 0
+        trainer.monitored.sanity_check(validates=self._schedule.validates(total))
         if not (trainer.by_epoch and trainer.batch_idx):
             self._warn_if_done()
             self._evaluate()  # those due at the start, or when the checkpoint was taken

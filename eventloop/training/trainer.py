@@ -98,8 +98,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         val_interval, val_begin, dynamic_intervals: when to validate, in the run's unit, as in MMEngine; by
             default every epoch, or every 1000 iterations.
         sanity_val: batches to validate before the first iteration, without events and effects on the run, so
-            that errors are found early; `sanity_checking` is True in it. By default 1 if a hook monitors a
-            metric whose presence only a batch can show, such as one of `val_step`; 0 skips it.
+            that errors are found early; `sanity_checking` is True in it. By default 1 if only a batch shows
+            that a monitored metric exists, or that a `train_step` or own loop needs a `val_step`; 0 skips it.
         limit_batches: the most batches of a pass: a number (int), a share (float up to 1.0), or a mapping of
             these, `dict(train=100, val=0.1)`, by "train", "val" and "test".
         fast_dev_run: True, or a number of batches, proves in seconds that a script runs: train on so many
@@ -496,7 +496,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             self.ownership.end()
             raise
         self.stops.begin_run()
-        self.modes.note(self.model)
         self.metrics.in_iteration = False
         self.ends_program, self.within, self.failure, self.where_to_resume = False, "", None, ""
         self.position.go_on()
@@ -504,6 +503,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
+        self.during_run.enter_context(self.modes.of_run(self.model))
         self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:

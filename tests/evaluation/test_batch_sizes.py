@@ -31,7 +31,17 @@ from tests.support.trainers import MakeTrainer
         ([{"image": torch.ones(7, 2)}, {"image": torch.ones(7, 2)}], 2),
         (([torch.ones(3, 5, 5)] * 4, [{"labels": torch.zeros(2)}] * 4), 4),
         (([torch.ones(3, 5, 5)], [{"labels": torch.zeros(2)}]), 1),
-        ({"image": [torch.ones(3, 5, 5)] * 4}, 4),
+        (([torch.ones(3, 5, 5)] * 4, [0, 1, 2, 0]), 4),
+        (([torch.ones(5, 2), torch.ones(5, 3)], None), 5),
+        ({"views": [torch.ones(5, 2), torch.ones(5, 2)]}, 5),
+        ({"image": [torch.ones(3, 5, 5), torch.ones(1, 5, 5)]}, 2),
+        ([(torch.ones(3, 5, 5), 1)] * 5, 5),
+        ([(torch.ones(3, 5, 5), torch.tensor(1))] * 5, 5),
+        ([(torch.ones(3, 5, 5), torch.ones(5, 5))] * 4, 4),  # an image and its mask
+        ([(torch.ones(3, 5, 5), {"boxes": torch.ones(size, 4)}) for size in (2, 3)], 2),
+        ([(torch.ones(3, 5, 5), "a.png")] * 5, 5),
+        ([("a", "b", "c"), ("d", "e", "f")], 3),
+        ([(torch.ones(5, 2), torch.ones(5, 2))] * 2, 5),
         ((torch.ones(4, 3), {"boxes": [torch.ones(6, 4)] * 4, "names": ["a"] * 9}), 4),
         (([torch.ones(5, 2), torch.ones(5, 3)], torch.ones(5)), 5),  # two inputs, and the target
         (["a", "b", "c"], 3),
@@ -71,9 +81,10 @@ def test_a_mean_is_over_the_samples(loader: Any, make_trainer: MakeTrainer) -> N
             [{"anchors": torch.ones(9, 4), "image": torch.ones(4, 3), "label": torch.ones(4)}] * 2,
             r"different sizes \(anchors 9, image 4, label 4\).* as 4 .*num_samples=",
         ),
+        ([([torch.ones(4, 3)] * 2, None)] * 2, r"lists of tensors \(\[0\]: 2 of 4\).* as 4 .*num_samples="),
         ([SimpleNamespace(x=torch.ones(4))] * 2, "type SimpleNamespace, whose size is unknown, counts as 1 "),
     ],
-    ids=["tensors disagree", "unknown"],
+    ids=["tensors disagree", "a list of tensors", "unknown"],
 )
 def test_a_doubtful_size_is_logged_once(
     loader: Any, message: str, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture

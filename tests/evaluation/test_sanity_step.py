@@ -105,3 +105,49 @@ def test_a_trial_batch_changes_nothing(make_trainer: MakeTrainer) -> None:
         trained.append(torch.cat([p.detach().flatten() for p in trainer.model.parameters()]))
 
     assert torch.equal(*trained)
+
+
+def _by_workflow(trainer: Trainer) -> None:
+    trainer.run([("train", 1)])
+
+
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        (_train, {"val_begin": 100}),
+        (_train, {"max_epochs": None, "max_iters": 4, "val_begin": 5}),
+        (_by_workflow, {}),
+    ],
+    ids=["val_begin in epochs", "val_begin in iterations", "a workflow of training"],
+)
+def test_no_batch_is_tried_where_nothing_is_validated(
+    run: Callable[[Trainer], None], options: dict[str, Any], make_trainer: MakeTrainer
+) -> None:
+    """A val_loader that the run will not use may have batches of any form."""
+    trainer = make_trainer(
+        val_loader=_dicts(2), train_step=_step, train_loader=_dicts(2), **{"max_epochs": 2, **options}
+    )
+
+    run(trainer)
+
+    assert trainer.iter == 4
+
+
+@pytest.mark.parametrize(
+    ("run", "options"),
+    [
+        (_train, {"max_epochs": 2, "val_begin": 2, "val_interval": 5}),
+        (lambda trainer: trainer.run([("train", 5), ("val", 1)]), {"max_epochs": 2}),
+    ],
+    ids=["val_begin at the end", "a workflow longer than the run"],
+)
+def test_a_batch_is_tried_if_only_the_end_is_validated(
+    run: Callable[[Trainer], None], options: dict[str, Any], make_trainer: MakeTrainer
+) -> None:
+    """The single validation of the run would fail, so its first batch is tried before the training."""
+    trainer = make_trainer(val_loader=_dicts(2), train_step=_step, train_loader=_dicts(2), **options)
+
+    with pytest.raises(TypeError, match=r"val_loader must give batches .* got a dict"):
+        run(trainer)
+
+    assert trainer.iter == 0

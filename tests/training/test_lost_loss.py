@@ -1,4 +1,4 @@
-"""A loss that is NaN or infinite is said once, and good checkpoints stay."""
+"""A loss that is NaN or infinite is said once until losses are finite again, and good checkpoints stay."""
 
 from __future__ import annotations
 
@@ -131,3 +131,81 @@ def test_a_resumed_run_leaves_them(tmp_path: Path, make_trainer: MakeTrainer) ->
 
     assert "iter_2" in _checkpoints(tmp_path)
     assert _finite(tmp_path / "iter_2")
+
+
+def _inf_once_then_lost(trainer: Trainer, batch: Any) -> torch.Tensor:
+    """Give a loss of inf in iteration 2, whose gradients are finite, and lost weights from iteration 18 on."""
+    loss = F.cross_entropy(trainer.model(batch[0]), batch[1])
+    return loss + math.inf if trainer.iter == 2 else loss * math.nan if trainer.iter >= 18 else loss
+
+
+def test_a_loss_that_is_lost_again_is_another_one(
+    tmp_path: Path, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After finite losses the next NaN is said too, and the newest good checkpoints stay."""
+    trainer = make_trainer(
+        train_step=_inf_once_then_lost,
+        max_epochs=10,
+        work_dir=tmp_path,
+        hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)],
+    )
+    found: list[int] = []
+    trainer.bus.subscribe(lambda trainer, event: found.append(event.iter), "invalid_loss")
+
+    trainer.train()
+
+    assert found == [2, 18]
+    said = [r.getMessage() for r in caplog.records if "the loss is" in r.getMessage()]
+    assert ["inf in iteration 2 " in said[0], "nan in iteration 18 " in said[1]] == [True] * len(said)
+    assert {name for name in _checkpoints(tmp_path) if _finite(tmp_path / name)} == {"epoch_5", "epoch_6"}
+
+
+def test_a_loss_that_is_lost_again_and_again_does_not_fill_the_disk(
+    tmp_path: Path, make_trainer: MakeTrainer
+) -> None:
+    """The checkpoints from before the first and the last such loss stay, not those of each."""
+
+    def step(trainer: Trainer, batch: Any) -> torch.Tensor:
+        loss = F.cross_entropy(trainer.model(batch[0]), batch[1])
+        return loss + math.inf if trainer.iter % 3 == 2 and trainer.iter > 6 else loss
+
+    trainer = make_trainer(
+        train_step=step,
+        max_epochs=12,
+        work_dir=tmp_path,
+        hooks=[CheckpointHook(interval=1, max_keep_ckpts=1)],
+    )
+
+    trainer.train()
+
+    kept = _checkpoints(tmp_path)
+    assert {"epoch_2", "epoch_11", "epoch_12"} <= kept
+    assert len(kept) <= 4
+
+
+@pytest.mark.parametrize("load", ["resume", "load_checkpoint"])
+def test_it_is_said_again_after_a_load(
+    load: str, tmp_path: Path, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second attempt of one trainer, from good weights, is watched as the first one was."""
+    first = [6]
+    trainer = make_trainer(
+        train_step=lambda trainer, batch: _lost_from(first[0])(trainer, batch),
+        max_epochs=8,
+        work_dir=tmp_path,
+        hooks=[CheckpointHook(interval=1, max_keep_ckpts=2)],
+    )
+    trainer.bus.subscribe(
+        lambda trainer, event: trainer.stop("look"), "after_train_epoch", start=3, once=True
+    )
+    trainer.train()
+    trainer.optimizer.state.clear()  # its momentum is NaN
+    first[0] = 18
+    getattr(trainer, load)(str(tmp_path / "epoch_2"))
+
+    with trainer.bus.capture("invalid_loss") as seen:
+        trainer.train()
+
+    assert [event.iter for event in seen if isinstance(event, InvalidLoss)] == [18]
+    assert sum("the loss is nan" in record.getMessage() for record in caplog.records) == 2
+    assert {"epoch_5", "epoch_6"} <= {n for n in _checkpoints(tmp_path) if _finite(tmp_path / n)}

@@ -106,6 +106,74 @@ def test_a_second_training_keeps_the_modes(make_trainer: MakeTrainer) -> None:
     assert _equal(trainer.model, _by_hand(_model()))
 
 
+def _stopped(model: nn.Sequential, make_trainer: MakeTrainer) -> Trainer:
+    """Train until the second iteration of the first epoch, in which a handler freezes the BatchNorm."""
+    trainer = make_trainer(model=model, max_epochs=3)
+    trainer.bus.subscribe(lambda trainer, event: trainer.model[1].eval(), "before_train_epoch", once=True)
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("here"), "after_train_iter", start=1, once=True)
+    trainer.train()
+    return trainer
+
+
+def _modes_of_epochs(trainer: Trainer) -> list[bool]:
+    """Train on, and return whether the BatchNorm is in train mode in the first iteration of each epoch."""
+    seen: dict[int, bool] = {}
+    trainer.bus.subscribe(
+        lambda trainer, event: seen.setdefault(event.epoch, trainer.model[1].training), "before_train_iter"
+    )
+    trainer.train()
+    return [*seen.values()]
+
+
+def test_what_a_handler_set_is_not_kept_for_the_next_run(make_trainer: MakeTrainer) -> None:
+    """A handler that freezes a module in one epoch does not freeze it in all epochs after a stop in that one."""
+    trainer = _stopped(_model(), make_trainer)
+
+    assert not trainer.model[1].training  # type: ignore[index]
+    assert _modes_of_epochs(trainer) == [True, True, True]
+
+
+@pytest.mark.parametrize("evaluated", [False, True], ids=["at once", "after an evaluation"])
+def test_what_the_user_sets_between_two_runs_counts(evaluated: bool, make_trainer: MakeTrainer) -> None:
+    """A module frozen between two calls of train() stays frozen, and one that is thawed is trained."""
+    trainer = make_trainer(model=_frozen(), max_epochs=3)
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("here"), "after_train_iter", start=1, once=True)
+    trainer.train()
+    trainer.model[1].train()  # type: ignore[index]
+    trainer.model[0].eval()  # type: ignore[index]
+    if evaluated:
+        trainer.val_loader = batches(1)
+        trainer.val()
+
+    assert _modes_of_epochs(trainer) == [True, True, True]
+    assert not trainer.model[0].training  # type: ignore[index]
+
+
+def test_a_module_frozen_after_an_evaluation_in_eval_mode_stays_frozen(make_trainer: MakeTrainer) -> None:
+    """What is set after `model.eval()`, `val()` and `model.train()` counts."""
+    trainer = make_trainer(model=_model(), max_epochs=3, val_loader=batches(1))
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("here"), "after_train_iter", start=1, once=True)
+    trainer.train()
+    trainer.model.eval()
+    trainer.val()
+    trainer.model.train()
+    trainer.model[1].eval()  # type: ignore[index]
+
+    assert _modes_of_epochs(trainer) == [False, False, False]
+
+
+def test_an_evaluation_by_hand_between_two_runs_thaws_nothing(make_trainer: MakeTrainer) -> None:
+    """A model in eval mode as a whole is trained on with the modules frozen that were frozen before."""
+    trainer = make_trainer(model=_frozen())
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("here"), "after_train_iter", start=1, once=True)
+    trainer.train()
+    trainer.model.eval()
+
+    trainer.train()
+
+    assert _equal(trainer.model, _by_hand(_model()))
+
+
 def test_find_lr_keeps_the_modes(make_trainer: MakeTrainer) -> None:
     """The range test trains as the training will, with the frozen module in eval mode."""
     seen: list[bool] = []

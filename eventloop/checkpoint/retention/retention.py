@@ -57,8 +57,9 @@ class Retention:
         """The names of the durable regular checkpoints, oldest first."""
         self._durable_at = -1
         self.aside: list[str] = []
-        """The names of checkpoints that are kept for good, and do not count."""
-        self._all_kept = False
+        """The names of checkpoints that do not count, because the loss was lost after them."""
+        self._lost: object | None = None  # the loss that was found last
+        self._for_good: list[str] | None = None  # those set aside first
         self._begun: list[tuple[str, int]] = []  # running regular saves: name and iteration
         self.bests: Bests = {}
         """The best checkpoints by name, running saves included."""
@@ -83,14 +84,19 @@ class Retention:
         return [*self.aside, *self.durable, *self.bests]
 
     def set_aside_if(self, look: Callable[[], object | None]) -> None:
-        """Keep the checkpoints that exist or are being saved for good, if `look` finds that the loss is lost.
+        """Keep the checkpoints that exist or are being saved, if `look` finds another loss that is lost.
 
-        It is called only where a save may replace a checkpoint, as it may read the losses of an interval.
+        Those of the first such loss are kept for good, others until the next: a loss that is lost again and
+        again would fill the disk. It is called only where a save may replace a checkpoint.
         """
-        if not self._all_kept and (self._max_keep > 0 or self.bests) and look() is not None:
-            self._all_kept = True
-            self.aside = [*dict.fromkeys([*self.names, *self.bests])]
-            self.durable = []
+        if not (self._max_keep > 0 or self.bests) or (lost := look()) is None or lost is self._lost:
+            return
+        self._lost = lost
+        kept = [*self.names, *self.bests]
+        if self._for_good is None:
+            self._for_good = kept
+        kept = [*dict.fromkeys([*self._for_good, *kept])]
+        self.aside, self.durable = kept, [name for name in self.aside if name not in kept]
 
     @property
     def saved_at(self) -> int:
@@ -308,7 +314,7 @@ class Retention:
             validated_at: the iteration of that validation.
         """
         self.durable, self._durable_at, self._begun = [*kept], -1, []
-        self.aside, self._all_kept = [], False
+        self.aside, self._lost, self._for_good = [], None, None
         self._metrics, self._validated_at = dict(metrics), validated_at
         watched = self._watched.metrics if self._watched.metrics != ["auto"] else [*first]
         found = [
