@@ -10,7 +10,8 @@ import copy
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -22,15 +23,29 @@ _trainers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 _PLAIN = (str, int, float, bool, type(None), tuple, type)
 
 
-def take_hooks(trainer: Any, hooks: Iterable[Any]) -> None:
-    """Make a trainer the owner of its hooks, before it names and checks them.
+@contextmanager
+def taking_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
+    """Make a trainer the owner of its hooks while it names, checks and attaches them in the context.
 
     A hook that another trainer has owned is constructed again, with the arguments of its construction. Plain
-    attributes that were set on it before its first trainer are kept.
+    attributes that were set on it before its first trainer are kept. After an error every hook is as before,
+    with its former owner.
 
     Raises:
         ValueError: a hook cannot be constructed again, or serves a run of its former trainer just now.
     """
+    before = [(vars(hook), dict(vars(hook))) for hook in hooks if _has_owner(hook)]
+    try:
+        _take(trainer, hooks)
+        yield
+    except BaseException:
+        for attributes, former in before:
+            attributes.clear()
+            attributes.update(former)
+        raise
+
+
+def _take(trainer: Any, hooks: Iterable[Any]) -> None:
     number = trainer.hook_owner = next(_numbers)
     _trainers[number] = trainer
     for hook in filter(_has_owner, hooks):
@@ -89,13 +104,10 @@ def _start_over(hook: Any, former: Any, given: dict[str, Any]) -> None:
             f"the hook {hook.name} has the state of another trainer, and a {kind} cannot start over: "
             f"{of_its_own}"
         )
-    before = dict(kept)
     kept.clear()
     try:
         hook.__init__(*arguments[0], **arguments[1])
     except BaseException as error:
-        kept.clear()
-        kept.update(before)
         error.add_note(
             f"raised by {kind}, which is constructed again because another trainer has used it: {of_its_own}"
         )

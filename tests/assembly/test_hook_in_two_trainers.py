@@ -207,6 +207,44 @@ def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> Non
     assert told == [1, 2, 3]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hooks": [CheckpointHook(save_best="nope")]}, "nope"),
+        ({"hooks": [EarlyStoppingHook(monitor="acc", rule="less"), {"type": "EarlyStoppingHook"}]}, "monitor"),
+        ({"writers": [3]}, "expected a writer"),
+    ],
+    ids=["check", "construction", "writers"],
+)
+def test_a_trainer_that_is_refused_takes_no_hook(
+    make_trainer: MakeTrainer, tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    """The hook keeps its state and its first trainer, which goes on."""
+    told: list[int] = []
+    hook = CountHook(told)
+    first = make_trainer(hooks=[hook], max_epochs=1)
+    first.train()
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_trainer(**wrong | {"hooks": [hook, *wrong.get("hooks", [])]}, work_dir=tmp_path / "other")
+    first.max_epochs, first.max_iters = 2, 6
+    first.train()
+
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_trainer_that_is_refused_marks_no_new_hook(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A hook whose first trainer is refused is as new in the next one, with the attributes set until then."""
+    hook = CountHook([])
+    with pytest.raises(TypeError, match="expected a writer"):
+        make_trainer(hooks=[hook], writers=[3], work_dir=tmp_path / "refused")
+    hook.scale = 2
+    for name in ("a", "b"):
+        make_trainer(hooks=[hook], work_dir=tmp_path / name, max_epochs=1).train()
+
+    assert hook.counts == [2, 2, 2]
+
+
 class Kept(CountHook):
     """A hook whose constructor is replaced after its class was made, so that nobody knows the arguments."""
 

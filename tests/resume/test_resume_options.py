@@ -44,9 +44,9 @@ class Forwarding(torch.optim.Optimizer):
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self.optimizer = inner
 
-    state = property(lambda self: self.optimizer.state)  # type: ignore[assignment]
-    param_groups = property(lambda self: self.optimizer.param_groups)  # type: ignore[assignment]
-    defaults = property(lambda self: self.optimizer.defaults)  # type: ignore[assignment]
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inner optimizer's state."""
