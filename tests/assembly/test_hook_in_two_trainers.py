@@ -207,14 +207,22 @@ def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> Non
     assert told == [1, 2, 3]
 
 
+class Refusing(Hook):
+    """A hook whose check fails."""
+
+    def check(self, trainer: Any) -> None:
+        """Refuse."""
+        raise ValueError("this hook refuses every trainer")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"hooks": [CheckpointHook(save_best="nope")]}, "nope"),
-        ({"hooks": [EarlyStoppingHook(monitor="acc", rule="less"), {"type": "EarlyStoppingHook"}]}, "monitor"),
+        ({"hooks": [Refusing()]}, "this hook refuses every trainer"),
+        ({"hooks": [CountHook([])]}, "two hooks have the state name 'CountHook'"),
         ({"writers": [3]}, "expected a writer"),
     ],
-    ids=["check", "construction", "writers"],
+    ids=["check", "names", "writers"],
 )
 def test_a_trainer_that_is_refused_takes_no_hook(
     make_trainer: MakeTrainer, tmp_path: Path, wrong: dict[str, Any], message: str
