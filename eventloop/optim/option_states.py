@@ -19,7 +19,7 @@ _MOST_WRAPPERS = 8
 
 
 def why_not_stepped(optimizer: Any, number: int) -> str | None:
-    """Return what is missing if an optimizer cannot step with the options and state of its param group.
+    """Return the missing state if an optimizer cannot step with the options and state of its param group.
 
     One parameter, a copy with a gradient of 0 and a copy of its state, is stepped. Of a wrapper the optimizer
     inside it is asked, because a wrapper's `step` could step the real one. Return None if the step works,
