@@ -89,9 +89,7 @@ def _making(hook: Any) -> _Making | None:
     """Return what makes the hook anew: its arguments, and what was set since; None if nobody knows."""
     attributes = vars(hook)
     as_made, arguments = attributes.pop("_as_made", None), attributes.get("_made_with")
-    if arguments is None and dataclasses.is_dataclass(
-        hook
-    ):  # their constructors are made when nobody can look
+    if arguments is None and dataclasses.is_dataclass(hook):  # its constructor stores none
         arguments = (), _arguments(hook)
         fields = {field.name for field in dataclasses.fields(hook) if field.init}
         as_made = {k: v for k, v in attributes.items() if k in fields or not isinstance(v, _PLAIN)}
