@@ -17,6 +17,7 @@ from eventloop.events.priority import Priority, get_priority
 from eventloop.events.subscribed import check_possible
 from eventloop.hooks.points import GENERIC, Points
 from eventloop.migration.names import point_meant
+from eventloop.state.containers import copied
 from eventloop.util.functions import handler_name
 from eventloop.util.suggest import suggest
 
@@ -88,7 +89,10 @@ class Hook(Points):
     every checkpoint under the hook's `name`, which must be unique, and passed to `load_state_dict` on resume.
 
     A hook with a state belongs to one trainer. In a second one it starts over: its constructor is called
-    again, with the same arguments. The first trainer can then begin no other run.
+    again, with the same arguments, and what was set on it before its first trainer is set again. A list, dict
+    or set among these that the hook has changed is the same object again, unless the hook's new state would
+    then depend on it: that hook gets a copy of the first values. The first trainer can then begin no other
+    run.
     """
 
     priority: Priority | int | str = Priority.NORMAL
@@ -224,12 +228,18 @@ class Hook(Points):
 
 
 def _remembering(init: Callable[..., None]) -> Callable[..., None]:
-    """Return a constructor that stores its arguments, so that the hook can be constructed again."""
+    """Return a constructor that stores its arguments, so that the hook can be constructed again.
+
+    It also stores the attributes that it made: a user has set the others since.
+    """
 
     @wraps(init)
     def remembering(self: Hook, *args: Any, **kwargs: Any) -> None:
-        vars(self).setdefault("_made_with", (args, kwargs))  # the outermost constructor comes first
+        outermost = "_made_with" not in vars(self)
+        vars(self).setdefault("_made_with", (args, kwargs))
         init(self, *args, **kwargs)
+        if outermost:
+            vars(self)["_as_made"] = copied(vars(self))
 
     return remembering
 

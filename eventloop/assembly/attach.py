@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from eventloop.assembly.argument_checks import take_bus
 from eventloop.assembly.dev_run import is_left_out
-from eventloop.assembly.hook_owner import take_hooks
+from eventloop.assembly.hook_owner import taking_hooks
 from eventloop.bus import Bus
 from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
@@ -184,15 +184,21 @@ def attach_all(
     named = _with_defaults(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
-    take_hooks(trainer, [hook for _, hook in named])
-    _name_hooks(named)
-    trainer.hooks = [hook for _, hook in named]
-    for _, hook in named:
-        check_owner(hook, trainer.host)
-        hook.check(trainer)
-    take_bus(trainer.bus)
+    attached = [hook for _, hook in named]
+    with taking_hooks(trainer, attached):
+        _name_hooks(named)
+        trainer.hooks = attached
+        for hook in attached:
+            check_owner(hook, trainer.host)
+            hook.check(trainer)
+        take_bus(trainer.bus)
+        return attached, _attach(trainer, attached, writers)
+
+
+def _attach(trainer: AssembledTrainer, hooks: list[Any], writers: Sequence[Any] | None) -> list[Any]:
+    """Subscribe the hooks and the writers, which are built and checked first; return the writers."""
     dev_run = bool(trainer.fast_dev_run)
-    for _, hook in named:
+    for hook in hooks:
         if not (dev_run and is_left_out(hook)):
             hook.attach(trainer.bus)
     if writers is None:
@@ -202,7 +208,7 @@ def attach_all(
     for writer in built:
         if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
             writer.attach(trainer.bus, trainer.facts)
-    return [hook for _, hook in named], built
+    return built
 
 
 def check_owner(hook: Any, host: str) -> None:

@@ -10,38 +10,57 @@ import copy
 import dataclasses
 import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
+
+from eventloop.state.containers import copied, same_objects
+from eventloop.state.rollback import same_state
 
 logger = logging.getLogger("eventloop")
 
 _numbers = itertools.count(1)
 _trainers: WeakValueDictionary[int, Any] = WeakValueDictionary()
 """The trainers by their numbers, which their hooks store: a hook can then still be copied and pickled."""
+_Making = tuple[tuple[Any, ...], dict[str, Any], dict[str, Any]]
+"""The arguments of a constructor, by position and by name, and the attributes that were set after it."""
 _PLAIN = (str, int, float, bool, type(None), tuple, type)
 
 
-def take_hooks(trainer: Any, hooks: Iterable[Any]) -> None:
-    """Make a trainer the owner of its hooks, before it names and checks them.
+@contextmanager
+def taking_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
+    """Make a trainer the owner of its hooks while it names, checks and attaches them in the context.
 
-    A hook that another trainer has owned is constructed again, with the arguments of its construction. Plain
-    attributes that were set on it before its first trainer are kept.
+    A hook that another trainer has owned is constructed again, with the arguments of its construction. The
+    attributes that were set on it between its construction and its first trainer are set again. After an
+    error every hook is as before, with its former owner.
 
     Raises:
         ValueError: a hook cannot be constructed again, or serves a run of its former trainer just now.
     """
+    before = [(vars(hook), dict(vars(hook))) for hook in hooks if _has_owner(hook)]
+    try:
+        _take(trainer, hooks)
+        yield
+    except BaseException:
+        for attributes, former in before:
+            attributes.clear()
+            attributes.update(former)
+        raise
+
+
+def _take(trainer: Any, hooks: Iterable[Any]) -> None:
     number = trainer.hook_owner = next(_numbers)
     _trainers[number] = trainer
     for hook in filter(_has_owner, hooks):
-        former, given = vars(hook).get("_owned", (None, {}))
+        former, making, first = vars(hook).get("_owned", (None, None, None))
         if former is None:
-            given = {k: v for k, v in vars(hook).items() if isinstance(v, _PLAIN) or callable(v)}
-            if dataclasses.is_dataclass(hook):  # their constructors are made when nobody can look
-                vars(hook).setdefault("_made_with", ((), _arguments(hook)))
+            making = _making(hook)
+            first = copied(making)
         elif former != number:
-            _start_over(hook, _trainers.get(former), given)
-        vars(hook)["_owned"] = number, given
+            making = _start_over(hook, _trainers.get(former), making, first)
+        vars(hook)["_owned"] = number, making, first
 
 
 def check_hooks_owned(trainer: Any) -> None:
@@ -66,38 +85,85 @@ def _has_owner(hook: Any) -> bool:
     return hasattr(hook, "__dict__") and (hook.stateful or type(hook).__module__.startswith("eventloop."))
 
 
-def _arguments(hook: Any) -> dict[str, Any]:
-    """Return the arguments of a dataclass, and copies of those that it makes by default, such as a list."""
-    return {
-        field.name: value if field.default_factory is dataclasses.MISSING else copy.copy(value)
-        for field in dataclasses.fields(hook)
-        if field.init
-        for value in [getattr(hook, field.name)]
+def _making(hook: Any) -> _Making | None:
+    """Return what makes the hook anew: its arguments, and what was set since; None if nobody knows."""
+    attributes = vars(hook)
+    as_made, arguments = attributes.pop("_as_made", None), attributes.get("_made_with")
+    if arguments is None and dataclasses.is_dataclass(hook):  # its constructor stores none
+        arguments = (), _arguments(hook)
+        fields = {field.name for field in dataclasses.fields(hook) if field.init}
+        as_made = {k: v for k, v in attributes.items() if k in fields or not isinstance(v, _PLAIN)}
+    elif arguments is None and type(hook).__init__ is object.__init__:
+        arguments, as_made = ((), {}), {}
+    if arguments is None:
+        return None
+    as_made = attributes if as_made is None else as_made
+    given = {
+        name: value
+        for name, value in attributes.items()
+        if name != "_made_with" and not (name in as_made and same_objects(value, as_made[name]))
     }
+    return *arguments, given
 
 
-def _start_over(hook: Any, former: Any, given: dict[str, Any]) -> None:
-    kind, kept = type(hook).__name__, vars(hook)
-    of_its_own = f"give each trainer a {kind} of its own"
+def _arguments(hook: Any) -> dict[str, Any]:
+    """Return the arguments of a dataclass, without those that it makes by default, such as an empty list."""
+    found = {}
+    for field in dataclasses.fields(hook):
+        value = getattr(hook, field.name)
+        if field.default_factory is not dataclasses.MISSING:
+            if same_objects(value, field.default_factory()):
+                continue
+            value = copy.copy(value)
+        if field.init:
+            found[field.name] = value
+    return found
+
+
+def _start_over(hook: Any, former: Any, making: _Making | None, first: _Making) -> _Making:
+    """Construct a hook again; return what it was made with, which are copies of the first values if need be.
+
+    Containers that the hook has changed are given to it again, for example a list that it reports to. Where
+    its new state would depend on them, they hold the state of the former training.
+    """
+    kind, of_its_own = type(hook).__name__, f"give each trainer a {type(hook).__name__} of its own"
     if former is not None and former.running:
         raise ValueError(f"the hook {hook.name} serves a run of another trainer just now: {of_its_own}")
-    arguments = kept.get("_made_with")
-    if arguments is None and type(hook).__init__ is object.__init__:
-        arguments = ((), {})
-    if arguments is None or not hook.can_start_over:
+    if making is None or not hook.can_start_over:
         raise ValueError(
             f"the hook {hook.name} has the state of another trainer, and a {kind} cannot start over: "
             f"{of_its_own}"
         )
-    before = dict(kept)
-    kept.clear()
     try:
-        hook.__init__(*arguments[0], **arguments[1])
+        _construct(hook, making)
+        if same_objects(making, first):
+            return making
+        own: _Making = copied(first)
+        shared = dict(vars(hook))
+        state = _state(hook)
+        _construct(hook, own)
     except BaseException as error:
-        kept.clear()
-        kept.update(before)
         error.add_note(
             f"raised by {kind}, which is constructed again because another trainer has used it: {of_its_own}"
         )
         raise
-    kept.update(given)
+    if not same_state(_state(hook), state):
+        return own
+    vars(hook).clear()
+    vars(hook).update(shared)
+    return making
+
+
+def _construct(hook: Any, making: _Making) -> None:
+    args, kwargs, given = making
+    vars(hook).clear()
+    hook.__init__(*args, **kwargs)
+    vars(hook).pop("_as_made", None)
+    vars(hook).update(given)
+
+
+def _state(hook: Any) -> Any:
+    try:
+        return hook.state_dict()
+    except Exception:  # it has none before its first run
+        return None

@@ -14,32 +14,71 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
+_PLAIN = (str, int, float, type(None))
+_MOST_WRAPPERS = 8
 
-def why_not_stepped(optimizer: Any, group: dict[str, Any]) -> str | None:
-    """Return the missing state if an optimizer cannot step with the options and the state of a param group.
 
-    The class's own `step` is called with a copy of one parameter and of its state, and a gradient of 0.
-    Return None if that works, or fails for another reason than a missing or misplaced state.
+def why_not_stepped(optimizer: Any, number: int) -> str | None:
+    """Return the missing state if an optimizer cannot step with the options and state of its param group.
+
+    One parameter, a copy with a gradient of 0 and a copy of its state, is stepped. Of a wrapper the optimizer
+    inside it is asked, because a wrapper's `step` could step the real one. Return None if the step works,
+    fails for another reason than a missing or misplaced state, or could change more than that parameter.
+
+    Args:
+        number: the index of the param group.
     """
+    optimizer = _innermost(optimizer)
+    if (kind := _class_to_step(optimizer)) is None or number >= len(optimizer.param_groups):
+        return None
+    group = optimizer.param_groups[number]
     used = [p for p in group["params"] if not is_lazy(p) and optimizer.state.get(p)]
-    if not used or not isinstance(optimizer, torch.optim.Optimizer):
+    if not used:
         return None
     parameter = min(used, key=torch.Tensor.numel)
     probe = parameter.detach().clone().requires_grad_()
     probe.grad = torch.zeros_like(probe)
-    stand_in = object.__new__(type(optimizer))
-    stand_in.__dict__ |= optimizer.__dict__ | {
+    stand_in = object.__new__(kind)
+    stand_in.__dict__ |= vars(optimizer) | {
         "param_groups": [{**group, "params": [probe]}],
         "state": defaultdict(dict, {probe: copy.deepcopy(optimizer.state[parameter])}),
         "_optimizer_step_pre_hooks": OrderedDict(), "_optimizer_step_post_hooks": OrderedDict(),
     }  # fmt: skip
     try:
         with torch.no_grad():
-            inspect.unwrap(type(optimizer).step)(stand_in)  # without the user's global step hooks
+            inspect.unwrap(kind.step)(stand_in)  # without the user's global step hooks
     except KeyError as error:
-        return f"the state {error}"
+        return f"{type(optimizer).__name__} needs the state {error}"
     except AssertionError as error:
-        return str(error)
+        return f"{type(optimizer).__name__} needs {error}"
     except Exception:  # such as a step that needs a closure
         return None
     return None
+
+
+def _innermost(optimizer: Any) -> Any:
+    """Return the optimizer inside any wrappers, whose attribute it is; or the optimizer itself."""
+    for _ in range(_MOST_WRAPPERS):
+        inner = [value for value in vars(optimizer).values() if isinstance(value, torch.optim.Optimizer)]
+        if not inner:
+            break
+        optimizer = inner[0]
+    return optimizer
+
+
+def _class_to_step(optimizer: Any) -> Any:
+    """Return the class whose `step` changes nothing but its own groups and state, or None.
+
+    It is PyTorch's class, or a user's class whose objects hold only plain values besides these.
+    """
+    defining = next((base for base in type(optimizer).__mro__ if "step" in vars(base)), object)
+    if defining.__module__.startswith("torch.optim."):
+        return defining
+    held = vars(optimizer)
+    own = isinstance(optimizer, torch.optim.Optimizer) and held.keys() >= {"param_groups", "state"}
+    of_torch = vars(torch.optim.SGD([torch.empty(0)])).keys() | {
+        "step",
+        "_opt_called",
+    }  # a scheduler sets these
+    others = [value for name, value in held.items() if name not in of_torch]
+    return type(optimizer) if own and all(isinstance(value, _PLAIN) for value in others) else None

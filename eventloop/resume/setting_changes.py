@@ -100,10 +100,9 @@ def check_states(optimizer: Any, changes: list[Change], source: object) -> None:
         if change.group is None or change.saved or not change.own:
             continue
         name, number, key = change.group
-        each = named_optimizers(optimizer)[name]
-        if (missing := why_not_stepped(each, each.param_groups[number])) is not None:
+        if (missing := why_not_stepped(named_optimizers(optimizer)[name], number)) is not None:
             raise CheckpointError(
-                f"{source} cannot be resumed from with {change}: {type(each).__name__} needs {missing}, "
+                f"{source} cannot be resumed from with {change}: {missing}, "
                 f'which the checkpoint does not have: changed="keep" goes on with {key}={change.saved!r}, '
                 "and load_checkpoint(path) loads the weights alone"
             )

@@ -146,6 +146,72 @@ def test_what_the_user_gave_stays_the_users(make_trainer: MakeTrainer, tmp_path:
     assert (hook.name, hook.priority) == ("mine", "LOW")
 
 
+class SeenHook(CountHook):
+    """A user's hook with its state in the list that it is given, and a metric of its own."""
+
+    def __init__(self, seen: list[int] | None = None) -> None:
+        super().__init__([])
+        self.seen = [] if seen is None else seen
+        self.metric = nn.Linear(1, 1)
+        self.names: list[str] = ["first"]
+
+    def after_train_iter(self, trainer: Any, event: Any) -> None:
+        """Note the iteration."""
+        self.seen.append(event.iter)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of iterations."""
+        return {"n": len(self.seen)}
+
+
+def train_in(make_trainer: MakeTrainer, hook: Hook, work_dir: Path) -> None:
+    """Train a trainer with the hook for three iterations."""
+    make_trainer(hooks=[hook], work_dir=work_dir, max_epochs=1).train()
+
+
+def test_what_the_constructor_made_is_made_anew(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A callable object of the constructor, such as a metric, is another one in each trainer."""
+    hook, metrics = SeenHook(), []
+    for name in "abc":
+        train_in(make_trainer, hook, tmp_path / name)
+        metrics.append(hook.metric)
+
+    assert len({id(metric) for metric in metrics}) == 3
+
+
+def test_a_state_in_an_argument_starts_over(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """An argument that holds the state has its first values in each trainer."""
+    hook = SeenHook([7])
+    for name in "abc":
+        train_in(make_trainer, hook, tmp_path / name)
+
+        assert hook.seen == [7, 0, 1, 2]
+
+
+def test_what_was_set_after_construction(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """Objects that a user set, or changed in place, before the first trainer are there in each one."""
+    metric, notes = nn.Linear(2, 2), {"a": [1]}
+    hook = SeenHook()
+    hook.metric, hook.notes = metric, notes  # type: ignore[attr-defined]
+    hook.names.append("second")
+    hook.seen = [5]
+    for name in "abc":
+        train_in(make_trainer, hook, tmp_path / name)
+
+        assert hook.metric is metric
+        assert (vars(hook)["notes"], hook.names, hook.seen) == ({"a": [1]}, ["first", "second"], [5, 0, 1, 2])
+
+
+def test_a_dataclass_in_three_trainers(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """It starts over in each one, with the fields as they were before the first."""
+    hook = DataHook(scale=2)
+    hook.scale = 3
+    for name in "abc":
+        train_in(make_trainer, hook, tmp_path / name)
+
+        assert (hook.scale, hook.counts) == (3, [3, 3, 3])
+
+
 def test_the_same_trainer_goes_on(make_trainer: MakeTrainer) -> None:
     """A second `train()` of one trainer, and a validation between, leave the hook's state as it is."""
     told: list[int] = []
@@ -205,6 +271,52 @@ def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> Non
 
     assert len(refused) == 1
     assert told == [1, 2, 3]
+
+
+class Refusing(Hook):
+    """A hook whose check fails."""
+
+    def check(self, trainer: Any) -> None:
+        """Refuse."""
+        raise ValueError("this hook refuses every trainer")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hooks": [Refusing()]}, "this hook refuses every trainer"),
+        ({"hooks": [CountHook([])]}, "two hooks have the state name 'CountHook'"),
+        ({"writers": [3]}, "expected a writer"),
+    ],
+    ids=["check", "names", "writers"],
+)
+def test_a_trainer_that_is_refused_takes_no_hook(
+    make_trainer: MakeTrainer, tmp_path: Path, wrong: dict[str, Any], message: str
+) -> None:
+    """The hook keeps its state and its first trainer, which goes on."""
+    told: list[int] = []
+    hook = CountHook(told)
+    first = make_trainer(hooks=[hook], max_epochs=1)
+    first.train()
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_trainer(**wrong | {"hooks": [hook, *wrong.get("hooks", [])]}, work_dir=tmp_path / "other")
+    first.max_epochs, first.max_iters = 2, 6
+    first.train()
+
+    assert told == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_trainer_that_is_refused_marks_no_new_hook(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """A hook whose first trainer is refused is as new in the next one, with the attributes set until then."""
+    hook = CountHook([])
+    with pytest.raises(TypeError, match="expected a writer"):
+        make_trainer(hooks=[hook], writers=[3], work_dir=tmp_path / "refused")
+    hook.scale = 2
+    for name in ("a", "b"):
+        make_trainer(hooks=[hook], work_dir=tmp_path / name, max_epochs=1).train()
+
+    assert hook.counts == [2, 2, 2]
 
 
 class Kept(CountHook):

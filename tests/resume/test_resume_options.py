@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from eventloop import Trainer
-from eventloop.checkpoint import CheckpointError
+from eventloop.checkpoint import CheckpointError, load_checkpoint
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer, batches, tiny_model
 
@@ -35,6 +36,58 @@ class OwnOptimizer(torch.optim.Optimizer):
                 state["n"] += 1
                 gradient = state["mean"].lerp_(p.grad, 0.1) if group["smooth"] else p.grad
                 p.sub_(gradient, alpha=group["lr"])
+
+
+class Forwarding(torch.optim.Optimizer):
+    """A wrapper as accelerate's: everything is the inner optimizer's."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optimizer = inner
+
+    state = property(lambda self: self.optimizer.state)
+    param_groups = property(lambda self: self.optimizer.param_groups)
+    defaults = property(lambda self: self.optimizer.defaults)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inner optimizer's state."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the inner optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Step the inner optimizer."""
+        self.optimizer.step()
+
+
+class TwoStep(Forwarding):
+    """A wrapper with groups and a state of its own, as Lookahead's, around a wrapper."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(Forwarding(inner))
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self.slow = [p.detach().clone() for group in inner.param_groups for p in group["params"]]
+
+
+class Counting(torch.optim.Optimizer):
+    """A user's optimizer that steps what it holds outside its groups."""
+
+    def __init__(self, parameters: Any, lr: float = 0.1, smooth: bool = False) -> None:
+        super().__init__(parameters, {"lr": lr, "smooth": smooth})
+        self.steps: list[int] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Count, and store a state."""
+        self.steps.append(1)
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["n"] = len(self.steps)
 
 
 def build(make_trainer: MakeTrainer, work_dir: Path, kind: Any, **options: Any) -> Trainer:
@@ -105,3 +158,46 @@ def test_an_option_that_needs_none(
     trainer.train()
 
     assert_same(trainer.model.state_dict(), model.state_dict())
+
+
+@pytest.mark.parametrize("wrapper", [Forwarding, TwoStep])
+@pytest.mark.parametrize("options", [{"amsgrad": True}, {"maximize": True}], ids=["needs", "needs none"])
+def test_a_wrapped_optimizer_is_not_stepped(
+    make_trainer: MakeTrainer, tmp_path: Path, wrapper: Any, options: dict[str, Any]
+) -> None:
+    """The inner optimizer's missing state is named, and no real parameter, state or step count changes."""
+
+    def wrapped(parameters: Any, **given: Any) -> Any:
+        return wrapper(torch.optim.Adam(parameters, **given))
+
+    build(make_trainer, tmp_path, wrapped).train()
+    trainer = build(make_trainer, tmp_path, wrapped, **options)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    stepped: list[Any] = []
+    inner = trainer.optimizer["net"]
+    while hasattr(inner, "optimizer"):
+        inner = inner.optimizer
+    inner.register_step_post_hook(lambda *given: stepped.append(given))
+    before = copy.deepcopy((inner.state_dict(), trainer.model.state_dict()))
+
+    if "amsgrad" in options:
+        with pytest.raises(CheckpointError, match=r"net amsgrad: .* Adam needs the state 'max_exp_avg_sq'"):
+            trainer.resume("epoch_2", changed="apply")
+        assert_same((inner.state_dict(), trainer.model.state_dict()), before)
+    else:
+        trainer.resume("epoch_2", changed="apply")
+        assert {int(state["step"]) for state in inner.state.values()} == {6}
+        saved = load_checkpoint(tmp_path / "epoch_2")
+        assert_same(dict(trainer.model.state_dict()), saved["state_dict"])
+    assert not stepped
+
+
+def test_an_optimizer_that_holds_more_is_not_stepped(make_trainer: MakeTrainer, tmp_path: Path) -> None:
+    """The step of a user's optimizer that could change more than its groups is not called by a resume."""
+    build(make_trainer, tmp_path, Counting).train()
+    trainer = build(make_trainer, tmp_path, Counting, smooth=True)
+
+    trainer.resume("epoch_2", changed="apply")
+
+    assert trainer.optimizer["net"].steps == []
