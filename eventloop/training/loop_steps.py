@@ -75,9 +75,15 @@ class LoopSteps(LoopTrainer):
     _evaluated: tuple[EvalScope, EpochScope]
     """The scopes of the evaluation that `begin_val` began last."""
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        refuse_overrides(cls, known_events())
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)  # those of a mixin
+        # a program's own event may have the name of one of its methods
+        events = [
+            name
+            for name, classes in known_events().items()
+            if any(each.__module__.startswith("eventloop.") for each in classes)
+        ]
+        refuse_overrides(cls, events)
 
     def begin_run(self, *, training: bool = True) -> None:
         """Begin a run and its training: emit `before_run` and `before_train`.

@@ -8,6 +8,8 @@ import pytest
 
 from eventloop import Trainer
 from eventloop.bridges.driven import DrivenTrainer
+from eventloop.events import Event
+from eventloop.events.base import known_events
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,33 @@ def test_own_methods_are_accepted() -> None:
             return "mine"
 
     assert Mine.report is not None
+
+
+def test_a_method_may_have_the_name_of_a_programs_event() -> None:
+    """Only the events of the trainer itself belong to a hook."""
+
+    class Harvested(Event):
+        pass
+
+    class Mine(Trainer):
+        def harvested(self) -> str:
+            return "mine"
+
+    assert Harvested in known_events()["harvested"]
+    assert Mine.harvested is not None
+
+
+def test_a_mixin_may_take_options() -> None:
+    """Keyword arguments of the class statement reach the other base class."""
+
+    class Registered:
+        def __init_subclass__(cls, tag: str, **options: Any) -> None:
+            super().__init_subclass__(**options)
+            tags.append(tag)
+
+    tags: list[str] = []
+
+    class Mine(Trainer, Registered, tag="a"):
+        pass
+
+    assert (tags, issubclass(Mine, Trainer)) == (["a"], True)

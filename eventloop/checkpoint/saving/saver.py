@@ -261,8 +261,12 @@ class Saver:
             self._waiting.clear()
             for task in group:
                 task.begun = True
-        if not group:
-            return
+        if group:
+            self._write(group)
+        if not self._waiting:
+            self._groups.finish_removals()
+
+    def _write(self, group: Sequence[SaveTask]) -> None:
         try:
             outcomes = self._groups.commit(group)
         except Exception as error:
@@ -274,8 +278,6 @@ class Saver:
                 task.written.set_exception(outcome.error)
             else:
                 task.written.set_result(Written(outcome.bytes, outcome.at))
-        if not self._waiting:
-            self._groups.finish_removals()
 
 
 _open: set[Saver] = set()
