@@ -103,6 +103,7 @@ class StepClock:
         """End the measurement that `begin_run` began."""
         self._past_runs, self._run_began = self.run_seconds, 0.0
         self.waits.end(self)
+        self.waits.place = "between"
 
     @property
     def run_seconds(self) -> float:

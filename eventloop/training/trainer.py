@@ -474,10 +474,9 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             )
 
     def open_run(self, *, trains: bool) -> None:
-        """Prepare a run; the steps that may raise an error come first, so that the run then has not begun.
+        """Prepare a run that `trains`, or only evaluates.
 
-        Args:
-            trains: False for a run that only evaluates.
+        The steps that may raise an error come first, so that the run then has not begun.
 
         Raises:
             WorkDirInUseError: another live run owns a directory in which this one would write.
@@ -503,7 +502,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
         self.during_run.enter_context(self.metrics)  # for get_event_storage
-        self.during_run.enter_context(self.modes.of_run(self.model))
+        if trains:
+            self.during_run.enter_context(self.modes.of_run(self.model))
         self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:

@@ -157,6 +157,7 @@ trainer.train()
 """
 
 
+@pytest.mark.slow
 def test_a_run_without_any_checkpoint_ends_with_an_error(tmp_path: Path) -> None:
     """If each save fails, as with a limit of files' sizes, the program's exit code is not 0."""
     ran = subprocess.run(

@@ -39,6 +39,7 @@ def check_nothing_is_twice(run: Path) -> None:
     assert numbers == sorted(set(numbers))
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("resume", [True, False])
 def test_the_successor_waits_for_the_final_checkpoint(tmp_path: Path, resume: bool) -> None:
     """The predecessor got SIGTERM and saves slowly: `resume` waits, and so does `train` in a run that begins anew."""
@@ -79,6 +80,7 @@ def test_the_successor_waits_for_a_saver_that_outlived_its_run(tmp_path: Path) -
         assert second.run() == {"resumed": "iter_7", "trained": 30}
 
 
+@pytest.mark.slow
 def test_another_run_between_resume_and_train(tmp_path: Path) -> None:
     """A trainer that resumed would train the iterations again that another run has trained since: it is refused."""
     run = tmp_path / "run"

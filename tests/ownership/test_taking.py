@@ -231,6 +231,7 @@ def test_a_forked_child_gives_nothing_back(run: Path) -> None:
     assert state_of(run) == ""
 
 
+@pytest.mark.slow
 def test_a_command_owns_a_directory_for_a_while(run: Path) -> None:
     """It waits for nobody, says what to do, and gives the directory back after an error too."""
 
