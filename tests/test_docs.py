@@ -80,6 +80,7 @@ def test_what_the_page_of_checkpoints_says(tmp_path: Path) -> None:
     lines = run(program_of(CHECKPOINTS), tmp_path).stdout.splitlines()
     assert "  lr: 0.1 in the checkpoint, 0.05 in this trainer" in lines
     assert "6" in lines
+    assert lines[-1] == "None"  # nobody owns the directory any more
 
     directory = tmp_path / "runs" / "kept"
     names = [saved.name for saved in Stock(directory).inventory().checkpoints if not saved.abandoned]

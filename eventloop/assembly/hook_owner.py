@@ -64,7 +64,9 @@ def _take(trainer: Any, hooks: Iterable[Any]) -> None:
 
 
 def check_hooks_owned(trainer: Any) -> None:
-    """Refuse a run with a hook that a later trainer has got; in a host's run this is only logged.
+    """Refuse a run of a trainer if a later trainer has taken over one of its hooks.
+
+    A run that another engine drives, through a bridge, is not stopped: the log says it.
 
     Raises:
         RuntimeError: naming the hook.

@@ -25,7 +25,7 @@ _NAME = re.compile(r"iterations_(\d+)-(\d+)\.json")
 
 
 Moment = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
-"""A time in microseconds, which is at most some 30 years, so that sums are finite."""
+"""A time in microseconds, bounded to about 30 years so that a sum of many stays finite."""
 Length = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 
 

@@ -118,7 +118,10 @@ class EvaluatorHandlers:
 
 
 def outputs_of(output: Any) -> Any:
-    """Return an engine's output as the outputs of a step: a mapping, or None if it is not one number."""
+    """Return what an ignite engine's step returned, as a mapping: a single number is its "loss".
+
+    None if it is neither a mapping nor a single number.
+    """
     if isinstance(output, Mapping):
         return output
     return {"loss": output} if is_single(output) else None
