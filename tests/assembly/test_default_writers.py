@@ -46,11 +46,11 @@ def kinds(trainer: Trainer) -> list[str]:
 
 
 def on_a_terminal(folder: Path, term: str) -> tuple[str, str]:
-    """What a training without `writers` writes to standard output, a pipe, and to standard error, a terminal."""
+    """What a training without `writers` writes to standard output, a pipe, and to standard error, a wide terminal."""
     keyboard, screen = os.openpty()
     process = Forked(
         ["-c", TRAINING], cwd=folder, stdout=subprocess.PIPE, stderr=screen,
-        env={"PATH": "", "PYTHONPATH": ROOT, "TERM": term, "COLUMNS": "80"},
+        env={"PATH": "", "PYTHONPATH": ROOT, "TERM": term, "COLUMNS": "160"},
     )  # fmt: skip
     os.close(screen)
     shown = b""
