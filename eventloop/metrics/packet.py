@@ -28,6 +28,7 @@ from eventloop.metrics.rows import (
     blocks_of,
     events_of,
     losses_in,
+    number_of,
     put_by_two,
 )
 
@@ -207,9 +208,9 @@ class Losses:
     def look(self, rows: list[Row]) -> None:
         """Look at the losses of these rows, and log the 1st, 2nd, 4th, ... finding; waits for no device."""
         with self._lock:
-            for loss in losses_in(rows):
-                if loss.iteration >= self._looked_at:  # a save looks at rows that are read later
-                    self._look_at(loss)
+            # a save looks at rows that are read, and looked at, again later
+            for loss in losses_in(rows, self._looked_at):
+                self._look_at(loss)
 
     def _look_at(self, loss: Loss) -> None:
         was_lost, self._is_lost, self._looked_at = self._is_lost, not isfinite(loss.value), loss.iteration
@@ -251,7 +252,7 @@ def read_rows(rows: list[Row], copy: HostCopy | None) -> list[Unread]:
     """
     try:
         numbers = iter(copy.values()) if copy is not None else None
-        _replace_tensors(rows, _number_of if numbers is None else lambda _: next(numbers))
+        _replace_tensors(rows, number_of if numbers is None else lambda _: next(numbers))
     except Exception:  # of one value: read one by one to keep the others
         if copy is not None:
             copy.wait()
@@ -299,16 +300,6 @@ def _read_one_by_one(rows: list[Row]) -> list[Unread]:
 
 def _number_if_on_host(tensor: torch.Tensor) -> Scalar:
     try:
-        return _number_of(tensor) if tensor.device.type == "cpu" else tensor
+        return number_of(tensor) if tensor.device.type == "cpu" else tensor
     except Exception:
         return tensor
-
-
-def _number_of(tensor: torch.Tensor) -> float:
-    """Return the only element of a tensor.
-
-    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait to get it back.
-    Subclasses of `Tensor` may refuse `tolist`.
-    """
-    number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
-    return number if type(number) is float else float(tensor.item())

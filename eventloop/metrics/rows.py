@@ -192,17 +192,27 @@ def put_by_two(rows: list[Row]) -> dict[str, int]:
     return found
 
 
-def losses_in(rows: Iterable[Row]) -> Iterator[Loss]:
-    """Yield the training losses in order, up to the first on a device."""
+def losses_in(rows: Iterable[Row], since: int) -> Iterator[Loss]:
+    """Yield the training losses from iteration `since` on, in order, up to the first on a device."""
     for row in rows:
-        if "loss" not in row.shape.names or row.phase.mode != "train":
+        if row.iteration < since or "loss" not in row.shape.names or row.phase.mode != "train":
             continue
         value = row.scalars()["loss"]
         if type(value) is not float:
             if value.device.type != "cpu":
                 return
-            value = float(value.detach())
+            value = number_of(value)
         yield Loss(value, row.iteration, row.phase.epoch)
+
+
+def number_of(tensor: torch.Tensor) -> float:
+    """Return the only element of a tensor.
+
+    On the CPU, `tolist` keeps the interpreter's lock, while `item` releases it and must wait to get it back.
+    Subclasses of `Tensor` may refuse `tolist`.
+    """
+    number: Any = tensor.tolist() if type(tensor) is torch.Tensor else None
+    return number if type(number) is float else float(tensor.item())
 
 
 def events_of(rows: list[Row], place: Place) -> list[Event]:
