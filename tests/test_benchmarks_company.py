@@ -53,7 +53,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
-@pytest.mark.representative(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_by", [signal.SIGKILL, 0, signal.SIGINT, signal.SIGTERM])
 def test_busy_processes_end_with_the_benchmark(ends_by: int) -> None:
     """However it ends: by an error, by Ctrl-C, by a signal or killed."""

@@ -113,6 +113,7 @@ def test_what_stands_still_is_not_waited_for(
     assert "waiting for background subscribers" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_long_start_is_not_ended(
     bus: Bus, start: Start, lines: Lines, go: Callable[[], None], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

@@ -75,6 +75,7 @@ def test_the_process_has_the_priority_of_the_training(saver: Saver) -> None:
     assert os.sched_getscheduler(pid) == os.sched_getscheduler(0)
 
 
+@pytest.mark.slow
 @needs_a_process
 def test_a_small_save_does_not_wait_for_the_start(tmp_path: Path) -> None:
     """A small save that arrives while the process starts is written at once, by a thread."""

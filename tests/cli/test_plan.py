@@ -55,6 +55,7 @@ def files() -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in Path().rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_a_script_is_run_up_to_its_run(capfd: pytest.CaptureFixture[str]) -> None:
     """As by Python, with its arguments; nothing is trained and nothing is left behind."""
     script = write(

@@ -79,6 +79,7 @@ def random_log(seed: int) -> bytes:
     return bytes(log)
 
 
+@pytest.mark.representative(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_every_whole_record_behind_damage_is_found(path: Path, seed: int) -> None:
     """Records are those that a checksum at every byte finds, and the next run continues behind the last one."""

@@ -43,6 +43,7 @@ def of_width(width: int, directory: Path) -> Trainer:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "is_large"), [(2100, True), (20, False)], ids=["large model", "small model"]
 )
@@ -81,6 +82,7 @@ def test_a_trainer_that_trains_on_begins_without_a_long_collection(
     assert [generation for generation, _ in asked if generation == ALL] == []
 
 
+@pytest.mark.slow
 def test_garbage_from_before_a_training_is_freed_after_it(make_trainer: Make, no_nodes: None) -> None:
     """A cycle of the oldest generation, which the training froze, is an ordinary object afterwards."""
     old = cycle()

@@ -78,6 +78,7 @@ def test_parts_add_up_on_the_real_clock(make_trainer: Make) -> None:
     assert min(*data, *step, *hook) >= 0.0
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize(
     ("unit", "hooks"),
     [
@@ -101,6 +102,7 @@ def test_validation_in_between_belongs_to_none(
     assert max(put(trainer, "time")) < VAL
 
 
+@pytest.mark.representative(2)
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("evaluate", ["val", "test"])
 @pytest.mark.parametrize(

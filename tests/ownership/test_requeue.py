@@ -39,7 +39,7 @@ def check_nothing_is_twice(run: Path) -> None:
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.representative(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_the_successor_waits_for_the_final_checkpoint(tmp_path: Path, resume: bool) -> None:
     """The predecessor got SIGTERM and saves slowly: `resume` waits, and so does `train` in a run that begins anew."""
@@ -66,6 +66,7 @@ def test_the_successor_waits_for_the_final_checkpoint(tmp_path: Path, resume: bo
     assert state_of(run) is None
 
 
+@pytest.mark.slow
 def test_the_successor_waits_for_a_saver_that_outlived_its_run(tmp_path: Path) -> None:
     """The training was killed while its saver's process writes: that save is finished, and then resumed."""
     run = tmp_path / "run"

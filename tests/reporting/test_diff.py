@@ -239,6 +239,7 @@ def test_the_gate_fails_rows_whose_whole_interval_is_above_the_limit() -> None:
     assert (slower.fail_above, small.failed) == (5.0, [])
 
 
+@pytest.mark.slow
 def test_the_gate_is_silent_on_noise_and_on_what_became_faster() -> None:
     """Also with a limit of nothing; a handler of one run only fails in the hooks phase, if it does."""
     new = {"new": 40e-6}

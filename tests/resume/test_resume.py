@@ -118,7 +118,7 @@ STOPS: list[tuple[int, dict[str, Any]]] = [
 """Between epochs, within one, or in an epoch's last iteration; and anywhere in a run of iterations."""
 
 
-@pytest.mark.representative(6)
+@pytest.mark.representative(2)
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize(("stop", "unit"), STOPS, ids=lambda value: str(value)[:12])
 def test_resumed_run_equals_the_uninterrupted_one(

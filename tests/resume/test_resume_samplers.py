@@ -267,6 +267,7 @@ def test_generator_without_a_state_is_left_alone() -> None:
     assert own_random_state(loader)["generators"] == {}
 
 
+@pytest.mark.representative(1)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_sampler_that_draws_during_the_pass_is_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, workers: int
@@ -286,6 +287,7 @@ def test_a_sampler_that_draws_during_the_pass_is_logged(
 # --- streams ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_persistent_workers_of_a_stream_are_logged(
     make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

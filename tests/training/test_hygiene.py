@@ -76,6 +76,7 @@ def test_forked_workers_have_an_inert_bus(
     assert len(logged_steps(tmp_path)) == 2
 
 
+@pytest.mark.slow
 @needs_fork
 @ignore_fork_warning
 def test_logging_does_not_lock_up_forked_processes(tmp_path: Path) -> None:

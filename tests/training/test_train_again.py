@@ -119,7 +119,7 @@ ENDS: list[tuple[dict[str, Any], Callable[..., None], tuple[Any, ...], type[Base
 ]  # fmt: skip
 
 
-@pytest.mark.representative(5)
+@pytest.mark.representative(2)
 @pytest.mark.parametrize(("unit", "end", "arguments", "error"), ENDS)
 def test_the_second_run_goes_on(
     make_trainer: MakeTrainer, whole: Callable[..., Any], default_handlers: None, unit: dict[str, Any],
