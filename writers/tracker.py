@@ -197,6 +197,7 @@ class TrackerWriter(TimedWriter):
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
         if len(self._pending) > BACKLOG:
+            self._untaken -= len(events)  # this delivery has failed
             raise self._lost()
 
     def flush(self) -> None:
