@@ -24,7 +24,6 @@ from eventloop.events import (
     BeforeTrainEpoch,
     BeforeVal,
     CheckpointSaved,
-    Event,
     RunInfo,
     ScalarsLogged,
 )
@@ -81,10 +80,10 @@ class OpenTelemetryWriter(TrackerWriter):
     once more.
 
     A request that the collector refuses (400, 422), or that is too large (413, or more than 900 kB), is split
-    until it is accepted or has one value. A value that is refused is left out, its metric is named once, and
-    its event counts as failed; so do events for values that the collector rejects in an accepted request. Many
-    refusals cost no more than some 200 requests, and then what is refused is left out without a search. Any
-    other answer than 200 is an outage, for which the events wait.
+    until it is accepted or has one value. A refused value is left out, its metric is named once, and its
+    event counts as failed; so do events of values that the collector rejects in an accepted request. Many
+    refusals cost no more than some 200 requests, and then refused requests are left out without a search.
+    Any other answer than 200 is an outage, for which the events wait.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -231,10 +230,11 @@ class OpenTelemetryWriter(TrackerWriter):
             names = ", ".join([*new][:NAMED]) + more
             lost = names if count is None else f"{count:,} of the values or records {names}"
             self.tell(f"{kind} {names}", f"left out are {lost}: {why}")
-        at = {time: name for name, time in reversed(self._lib.points_of(path, body)) if time in self._unsent}
-        for time in sorted(at)[:count]:
-            self._unsent.remove(time)
-            self._bad.append(BadEvent(event_name(ScalarsLogged), at[time], why, told=True))
+        points = reversed(self._lib.points_of(path, body))
+        bad = {at: name for name, at in points if at in self._unsent}
+        for at in sorted(bad)[:count]:
+            self._unsent.remove(at)
+            self._bad.append(BadEvent(event_name(ScalarsLogged), bad[at], why, told=True))
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
         points: dict[str, list[tuple[int, float]]] = {}

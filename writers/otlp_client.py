@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
@@ -71,8 +71,8 @@ class RefusedError(OSError):
 class Rejected(NamedTuple):
     """What a collector has not taken of a request that it has accepted."""
 
-    count: int
-    """The number of data points, spans or log records."""
+    number: int
+    """How many data points, spans or log records are lost."""
     why: str
 
 

@@ -26,8 +26,8 @@ The others are why, and how many of its items are lost, None for all.
 class Outbox:
     """Hold requests until a collector has answered them; split refused ones, and drop single refused items.
 
-    An accepted request, and each call of `send`, permits one more split, up to `SPLITS` in total. A request that
-    is refused when no split is left is dropped as a whole.
+    An accepted request, and each call of `send`, permits one more split, up to `SPLITS` in total. Without a
+    split left, a refused request is dropped as a whole.
 
     Args:
         client: sends the requests.
@@ -66,7 +66,7 @@ class Outbox:
             return self._split(path, body, error)
         self._earn_split()
         if rejected is not None:
-            self._drop(path, body, rejected.why, rejected.count)
+            self._drop(path, body, rejected.why, rejected.number)
         return [], []
 
     def _split(self, path: str, body: bytes, error: RefusedError) -> tuple[list[bytes], list[bytes]]:

@@ -16,17 +16,17 @@ PREEMPTED = "preempted by "
 ENDING = (BeforeRun, AfterRun)
 """The events that decide how a run ended."""
 _BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|{PREEMPTED}SIG\w+)$")
-"""A reason that names a signal, of this rank or of another one: "rank 1 asked to stop: preempted by SIGTERM"."""
+"""A reason that names a signal, perhaps of another rank: "rank 1 asked to stop: preempted by SIGTERM"."""
 
 
 class RunOutcome:
     """Follow the events of a run, and decide how it ended.
 
-    The reason and the error of `after_run` decide alone, so that a worker process that has seen no event before it
-    has the same answer. A run with a signal as its reason was killed, even if it was saved first, and even if the
-    signal came in its last iteration: the process ends by the signal. A signal after the last boundary changes
-    nothing, because the run has ended by itself. A run that an error has ended has failed, also if a signal came
-    before the error. Any other end, such as by `trainer.stop`, is a finish.
+    The reason and the error of `after_run` decide alone, so that a worker process that has seen no event
+    before it has the same answer. A run whose reason is a signal was killed, even if it was saved first, and
+    even if the signal came in its last iteration: the process ends by it. A signal after the last boundary
+    changes nothing, because the run has ended by itself. A run that an error has ended has failed, also if a
+    signal came before the error. Any other end, such as by `trainer.stop`, is a finish.
     """
 
     def __init__(self) -> None:
