@@ -1,6 +1,6 @@
 """The OpenTelemetry writer: numbers as gauges, stages of the run as spans, its health as log records.
 
-`otlp_client` encodes and sends requests, `otlp_spans` makes spans of events.
+`otlp_spans` makes spans of events, `otlp_client` encodes requests, `otlp_outbox` sends them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from eventloop.events import (
     BeforeTrainEpoch,
     BeforeVal,
     CheckpointSaved,
-    Event,
     RunInfo,
     ScalarsLogged,
 )
@@ -80,9 +79,11 @@ class OpenTelemetryWriter(TrackerWriter):
     an event that waited in a spill file has the time of one before it. A replay sends spans with the same ids
     once more.
 
-    A request that the collector refuses as too large (413), or that has more than 900 kB, is split. If it
-    refuses a value (400, 422), the others of the request are sent without it; the value is left out and named
-    once, and its events count as failed. Any other answer than 200 is an outage, for which the events wait.
+    A request that the collector refuses (400, 422), or that is too large (413, or more than 900 kB), is split
+    until it is accepted or has one value. A refused value is left out, its metric is named once, and its
+    event counts as failed; so do events of values that the collector rejects in an accepted request. Many
+    refusals cost no more than some 200 requests, and then refused requests are left out without a search.
+    Any other answer than 200 is an outage, for which the events wait.
 
     A resumed run continues the trace whose id is in `<work_dir>/otlp_run.json`. Steps that are run again are
     not sent again. After a kill the request that was under way is sent again, unchanged; a collector merges
@@ -138,16 +139,20 @@ class OpenTelemetryWriter(TrackerWriter):
         check_texts(service=service)
         self._service = service or os.environ.get("OTEL_SERVICE_NAME")
         self._timeout = check_timeout(timeout)
-        _, self._lib = self.import_library("opentelemetry.proto", "eventloop.writers.otlp_client")
+        _, self._lib, self._outboxes = self.import_library(
+            "opentelemetry.proto", "eventloop.writers.otlp_client", "eventloop.writers.otlp_outbox"
+        )
 
     def connect(self, run: Run, known: Known) -> Known:
         headers = self._headers if self._headers is not None else headers_of_environment()
         self._secrets = secrets_of_headers(headers)
         self._client = self._lib.Client(self._endpoint, headers, self._timeout)
         self._clock = 0
-        self._requests: list[tuple[str, bytes]] = []  # made, and not yet sent
+        self._outbox = self._outboxes.Outbox(self._client, self._drop)
         self._made = 0  # how many of the waiting events have their request
-        self._left_out: dict[str, str] = {}  # metrics that the collector refuses, and why; not sent again
+        self._unsent: set[int] = set()  # the times of the numbers that wait, of which none was refused
+        self._bad: list[BadEvent] = []  # the others that wait
+        self._named: set[tuple[str, str]] = set()  # path and name of what the log says to be left out
         run_id, self._before = known.id or os.urandom(16).hex(), known.last
         self._resource = self._resource_of(run, run_id)
         left = self._send_again()
@@ -177,7 +182,7 @@ class OpenTelemetryWriter(TrackerWriter):
             for records in reader.blocks():
                 is_own = reader.run is not None and reader.run.trainer_id == self._known.trainer_id
                 if not is_own:  # those come later
-                    self.write_timed([Timed(each.time, each.event) for each in records if each.time > since])
+                    self._pass_on([Timed(each.time, each.event) for each in records if each.time > since])
         self._spans.end_killed()
 
     def had_before(self, known: Known) -> dict[str, int]:
@@ -185,20 +190,20 @@ class OpenTelemetryWriter(TrackerWriter):
 
     def send(self, events: list[Timed]) -> None:
         if new := events[self._made :]:
-            self._requests += self._requests_of(new)
+            self._outbox.requests += self._requests_of(new)
             self._made = len(events)
             self._note_in_flight()
-        self._send_requests()
-        if self._left_out:
-            self._refused += [bad for _, event in events if (bad := self._bad_event(event)) is not None]
+        self._outbox.send()
         self._made = 0
+        self._unsent.clear()
+        self._refused, self._bad = self._refused + self._bad, []
         self._note_in_flight()
 
     def end(self, status: str) -> None:
         self._spans.read_traces(self._work_dir)
         self._spans.end_killed()
-        self._requests += self._span_requests()
-        self._send_requests()
+        self._outbox.requests += self._span_requests()
+        self._outbox.send()
         self._note_in_flight()
 
     def where(self) -> str:
@@ -209,56 +214,31 @@ class OpenTelemetryWriter(TrackerWriter):
 
     # --- requests ------------------------------------------------------------------------------------------
 
-    def _send_requests(self) -> None:
-        """Send the waiting requests; split refused ones and too large ones, and drop single refused items.
-
-        So a value that a collector does not take holds up no other, neither now nor at each resume.
-        """
-        dropped: dict[str, str] = {}
-        try:
-            while self._requests:
-                path, body = self._requests[0]
-                self._requests[:1] = [(path, part) for part in self._send_or_split(path, body, dropped)]
-        finally:
-            if dropped:
-                self._tell_refused(dropped)
-
-    def _send_or_split(self, path: str, body: bytes, dropped: dict[str, str]) -> list[bytes]:
-        """Send a request and return []; or return its halves, to be sent instead.
+    def _drop(self, path: str, body: bytes, why: str, count: int | None) -> None:
+        """Name what the collector has not taken of a request, and note the events that have failed for it.
 
         Args:
             path, body: the request.
-            dropped: gets the name of what is refused alone, and why.
+            why: the collector's words.
+            count: how many of its items are lost; None for all.
         """
-        lib = self._lib
-        if len(body) > lib.REQUEST_BYTES and (parts := lib.halves(path, body, points=True)):
-            return parts  # type: ignore[no-any-return]
-        try:
-            self._client.post(path, body)
-        except lib.RefusedError as error:
-            if parts := lib.halves(path, body, points=error.too_large):
-                return parts  # type: ignore[no-any-return]
-            refused = dict.fromkeys(lib.names(path, body), str(error))
-            dropped |= refused
-            if path == lib.METRICS:
-                self._left_out |= refused
-        return []
-
-    def _tell_refused(self, dropped: dict[str, str]) -> None:
-        more = f" and {len(dropped) - NAMED:,} more" if len(dropped) > NAMED else ""
-        names, why = ", ".join([*dropped][:NAMED]) + more, next(iter(dropped.values()))
-        self.tell(names, f"left out are {names}: {why}")
-
-    def _bad_event(self, event: Event) -> BadEvent | None:
-        """Return what is wrong with an event of which a value was refused; None if nothing is."""
-        if isinstance(event, ScalarsLogged):
-            for key in values_of(event):
-                if why := self._left_out.get(key):
-                    return BadEvent(event_name(type(event)), key, why, told=True)
-        return None
+        kind = f"{path} {'' if count is None else 'partly'}"
+        new = {name: None for name in self._lib.names(path, body) if (kind, name) not in self._named}
+        if new:
+            self._named |= {(kind, name) for name in new}
+            more = f" and {len(new) - NAMED:,} more" if len(new) > NAMED else ""
+            names = ", ".join([*new][:NAMED]) + more
+            lost = names if count is None else f"{count:,} of the values or records {names}"
+            self.tell(f"{kind} {names}", f"left out are {lost}: {why}")
+        points = reversed(self._lib.points_of(path, body))
+        bad = {at: name for name, at in points if at in self._unsent}
+        for at in sorted(bad)[:count]:
+            self._unsent.remove(at)
+            self._bad.append(BadEvent(event_name(ScalarsLogged), bad[at], why, told=True))
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
         points: dict[str, list[tuple[int, float]]] = {}
+        doubtful: dict[str, list[tuple[int, float]]] = {}  # apart, because they may be refused again
         lines = []
         for when, event in events:
             self._spans.take(int(when * SECOND), event)
@@ -267,18 +247,18 @@ class OpenTelemetryWriter(TrackerWriter):
                 values, step = values_of(event), f"{event.mode}/step"
                 if step in values:  # a metric of this name, which has another one in JSON lines, too
                     values[f"{event.mode}/scalars/step"] = values.pop(step)
+                self._unsent.add(at)
                 for key, value in {**values, step: float(event.step)}.items():
-                    if key in self._left_out:
-                        continue
-                    points.setdefault(key, []).append((at, value))
+                    of = doubtful if key in self._outbox.doubtful else points
+                    of.setdefault(key, []).append((at, value))
                 continue
             if (line := log_line(int(when * SECOND), event)) is not None:
                 lines.append(line)
             if isinstance(event, AfterTrainEpoch | AfterRun):
                 self._spans.read_traces(self._work_dir, event.iter)
         lib, requests = self._lib, self._span_requests()
-        if points:
-            requests.append((lib.METRICS, lib.metrics_request(self._resource, points)))
+        for of in filter(None, (points, doubtful)):
+            requests.append((lib.METRICS, lib.metrics_request(self._resource, of)))
         if lines:
             requests.append((lib.LOGS, lib.logs_request(self._resource, self._trace_id, lines)))
         return requests
@@ -312,7 +292,7 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._state_path.with_suffix(".inflight")
 
     def _note_in_flight(self) -> None:
-        left = _InFlight(self._known.id, self._requests, self._known.last, self._spans.stages)
+        left = _InFlight(self._known.id, self._outbox.requests, self._known.last, self._spans.stages)
         with replacing(self._in_flight_path, durable=False) as file:
             file.write(msgspec.msgpack.encode(left))
 
@@ -323,8 +303,8 @@ class OpenTelemetryWriter(TrackerWriter):
         except FileNotFoundError:
             left = _InFlight()
         if left.requests:
-            self._requests = left.requests
-            self._send_requests()
+            self._outbox.requests = left.requests
+            self._outbox.send()
         else:
             self._client.post(self._lib.METRICS, b"")
         return left
@@ -337,5 +317,5 @@ class OpenTelemetryWriter(TrackerWriter):
         if spans.finished:
             resource = self._resource_of(run, left.id)
             request = self._lib.traces_request(resource, trace_id, spans.finished)
-            self._requests.append((self._lib.TRACES, request))
-            self._send_requests()
+            self._outbox.requests.append((self._lib.TRACES, request))
+            self._outbox.send()

@@ -7,13 +7,23 @@ of its own, gives points its own times and drops what it cannot send.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.error import HTTPError, URLError
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
+    ExportLogsServiceRequest,
+    ExportLogsServiceResponse,
+)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
+    ExportTraceServiceRequest,
+    ExportTraceServiceResponse,
+)
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import (
     SEVERITY_NUMBER_ERROR,
@@ -42,6 +52,8 @@ The same request would be refused again. Other errors concern the collector or t
 """
 REQUEST_BYTES = 900_000
 """The size in bytes above which a request is split: nginx takes 1 MB by default, the collector 20 MiB."""
+SHOWN = 500
+"""The number of characters of a collector's message that are shown."""
 Points = dict[str, list[tuple[int, float]]]
 """Values of each metric with their times, in nanoseconds since 1970."""
 METRICS, TRACES, LOGS = "v1/metrics", "v1/traces", "v1/logs"
@@ -54,6 +66,14 @@ class RefusedError(OSError):
     def __init__(self, text: str, *, too_large: bool) -> None:
         super().__init__(text)
         self.too_large = too_large
+
+
+class Rejected(NamedTuple):
+    """What a collector has not taken of a request that it has accepted."""
+
+    number: int
+    """How many data points, spans or log records are lost."""
+    why: str
 
 
 class Client:
@@ -71,8 +91,8 @@ class Client:
         self._timeout = timeout
         self._opener = build_opener(_NoRedirect)
 
-    def post(self, path: str, body: bytes) -> None:
-        """Send one request.
+    def post(self, path: str, body: bytes) -> Rejected | None:
+        """Send one request; return what the collector says that it has not taken of it.
 
         Raises:
             RefusedError: the collector refuses this request, and not others.
@@ -81,7 +101,7 @@ class Client:
         request = Request(f"{self._endpoint}/{path}", body, self._headers, method="POST")
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:
-                answer.read(1 << 16)
+                return _rejected(path, answer.read(1 << 16))
         except HTTPError as error:
             with error:
                 text = f"{self._endpoint}/{path} answered {error.code} {error.reason}"
@@ -90,6 +110,18 @@ class Client:
                 raise OSError(text) from None
         except URLError as error:
             raise OSError(f"{self._endpoint} cannot be reached: {error.reason}") from None
+
+
+def _rejected(path: str, body: bytes) -> Rejected | None:
+    """Return what an answer with status 200 says of a partial success."""
+    kind, field = _ANSWERS[path]
+    try:
+        partial = kind.FromString(body).partial_success
+    except DecodeError:  # of a server that answers in another way, such as with a page
+        return None
+    count = getattr(partial, field)
+    why = " ".join(partial.error_message.split())[:SHOWN] or "the collector gives no reason"
+    return Rejected(count, why) if count > 0 else None
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -172,6 +204,12 @@ def names(path: str, body: bytes) -> list[str]:
     return [getattr(item, name) for item in _items(path, _KINDS[path][0].FromString(body))]
 
 
+def points_of(path: str, body: bytes) -> list[tuple[str, int]]:
+    """Return the name and the time of each data point in a request, in nanoseconds since 1970."""
+    metrics = _items(path, _KINDS[path][0].FromString(body)) if path == METRICS else ()
+    return [(metric.name, point.time_unix_nano) for metric in metrics for point in metric.gauge.data_points]
+
+
 def _items(path: str, request: Any) -> Any:
     """Return the metrics, spans or log records of a request, which has one resource and one scope."""
     _, resources, scopes, items = _KINDS[path]
@@ -185,6 +223,12 @@ _KINDS: dict[str, tuple[Any, str, str, str]] = {
     LOGS: (ExportLogsServiceRequest, "resource_logs", "scope_logs", "log_records"),
 }
 """The class of the requests of each path, and the fields that lead to the items."""
+_ANSWERS: dict[str, tuple[Any, str]] = {
+    METRICS: (ExportMetricsServiceResponse, "rejected_data_points"),
+    TRACES: (ExportTraceServiceResponse, "rejected_spans"),
+    LOGS: (ExportLogsServiceResponse, "rejected_log_records"),
+}
+"""The class of the answers of each path, and the field with the number of rejected items."""
 
 
 def _encoded(request: Any) -> bytes:

@@ -158,7 +158,7 @@ class TrackerWriter(TimedWriter):
     @property
     def untaken(self) -> int:
         """Return how many of the last delivered events the tracker may not have; they count as queued."""
-        return self._untaken
+        return self._untaken + len(self._refused)
 
     # --- called by the engine ------------------------------------------------------------------------------
 
@@ -180,10 +180,16 @@ class TrackerWriter(TimedWriter):
         self._save()
         if run.start_iter:
             self._catch_up(run.start_iter)
-        self._untaken = 0  # events of the log are not the subscriber's
+        self._untaken, self._refused = 0, []  # events of the log are not the subscriber's
 
     def write_timed(self, events: list[Timed]) -> None:
         """Write events with the Unix time of each; a replay calls this with the times of the log."""
+        self._pass_on(events)
+        refused, self._refused = self._refused[: len(events)], self._refused[len(events) :]
+        if refused:  # those beyond this delivery are told with the next one
+            raise Unencodable(refused, of=len(events))
+
+    def _pass_on(self, events: list[Timed]) -> None:
         self._untaken += len(events)
         for when, event in events:
             if (kept := self._take(event)) is not None:
@@ -191,10 +197,8 @@ class TrackerWriter(TimedWriter):
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
         if len(self._pending) > BACKLOG:
+            self._untaken -= len(events)  # this delivery has failed
             raise self._lost()
-        refused, self._refused = self._refused[: len(events)], []
-        if refused:
-            raise Unencodable(refused, of=len(events))
 
     def flush(self) -> None:
         self._try_to_send()
@@ -271,7 +275,7 @@ class TrackerWriter(TimedWriter):
             return
         for records in EventReader(log, only=[*self._logged(), BeforeTrain], on_torn="ignore").blocks():
             due = (each for each in records if step_of(each.event) <= start and self._lacks(each.event))
-            self.write_timed([Timed(record.time, record.event) for record in due])
+            self._pass_on([Timed(record.time, record.event) for record in due])
         self._begin_training()
 
     def _lacks(self, event: Event) -> bool:
@@ -374,7 +378,7 @@ class TrackerWriter(TimedWriter):
         """Log a warning, once for each key."""
         if key not in self._told:
             self._told.add(key)
-            logger.warning("%s: %s", self.service, text)
+            logger.warning("%s: %s", self.service, masked(text, self.secrets()))
 
     def _text(self, error: BaseException) -> str:
         text = masked(" ".join(error_text(error).split()), self.secrets())

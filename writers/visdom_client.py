@@ -10,6 +10,8 @@ import hashlib
 import importlib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -21,6 +23,21 @@ Curve = dict[int, float]
 """The points of a curve: step -> value."""
 
 
+REFUSALS = (400, 413, 422, 500)
+"""The answers with which a server, or a proxy before it, refuses what one request contains.
+
+500 is an error of the server in this request. Other errors concern the server or the login.
+"""
+
+
+class RefusedError(Exception):
+    """Raised for points that the server would refuse again; `too_large` for their number."""
+
+    def __init__(self, text: str, *, too_large: bool = False) -> None:
+        super().__init__(text)
+        self.too_large = too_large
+
+
 class Panels:
     """Draw curves in one visdom environment: one window per metric name, with one curve per mode.
 
@@ -28,7 +45,7 @@ class Panels:
         panels.append("loss", "train", {10: 0.5, 20: 0.25})
 
     Lone surrogates in names become escapes. Every method raises ConnectionError if the server does not answer
-    within `timeout` seconds, or answers with an error.
+    within `timeout` seconds, or answers with an error, and RefusedError if the error concerns one curve.
     """
 
     def __init__(
@@ -56,7 +73,8 @@ class Panels:
         self._client.send = True
         session = importlib.import_module("requests").Session()
         session.request = partial(session.request, timeout=timeout)
-        session.hooks["response"].append(_refuse_errors)
+        session.hooks["response"].append(self._refuse_errors)
+        self._status = 0  # of the last answer
         self._client._session = session
         self._credentials = None
         if username is not None:
@@ -80,13 +98,16 @@ class Panels:
     def read(self, name: str, mode: str) -> Curve:
         """Return the points of a curve that the server has, {} if it does not have the curve."""
         name, mode = escaped(name), escaped(mode)
-        exists = self._client.win_exists(name)
-        if exists is None:
-            raise ConnectionError(f"the visdom server at {self.url} did not answer whether it has {name!r}")
-        if not exists:
-            return {}
-        window = json.loads(self._client.get_window_data(name))
-        for trace in window.get("content", {}).get("data", ()):
+        with self._request(name):
+            if (exists := self._client.win_exists(name)) is None:
+                raise ConnectionError(
+                    f"the visdom server at {self.url} did not answer whether it has {name!r}"
+                )
+            window = json.loads(self._client.get_window_data(name)) if exists else {}
+        content = window.get("content", {})
+        if not isinstance(content, dict):
+            raise RefusedError(f"{name!r} is a pane of another kind on the visdom server at {self.url}")
+        for trace in content.get("data", ()):
             if trace.get("name") == mode:
                 return {
                     int(x): math.nan if y is None else y for x, y in zip(trace["x"], trace["y"], strict=True)
@@ -102,19 +123,43 @@ class Panels:
         self._draw(name, mode, points, "replace")
 
     def _draw(self, name: str, mode: str, points: Curve, update: str) -> None:
-        name, mode = escaped(name), escaped(mode)
+        try:
+            self._draw_at_once(escaped(name), escaped(mode), points, update)
+        except RefusedError as error:
+            if not error.too_large or len(points) < 2:
+                raise
+            middle, items = len(points) // 2, list(points.items())
+            self._draw(name, mode, dict(items[:middle]), update)
+            self._draw(name, mode, dict(items[middle:]), "append")
+
+    def _draw_at_once(self, name: str, mode: str, points: Curve, update: str) -> None:
         # JSON has no infinity, and one would blank the whole window: like NaN, it is drawn as a gap
         heights = [y if math.isfinite(y) else math.nan for y in points.values()]
-        reply = self._client.line(
-            X=np.array([*points]), Y=np.array(heights, dtype=np.float64), win=name, name=mode, update=update,
-            opts={"title": name, "xlabel": "step", "showlegend": True},
-        )  # fmt: skip
+        with self._request(name):
+            reply = self._client.line(
+                X=np.array([*points]), Y=np.array(heights, dtype=np.float64), win=name, name=mode,
+                update=update, opts={"title": name, "xlabel": "step", "showlegend": True},
+            )  # fmt: skip
+        if reply == "win does not exist":  # it was closed a moment ago
+            raise ConnectionError(f"the visdom server at {self.url} has lost {name!r}")
         if reply != name:
-            raise ConnectionError(f"the visdom server at {self.url} did not draw {name!r}: {reply}")
+            raise RefusedError(f"the visdom server at {self.url} did not draw {name!r}: {reply}")
 
+    @contextmanager
+    def _request(self, name: str) -> Iterator[None]:
+        """Raise RefusedError instead of ConnectionError if the server's answer concerns this curve."""
+        self._status = 0
+        try:
+            yield
+        except ConnectionError:
+            if self._status not in REFUSALS:
+                raise
+            text = f"the visdom server at {self.url} answered {self._status} for {name!r}"
+            raise RefusedError(text, too_large=self._status == 413) from None
 
-def _refuse_errors(response: Any, *args: Any, **kwargs: Any) -> None:
-    response.raise_for_status()
+    def _refuse_errors(self, response: Any, *args: Any, **kwargs: Any) -> None:
+        self._status = response.status_code
+        response.raise_for_status()
 
 
 def _root(error: BaseException) -> BaseException:

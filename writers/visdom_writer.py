@@ -19,6 +19,8 @@ from types import ModuleType
 from typing import Any
 
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
+from eventloop.events.base import event_name
+from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
 from eventloop.util.checks import check_choice, check_seconds, positive
 from eventloop.util.text import UnavailableError
@@ -44,6 +46,10 @@ class VisdomWriter(Writer):
     run. Up to `backlog` points wait and are drawn when the server is back. With more points, or if the server
     stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
     restart are not drawn again. NaN and the infinities are gaps in a curve.
+
+    Points that the server, or a proxy before it, refuses are left out: their curve is named once in the log,
+    their events count as failed, and all other curves are drawn. Points that are too many for one request are
+    drawn with several.
 
     By default the writer runs in a worker process, because each value is a request that takes some
     milliseconds of the interpreter. It runs on a thread if the process cannot import its class or the
@@ -114,6 +120,8 @@ class VisdomWriter(Writer):
             "password": password,
         }  # fmt: skip
         self._lib = _import_library()
+        self._untaken = 0  # how many of the last events may have points that are not drawn
+        self._refused: list[BadEvent] = []  # events with refused points that are not reported yet
 
     def open(self, run: Run) -> None:
         env = self.env or Path(run.work_dir).resolve().name
@@ -127,6 +135,10 @@ class VisdomWriter(Writer):
         self._missing = {*self.interested_keys} if self.interested_keys is not None else set()
         self._retry_at = 0.0
         self._error: ConnectionError | None = None
+        self._untaken, self._refused = 0, []
+        self._unsent: list[ScalarsLogged] = []  # the untaken events with points
+        self._bad: dict[Name, set[int]] = {}  # the steps of their points that the server has refused
+        self._told: set[Name] = set()  # the curves that the log has named as left out
         try:
             self._panels.check()
         except ConnectionError as error:
@@ -136,15 +148,26 @@ class VisdomWriter(Writer):
         self.write_batch([event])
 
     def write_batch(self, events: list[Event]) -> None:
+        self._untaken += len(events)
         for event in events:
             if isinstance(event, BeforeTrain):
                 self._begin(event.iter)
             elif isinstance(event, ScalarsLogged):
                 self._take(event)
+                self._unsent.append(event)
         if self._error is None or monotonic() >= self._retry_at:
             self._try_to_draw()
         if self._error is not None and self._waiting > self.backlog:
+            self._untaken -= len(events)  # this delivery has failed
             raise self._lost()
+        refused, self._refused = self._refused[: len(events)], self._refused[len(events) :]
+        if refused:
+            raise Unencodable(refused, of=len(events))
+
+    @property
+    def untaken(self) -> int:
+        """Return how many of the last delivered events may not be drawn; they count as queued."""
+        return self._untaken + len(self._refused)
 
     def flush(self) -> None:
         self._try_to_draw()
@@ -198,12 +221,11 @@ class VisdomWriter(Writer):
         return sum(map(len, self._pending.values()))
 
     def _try_to_draw(self) -> None:
-        if not self._waiting:
-            return
         try:
-            self._panels.check()
+            if self._waiting:
+                self._panels.check()
             for name in [*self._pending]:
-                self._draw(name, self._pending[name])
+                self._draw_unless_refused(name, self._pending[name])
                 del self._pending[name]
         except ConnectionError as error:
             if self._error is None:
@@ -213,6 +235,25 @@ class VisdomWriter(Writer):
             self._retry_at = monotonic() + self.retry_interval
         else:
             self._error = None
+            self._settle()
+
+    def _draw_unless_refused(self, name: Name, points: dict[int, float]) -> None:
+        try:
+            self._draw(name, points)
+        except self._lib.RefusedError as error:
+            self._bad.setdefault(name, set()).update(points)
+            self._last.pop(name, None)  # what the server has of it is unknown
+            if name not in self._told:
+                self._told.add(name)
+                logger.warning("VisdomWriter: left out are %s/%s: %s", name[1], name[0], error)
+
+    def _settle(self) -> None:
+        """Note that no event waits any more, and which of them have refused points."""
+        for event in self._unsent if self._bad else ():
+            bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]
+            if bad:
+                self._refused.append(BadEvent(event_name(ScalarsLogged), bad[0], "refused", told=True))
+        self._bad, self._unsent, self._untaken = {}, [], 0
 
     def _draw(self, name: Name, points: dict[int, float]) -> None:
         if not points:

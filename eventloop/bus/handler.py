@@ -164,7 +164,8 @@ Each trainer subscribes dozens of methods, and `inspect.signature` takes 50 us f
 
 
 def _convention(fn: Callable[..., object], *, background: bool) -> Takes:
-    if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
+    called = (fn, getattr(type(fn), "__call__", fn))  # noqa: B004  # of an object, the method that is called
+    if any(inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each) for each in called):
         raise TypeError(f"handler {handler_name(fn)} is a generator function: its body would never run")
     try:
         signature = inspect.signature(fn)

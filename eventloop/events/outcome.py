@@ -2,54 +2,57 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from eventloop.events.base import Event
-from eventloop.events.types import AfterRun, BeforeRun, PreemptionRequested
+from eventloop.events.types import AfterRun, BeforeRun
 
 Status = Literal["finished", "failed", "killed"]
 INTERRUPTED = "interrupted by Ctrl-C"
 """The reason of a run that the first Ctrl-C has ended; the second one raises KeyboardInterrupt."""
-ENDING = (BeforeRun, AfterRun, PreemptionRequested)
+PREEMPTED = "preempted by "
+"""The begin of the reason of a run that another signal has ended; its name follows."""
+ENDING = (BeforeRun, AfterRun)
 """The events that decide how a run ended."""
+_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|{PREEMPTED}SIG\w+)$")
+"""A reason that names a signal, perhaps of another rank: "rank 1 asked to stop: preempted by SIGTERM"."""
 
 
 class RunOutcome:
     """Follow the events of a run, and decide how it ended.
 
-    A run that Ctrl-C, the signal of a job scheduler or a kill has ended was killed, even if it was saved
-    first: it is not complete. A run that an error has ended has failed. Any other end, such as by
-    `trainer.stop`, is a finish.
+    The reason and the error of `after_run` decide alone, so that a worker process that has seen no event
+    before it has the same answer. A run whose reason is a signal was killed, even if it was saved first, and
+    even if the signal came in its last iteration: the process ends by it. A signal after the last boundary
+    changes nothing, because the run has ended by itself. A run that an error has ended has failed, also if a
+    signal came before the error. Any other end, such as by `trainer.stop`, is a finish.
     """
 
     def __init__(self) -> None:
         self._ended: AfterRun | None = None
-        self._killer = ""
 
     def take(self, event: Event) -> None:
-        """Note an event; others than the begin and the end of a run, and a preemption, change nothing."""
+        """Note an event; others than the begin and the end of a run change nothing."""
         match event:
             case BeforeRun():
-                self._ended, self._killer = None, ""
-            case PreemptionRequested():
-                self._killer = event.reason or "preempted"
+                self._ended = None
             case AfterRun():
                 self._ended = event
-                if event.reason.endswith(INTERRUPTED):  # of another rank, too
-                    self._killer = event.reason
 
     @property
     def status(self) -> Status:
         """Return how the run ended; "killed" if it has not ended."""
-        error = None if self._ended is None else self._ended.error
-        if self._ended is None or self._killer or (error or "").startswith(KeyboardInterrupt.__name__):
+        ended = self._ended
+        if ended is None or (ended.error or "").startswith(KeyboardInterrupt.__name__):
             return "killed"
-        return "finished" if error is None else "failed"
+        if ended.error is not None:
+            return "failed"
+        return "killed" if _BY_SIGNAL.search(ended.reason) else "finished"
 
     @property
     def error(self) -> str:
         """Return why the run is not finished: its error, or what killed it; "" if it is."""
-        error = (self._ended.error if self._ended is not None else None) or ""
-        if self.status != "killed":
-            return error
-        return error or self._killer or "killed"
+        if self._ended is None:
+            return "killed"
+        return self._ended.error or (self._ended.reason if self.status == "killed" else "")

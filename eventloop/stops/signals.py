@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 from torch.utils.data import get_worker_info
 
 from eventloop.bus import Bus
-from eventloop.events.outcome import INTERRUPTED
+from eventloop.events.outcome import INTERRUPTED, PREEMPTED
 from eventloop.stops.stopping import Stopping
 
 logger = logging.getLogger("eventloop")
@@ -234,4 +234,4 @@ def _cancels_a_task(handler: Any) -> bool:
 
 
 def _reason(signum: int) -> str:
-    return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"
+    return INTERRUPTED if signum == signal.SIGINT else PREEMPTED + signal.Signals(signum).name

@@ -53,6 +53,16 @@ async def async_generator(event: Event) -> AsyncIterator[int]:
     yield 1
 
 
+class Yields:
+    def __call__(self, event: Event) -> Iterator[int]:
+        yield 1
+
+
+class YieldsLater:
+    async def __call__(self, event: Event) -> AsyncIterator[int]:
+        yield 1
+
+
 async def wants_trainer(trainer: Any, event: Event) -> None: ...
 
 
@@ -93,6 +103,8 @@ def test_what_is_no_event_is_refused(bus: Bus, event: Any, message: str) -> None
         ),
         (generator, "generator is a generator function: its body would never run"),
         (async_generator, "async_generator is a generator function: its body would never run"),
+        (Yields(), "Yields.* is a generator function: its body would never run"),
+        (YieldsLater(), "YieldsLater.* is a generator function: its body would never run"),
         (wants_trainer, r"must take only \(event\): the trainer is passed only to sync handlers"),
         ("after_train_iter", "a handler must be callable, got 'after_train_iter'"),
     ],

@@ -183,7 +183,8 @@ def hang_when_made() -> None:
 
 
 def compute(event: Event | None = None) -> None:
-    """Take a processor until there is a file with the name of LOG and ".go"."""
+    """Take a processor until there is a file with the name of LOG and ".go"; make one with ".computes" before."""
+    Path(f"{os.environ['LOG']}.computes").touch()
     while not Path(f"{os.environ['LOG']}.go").exists():
         pass
 

@@ -85,7 +85,7 @@ def test_a_slow_disk_is_waited_for_in_the_iterations(make_trainer: MakeTrainer) 
 def test_the_end_of_a_run_waits_for_its_last_checkpoint(make_trainer: MakeTrainer) -> None:
     """Under another place than the waits in the loop, because the cure is another one."""
     trainer = make_trainer(hooks=[CheckpointHook(interval=-1)])
-    around = Around(trainer, "after_train")
+    around = Around(trainer, "after_train", "after_run")  # the hook may wait once more in `after_run`
 
     costs, seconds = train(trainer)
 

@@ -25,7 +25,8 @@ def is_missing(module: str) -> bool:
 class Collector:
     """Keep the messages of each path; `status` other than 200 refuses, `delay` makes each answer wait.
 
-    `judge` returns the status for one request, given its path, its message and its size in bytes.
+    `judge` returns the status for one request, given its path, its message and its size in bytes; `answer` the
+    body of the answer with status 200.
     """
 
     def __init__(self, delay: float = 0.0) -> None:
@@ -34,6 +35,7 @@ class Collector:
         self.status = 200
         self.delay = delay
         self.judge: Callable[[str, Any, int], int] = lambda path, message, size: self.status
+        self.answer: Callable[[str, Any], bytes] = lambda path, message: b""
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +52,8 @@ class Collector:
                     if status == 302:
                         self.send_header("Location", "http://127.0.0.1:9/")
                     self.end_headers()
+                    if status == 200:
+                        self.wfile.write(collector.answer(self.path, message))
                 except OSError:  # the client was killed
                     pass
 

@@ -9,7 +9,10 @@ import socketserver
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from http.client import HTTPConnection
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +112,46 @@ class _Forward(socketserver.BaseRequestHandler):
         for end in (source, target):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
+
+
+class Proxy:
+    """A proxy before the server; `judge` returns the status for one request, given its body, or 0 to pass it on."""
+
+    def __init__(self, server: Server, judge: Callable[[str], int]) -> None:
+        self.judge = judge
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.do_POST()
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                status, text = proxy.judge(body.decode()), b""
+                if not status:
+                    up = HTTPConnection("127.0.0.1", server.port)
+                    up.request(self.command, self.path, body, dict(self.headers))
+                    answer = up.getresponse()
+                    status, text = answer.status, answer.read()
+                    up.close()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
 
 
 def free_port() -> int:
