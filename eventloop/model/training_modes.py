@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -35,22 +33,23 @@ class TrainingModes:
         self._left: dict[
             torch.nn.Module, bool
         ] = {}  # the modes at the end of the last run, unless all were eval
+        self._run = False
         self._line: tuple[int, str] | None = None  # for the log, with its level
 
-    @contextmanager
-    def of_run(self, model: torch.nn.Module) -> Iterator[None]:
+    def begin_run(self, model: torch.nn.Module) -> None:
         """Note the modules that are in eval mode before a run, by what was changed since the last one."""
-        left, self._left = self._left, {}
-        if left:
-            self._change(unwrap(model), left)
+        self._run = True
+        if self._left:
+            self._change(unwrap(model), self._left)
         else:
             self.note(model)
-        try:
-            yield
-        finally:
-            inner = unwrap(model)
-            modes = {module: module.training for module in inner.modules()}
-            self._left = modes if inner.training else left
+
+    def end_run(self, model: torch.nn.Module) -> None:
+        """Note the modes at the end of a run that `begin_run` began; it may be called again."""
+        inner = unwrap(model)
+        if self._run and inner.training:
+            self._left = {module: module.training for module in inner.modules()}
+        self._run = False
 
     def note(self, model: torch.nn.Module) -> None:
         """Note the modules that are in eval mode, before the first epoch of a training."""

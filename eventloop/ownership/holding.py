@@ -92,7 +92,7 @@ class Held:
             os.close(self._opened.pop())
 
     def _look(self, *, ends: bool = False) -> None:
-        """Find out why the file is gone; if no other run has the directory, write it again until the run ends."""
+        """Find out why the file is gone; write it again unless another run has the directory or ours ends."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
