@@ -154,29 +154,30 @@ class ByName:
         self.checkpoint["param_schedulers"] = [states[place] for place in order]
 
 
-def follow_renamed(before: Any, checkpoint: dict[str, Any]) -> None:
+def follow_renamed(before: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
     """Give parameters the names that a handler has given to their weights, wherever a checkpoint names them.
 
-    The same tensor under another name was renamed. Then its state in the optimizer is found, too.
+    The same tensor under another name was renamed. Then its state in the optimizer is found, too. A handler
+    that has changed `meta.parameters` has done so itself.
 
     Args:
-        before: the weights before the handlers of `after_load_checkpoint`.
+        before: the contents before the handlers of `after_load_checkpoint`, in containers of their own.
         checkpoint: the contents of the checkpoint after them; not changed in place, except by new values.
     """
-    after = checkpoint.get("state_dict")
-    if not isinstance(before, Mapping) or not isinstance(after, Mapping):
+    meta, former, after = checkpoint.get("meta"), before.get("state_dict"), checkpoint.get("state_dict")
+    if not isinstance(meta, Mapping) or not isinstance(former, Mapping) or not isinstance(after, Mapping):
         return
     now = {id(value): name for name, value in after.items()}
-    names = {old: now[id(value)] for old, value in before.items() if now.get(id(value), old) != old}
-    meta = checkpoint.get("meta")
-    if not names or not isinstance(meta, Mapping) or "parameters" not in meta:
+    names = {old: now[id(value)] for old, value in former.items() if now.get(id(value), old) != old}
+    parameters = meta.get("parameters")
+    if not names or parameters is None or parameters != before["meta"].get("parameters"):
         return
 
     def renamed(each: Iterable[str]) -> list[str]:
         return [names.get(name, name) for name in each]
 
     groups = {key: ["\n".join(renamed(group.split("\n"))) for group in value]
-              for key, value in meta["parameters"].items()}  # fmt: skip
+              for key, value in parameters.items()}  # fmt: skip
     checkpoint["meta"] = meta = {**meta, "parameters": groups}
     for owner in (meta, settings := {**meta["settings"]}):
         if owner.get("frozen") is not None:

@@ -352,7 +352,7 @@ class TrainerState:
         self.loads += 1
 
     def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        trainer, before = self._trainer, copied(checkpoint.get("state_dict"))
+        trainer, before = self._trainer, copied(checkpoint)
         trainer.checkpoint = checkpoint
         try:
             trainer.announce(AfterLoadCheckpoint, path=str(path))

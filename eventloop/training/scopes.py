@@ -213,6 +213,7 @@ class TrainScope(Scope):
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
+        self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer

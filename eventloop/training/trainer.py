@@ -502,8 +502,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.facts.run = facts
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
-        if trains:
-            self.modes.begin_run(self.model)
         self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:
