@@ -20,16 +20,16 @@ from eventloop.model import training_modes
 from eventloop.ownership import holding, read_owner, run_ownership, taking
 from eventloop.state import undo
 from eventloop.stops import signals, stopping
-from eventloop.training import loops, scopes
+from eventloop.training import scopes
 from eventloop.training import trainer as trainer_module
 from tests.support.cutting import each_cut
 from tests.support.trainers import build_trainer
 
 OWN: list[ModuleType] = [
     scopes, trainer_module, undo, contextlib, run_ownership, taking, holding, signals, stopping, preemption,
-    training_modes, loops,
+    training_modes,
 ]  # fmt: skip
-"""The modules that begin and end a run."""
+"""The modules that begin and end a run; Python itself drops an interrupt in a generator that it frees, as `loops` has."""
 
 
 def left(trainer: Trainer) -> dict[str, Any]:
