@@ -85,6 +85,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         positive("cumulative_iters", cumulative_iters)
         self._cumulative_iters = cumulative_iters
         self._model: torch.nn.Module | None = None
+        self._loss_fn: object = None
         self._divisor = 1
         """The number of iterations of this window, by which its losses are divided."""
         self._loaded: list[tuple[torch.Tensor, torch.Tensor | None]] = []
@@ -99,7 +100,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
     def check(self, trainer: Trainer) -> None:
         """Warn about BatchNorm layers, and store the optimizers, which a checkpoint's gradients need."""
         super().check(trainer)
-        self._model = trainer.model
+        self._model, self._loss_fn = trainer.model, trainer.loss_fn
         if trainer.optimizer is not None:
             self._set_optimizers(trainer.optimizer)
         modules = trainer.model.modules()
@@ -288,7 +289,7 @@ class GradientCumulativeOptimizerHook(OptimizerHook):
         return state
 
     def _names(self) -> list[str]:
-        return [] if self._model is None else labels(unwrap(self._model), self._given)
+        return [] if self._model is None else labels(unwrap(self._model), self._loss_fn, self._given)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the saved gradients of an unfinished window.

@@ -119,10 +119,14 @@ class TraceHook(Hook):
             self._begin_at(trainer.iter, trainer.max_iters)
         if self._next_window(trainer.iter) is not None:
             trainer.during_run.callback(self._end_run, trainer)
+            trainer.during_run.callback(self._leave, trainer)  # also after an interrupt before after_train
             self._open_or_wait(trainer, trainer.iter)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close a window whose end the training does not reach."""
+        self._leave(trainer)
+
+    def _leave(self, trainer: Trainer) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
         if self._window is not None:

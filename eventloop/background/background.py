@@ -90,13 +90,16 @@ class Background(Closing):
         self.start()
         lane = self.make_lane(name, fn, options, offload, loop)
         lane.recorder = self.recorder
-        if plan_file() is None:
-            lane.start()
-        self.lanes.append(lane)
-        if self.closed:  # another thread has just closed the bus, perhaps without this lane
+        try:
+            if plan_file() is None:
+                lane.start()
+            self.lanes.append(lane)
+            if self.closed:  # another thread has just closed the bus, perhaps without this lane
+                raise closed
+            return lane
+        except BaseException:  # Ctrl-C among them
             self.remove_lane(lane)
-            raise closed
-        return lane
+            raise
 
     def make_lane(
         self,

@@ -276,7 +276,7 @@ def stop_at_sigterm(trainer: DrivenTrainer) -> None:
     A handler that the program or the host has installed stays the only one.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+        StopSignals(trainer, [signal.SIGTERM], exits=True).enter_for(trainer.during_run)
 
 
 def _refuse_hosts_own(hook: Any, host: str) -> None:

@@ -84,21 +84,23 @@ class Subscribers:
                 self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
                 options=options, runs_on="sync" if not background else (options.offload or "loop"),
             )  # fmt: skip
-            if background:
-                subscription.lane = self._background.add_lane(
-                    subscription.name, fn, options.lane, options.offload, options.loop
-                )
-                subscription.lane.busy.budget = self._budget(
-                    subscription, subscription.lane.busy, subscription.event
-                )
-            self._subscriptions.append(subscription)
-            for event_type in self._types_of(subscription):
-                self._attach(subscription, event_type, takes)
-            if background:  # from the next event on
-                self.refresh_routes()
-            else:
-                self._refresh_mail()
-        return subscription
+            try:
+                self._add(subscription, takes, options)
+                return subscription
+            except BaseException:  # Ctrl-C among them
+                self.remove(subscription)
+                raise
+
+    def _add(self, subscription: Subscription, takes: Takes, options: Options) -> None:
+        if subscription.runs_on != "sync":
+            lane = subscription.lane = self._background.add_lane(
+                subscription.name, subscription.fn, options.lane, options.offload, options.loop
+            )
+            lane.busy.budget = self._budget(subscription, lane.busy, subscription.event)
+        self._subscriptions.append(subscription)
+        for event_type in self._types_of(subscription):
+            self._attach(subscription, event_type, takes)
+        self.refresh_routes() if subscription.lane is not None else self._refresh_mail()
 
     def check(
         self,
@@ -132,12 +134,11 @@ class Subscribers:
             check_possible(each.name, each.events, self.excluded)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription from the bus. `Subscription.cancel` calls this."""
+        """Remove a subscription; an interrupted call may be repeated. `Subscription.cancel` calls this."""
         with self._lock:
             if not subscription.active:
                 return
-            subscription.active = False
-            self._subscriptions.remove(subscription)
+            self._subscriptions[:] = [each for each in self._subscriptions if each is not subscription]
             for event_type, handler in subscription.handlers.items():
                 signal = self.signals[event_type]
                 signal.disconnect(handler)
@@ -147,6 +148,7 @@ class Subscribers:
             if subscription.lane is not None:
                 self.refresh_routes()
                 self._background.remove_lane(subscription.lane)
+            subscription.active = False  # last: what was interrupted is done again
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
@@ -203,8 +205,7 @@ class Subscribers:
 
         The number of events that a deferred would have created is unknown; one of each type is counted.
         """
-        lanes = [each.lane for each in self._subscriptions if each.lane is not None]
-        self.after_close.refuse_posted(lanes, event_types)
+        self.after_close.refuse_posted([each.lane for each in self._subscriptions if each.lane], event_types)
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -352,10 +353,8 @@ class Subscribers:
         for subscription in self._subscriptions:
             if subscription.wildcard and subscription.lane is None and not event_type.background_born:
                 self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
-        if any(subscription.lane is not None for subscription in self._subscriptions):
-            self.refresh_routes()
-        else:
-            self._refresh_mail()
+        background = any(subscription.lane is not None for subscription in self._subscriptions)
+        self.refresh_routes() if background else self._refresh_mail()
         return signal
 
     def _relieve(self) -> None:

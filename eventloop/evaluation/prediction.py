@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -240,8 +240,7 @@ def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> 
                 f"to: the writer {type(to).__name__} must receive batch_predicted, got events={to.events!r}: "
                 "set its events = (BatchPredicted,)"
             )
-        subscription: Subscription = to.attach(trainer.bus, trainer.facts)
-        return subscription
+        return cast(Subscription, to.attach(trainer.bus, trainer.facts))
     check_call("to", to, "outputs")
     offload = None if is_coroutine_function(to) else "thread"
     return trainer.bus.subscribe(_receiver(to, errors), BatchPredicted, offload=offload)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 
@@ -27,7 +25,7 @@ class TrainingModes:
 
     A model that is in eval mode itself, as `from_pretrained` leaves it, is trained in train mode as a whole.
     In the next run only those modules have other modes whose mode was changed between the runs: what handlers
-    change within a run lasts for an epoch.
+    change within a run lasts for an epoch, except in `before_run` and `before_train`.
     """
 
     def __init__(self) -> None:
@@ -35,22 +33,23 @@ class TrainingModes:
         self._left: dict[
             torch.nn.Module, bool
         ] = {}  # the modes at the end of the last run, unless all were eval
+        self._run = False
         self._line: tuple[int, str] | None = None  # for the log, with its level
 
-    @contextmanager
-    def of_run(self, model: torch.nn.Module) -> Iterator[None]:
-        """Note the modules that are in eval mode before a run, by what was changed since the last one."""
-        left, self._left = self._left, {}
-        if left:
-            self._change(unwrap(model), left)
+    def begin_run(self, model: torch.nn.Module) -> None:
+        """Note the modules in eval mode after `before_train`, by what was changed since the last run."""
+        self._run = True
+        if self._left:
+            self._change(unwrap(model), self._left)
         else:
             self.note(model)
-        try:
-            yield
-        finally:
-            inner = unwrap(model)
-            modes = {module: module.training for module in inner.modules()}
-            self._left = modes if inner.training else left
+
+    def end_run(self, model: torch.nn.Module) -> None:
+        """Note the modes at the end of a run that `begin_run` began; it may be called again."""
+        inner = unwrap(model)
+        if self._run and inner.training:
+            self._left = {module: module.training for module in inner.modules()}
+        self._run = False
 
     def note(self, model: torch.nn.Module) -> None:
         """Note the modules that are in eval mode, before the first epoch of a training."""
@@ -78,7 +77,8 @@ class TrainingModes:
     def _leave(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
         self._eval = modules
         modes = {name: module not in modules for name, module in inner.named_modules()}
-        line = logging.INFO, f"left in eval mode while training: {_names(modes)}"
+        level = logging.WARNING if any(map(_is_whole_and_trains, modules)) else logging.INFO
+        line = level, f"left in eval mode while training: {_names(modes)}"
         self._line = line if modules else None
 
     def set(self, model: torch.nn.Module) -> None:
@@ -89,6 +89,11 @@ class TrainingModes:
         model.train()
         for module in self._eval:
             module.training = False
+
+
+def _is_whole_and_trains(module: torch.nn.Module) -> bool:
+    """Return whether a module has modules and parameters that train, as a backbone of `from_pretrained`."""
+    return any(True for _ in module.children()) and any(p.requires_grad for p in module.parameters())
 
 
 def _names(modes: dict[str, bool]) -> str:

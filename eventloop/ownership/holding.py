@@ -31,18 +31,28 @@ class Held:
     """A directory that a run of this process owns.
 
     Args:
-        path: the file of its record, which exists.
+        path: the file of its record, which `create` makes.
         record: what the file says.
     """
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
         self._process, self._told, self._released = os.getpid(), False, False
-        # open, so that a directory that is made again does not get the same inode number
-        self._opened = os.open(path.parent, os.O_RDONLY)
+        self._opened: list[int] = []  # the descriptor of the directory
         self.lost = False
         """True once another run has taken the directory, because this one was silent for too long."""
-        held.add(path.name)
+
+    def create(self) -> None:
+        """Create the file, and keep the directory open.
+
+        A directory that is made again then does not get the same inode number.
+
+        Raises:
+            OSError: the directory cannot be written, or no descriptor is left.
+        """
+        held.add(self._path.name)
+        create_record(self._path, self._record)
+        self._opened.append(os.open(self.directory, os.O_RDONLY))
 
     def beat(self) -> None:
         """Show that the owner lives, and find out whether another run has taken the directory."""
@@ -64,28 +74,30 @@ class Held:
             logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
 
     def release(self) -> None:
-        """Give the directory back; the file of another owner is not touched."""
-        if self._process != os.getpid() or self._released:
+        """Give the directory back; the file of another owner is not touched. It may be called again."""
+        if self._process != os.getpid():
             return
-        self._released = True
         held.discard(self._path.name)  # first: whatever fails now, no later run of this process is refused
         try:
-            self._path.unlink()
+            if not self._released:
+                self._path.unlink()
         except FileNotFoundError:
-            with suppress(OSError):
-                self._look()
+            if self._opened:
+                with suppress(OSError):
+                    self._look(ends=True)
         except OSError as error:
             logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
-        finally:
-            os.close(self._opened)
+        self._released = True
+        while self._opened:
+            os.close(self._opened.pop())
 
-    def _look(self) -> None:
-        """Find out why the file is gone; if no other run has the directory, write the file again."""
+    def _look(self, *, ends: bool = False) -> None:
+        """Find out why the file is gone; write it again unless another run has the directory or ours ends."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
         is_there = self.directory.is_dir()
-        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened))
+        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened[0]))
         if not self._told and not same:
             self._told = True
             logger.warning(
@@ -93,7 +105,7 @@ class Held:
                 "new directory of that name, and open files stay where they are",
                 self.directory,
             )
-        if is_there and not self._released:
+        if is_there and not (ends or self._released):
             with suppress(OSError):
                 create_record(self._path, self._record)
 
@@ -110,12 +122,12 @@ class Heartbeat:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
         self._told = self._ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
-        thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
-        self._thread: threading.Thread | None = thread
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads, or the interpreter ends
-            self._thread = None
+        self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to give signs of life, if the system has a thread for it."""
+        with suppress(RuntimeError):  # there are no more threads, or the interpreter ends
+            self._thread.start()
 
     def ending(self) -> None:
         """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
@@ -124,12 +136,12 @@ class Heartbeat:
             self._words.put("ending")
 
     def end(self) -> None:
-        """Give all directories back."""
+        """Give all directories back; it may be called again."""
         if self._process != os.getpid():
             return
         self._words.put(None)
         try:
-            if self._thread is not None:
+            if self._thread.is_alive():
                 self._thread.join(JOIN_SECONDS)
         finally:  # also after a Ctrl-C
             self._give_back()

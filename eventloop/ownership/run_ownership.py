@@ -104,12 +104,13 @@ class RunOwnership:
             heartbeat.ending()
 
     def end(self) -> None:
-        """Give the directories back, once everything is written."""
-        heartbeat, self._heartbeat, self._owns = self._heartbeat, None, False
+        """Give the directories back, once everything is written; it may be called again."""
+        self._owns = False
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+            self._heartbeat = None
         if self._trains:
             self._trains, self._newest = False, None
-        if heartbeat is not None:
-            heartbeat.end()
 
     @property
     def may_write(self) -> bool:
@@ -123,24 +124,21 @@ class RunOwnership:
         return owner is None or owner.lives is False
 
     def _take(self, *, trains: bool) -> None:
+        """Take all directories; after an error the caller gives them back by `end`."""
         taken: list[Held] = []
-        try:
-            for directory in self._directories():
-                try:
-                    state: State = "training" if trains else "evaluating"
-                    taken.append(take(directory, state, waits=not self._trainer.host))
-                except OSError as error:
-                    if error.errno not in NOT_WRITABLE:
-                        raise
-                    # no run can write there
-                    logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
-            if trains:
-                self._refuse_saved_since()
-        except BaseException:
-            for each in taken:
-                each.release()
-            raise
         self._heartbeat = Heartbeat(taken, self._note_lost)
+        for directory in self._directories():
+            try:
+                state: State = "training" if trains else "evaluating"
+                take(directory, state, waits=not self._trainer.host, taken=taken)
+            except OSError as error:
+                if error.errno not in NOT_WRITABLE:
+                    raise
+                # no run can write there
+                logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
+        if trains:
+            self._refuse_saved_since()
+        self._heartbeat.start()
         for each in taken:
             remove_dead(each.directory, owned=True)
 

@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import Owner, owners_in, read_owner
-from eventloop.ownership.records import Record, State, create_record, new_path
+from eventloop.ownership.records import Record, State, new_path
 from eventloop.temporary.leftovers import running_saves
 from eventloop.temporary.names import process_of
 from eventloop.temporary.process_identity import this_process
@@ -33,7 +33,14 @@ ANOTHER = "wait until it has ended, or end it, or give this run a directory of i
 OURS = "end that run first (trainer.close() ends a loop of your own), or give this one another work_dir"
 
 
-def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANOTHER) -> Held:
+def take(
+    directory: Path,
+    state: State,
+    *,
+    waits: bool = True,
+    remedy: str = ANOTHER,
+    taken: list[Held] | None = None,
+) -> Held:
     """Make this process the owner of a directory, which is created if it does not exist.
 
     Args:
@@ -42,12 +49,14 @@ def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANO
         waits: whether to wait for a run that is ending, or may have died elsewhere, and for a save of a run
             that has ended. Without it, such a run counts as living.
         remedy: the end of an error's text: what the user can do.
+        taken: a list that gets the result before anything is done, for a caller that an interrupt may keep
+            from getting it.
 
     Raises:
         WorkDirInUseError: a live run owns it. Nothing was changed.
         OSError: the directory cannot be written.
     """
-    directory = directory.absolute()
+    directory, taken = directory.absolute(), [] if taken is None else taken
     waiting = _Waiting(waits, remedy)
     while True:
         owner = read_owner(directory)
@@ -57,13 +66,13 @@ def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANO
             waiting.for_save(saves[0])
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            if (taken := _claim(directory, state)) is not None:
-                return taken
+            if _claim(directory, state, taken):
+                return taken[-1]
             sleep(random.uniform(0, CLAIM_SECONDS))
 
 
-def _claim(directory: Path, state: State) -> Held | None:
-    """Claim a directory, and take it if no other run has claimed it too; else return None.
+def _claim(directory: Path, state: State, taken: list[Held]) -> bool:
+    """Claim a directory, and take it if no other run has claimed it too; return whether it is taken.
 
     The files of runs that were killed are removed.
     """
@@ -74,27 +83,26 @@ def _claim(directory: Path, state: State) -> Held | None:
         directory=os.fsencode(os.path.realpath(directory)),
     )  # fmt: skip
     path = new_path(directory)
-    create_record(path, record)
+    claim = Held(path, record)
+    taken.append(claim)  # before it has an effect
     try:
-        claim = Held(path, record)
-    except OSError:  # no descriptor is left
-        path.unlink(missing_ok=True)
-        raise
-    try:
+        claim.create()
         others = [owner for owner in owners_in(directory) if owner.path.name != path.name]
         alone = all(owner.lives is False for owner in others)
         if alone:
             claim.change(state)
     except BaseException:
         claim.release()
+        taken.remove(claim)
         raise
     if not alone or claim.lost:
         claim.release()
-        return None
+        taken.remove(claim)
+        return False
     for owner in others:
         with suppress(OSError):
             owner.path.unlink()
-    return claim
+    return True
 
 
 def await_end(directories: list[Path]) -> None:
@@ -128,9 +136,11 @@ def owning(directory: Path, state: State, remedy: str) -> Iterator[None]:
         WorkDirInUseError: a live run owns it.
         OSError: it cannot be written.
     """
-    taken = take(directory, state, waits=False, remedy=remedy)
-    heartbeat = Heartbeat([taken], lambda place: logger.error("another run has taken %s meanwhile", place))
+    taken: list[Held] = []
+    heartbeat = Heartbeat(taken, lambda place: logger.error("another run has taken %s meanwhile", place))
     try:
+        take(directory, state, waits=False, remedy=remedy, taken=taken)
+        heartbeat.start()
         yield
     finally:
         heartbeat.end()

@@ -25,7 +25,7 @@ from eventloop.data.rng import module_generators, rng_state, set_module_generato
 from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
 from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
 from eventloop.optim.parameter_names import parameter_names
-from eventloop.resume.by_name import ByName, scheduler_optimizers
+from eventloop.resume.by_name import ByName, follow_renamed, scheduler_optimizers
 from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import (
@@ -34,6 +34,7 @@ from eventloop.resume.hook_states import (
     load_hooks,
     log_mismatches,
     states_so_far,
+    warn_of_unsaved_tensors,
 )
 from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
@@ -47,6 +48,7 @@ from eventloop.resume.setting_changes import (
     refusal,
 )
 from eventloop.resume.settings import Settings
+from eventloop.state.containers import copied
 from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
@@ -54,8 +56,7 @@ from eventloop.util.anchored_path import Anchored
 
 logger = logging.getLogger("eventloop")
 
-NAMES_OF_ALL = ("auto", "best")
-"""The names of checkpoints that rank 0 looks up for all ranks, also in `load_checkpoint`."""
+NAMES_OF_ALL = ("auto", "best")  # rank 0 looks these up for all ranks, also in `load_checkpoint`
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
 
 
@@ -133,6 +134,7 @@ class TrainerState:
             TypeError: naming the part, such as the hook and the key.
         """
         as_saved(self._collect(states_so_far(self._trainer.hooks), ""))
+        warn_of_unsaved_tensors(self._trainer.optimizer)
 
     def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
         trainer = self._trainer
@@ -163,7 +165,7 @@ class TrainerState:
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
-            "parameters": parameter_names(unwrap(trainer.model), trainer.optimizer),
+            "parameters": parameter_names(unwrap(trainer.model), trainer.loss_fn, trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
             "scheduler_optimizers": scheduler_optimizers(trainer),
             "position": trainer.position.state_dict(within),
@@ -194,10 +196,7 @@ class TrainerState:
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (
-            *change_lines(changed, checked.changes, trainer),
-            *lines,
-        ):  # with the values after loading
+        for line in (*change_lines(changed, checked.changes, trainer), *lines):  # after loading
             logger.warning("%s: %s", found, line)
         warn_of_zero_rates(trainer, found)
         return found
@@ -311,7 +310,7 @@ class TrainerState:
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
-        return self.settings.fast_forward(checkpoint, states, changes) if applies else []
+        return self.settings.fast_forward(checkpoint, states, changes if applies else [])
 
     def _find(self, path: str | Path, check: Check | None, *, together: bool) -> tuple[Path, dict[str, Any]]:
         """Return the path and the state of a checkpoint: the one of rank 0 on all ranks if `together`."""
@@ -353,10 +352,11 @@ class TrainerState:
         self.loads += 1
 
     def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        trainer = self._trainer
+        trainer, before = self._trainer, copied(checkpoint)
         trainer.checkpoint = checkpoint
         try:
             trainer.announce(AfterLoadCheckpoint, path=str(path))
+            follow_renamed(before, trainer.checkpoint)
             return trainer.checkpoint
         finally:
             trainer.checkpoint = None

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
@@ -100,6 +100,11 @@ class StopSignals:
         if decides:
             self._tell(error)
             self._exit(error)
+
+    def enter_for(self, stack: ExitStack) -> None:
+        """Enter this context until a stack ends, by two entries, of which an interrupt can cut only one."""
+        stack.callback(self._put_back)
+        stack.enter_context(self)
 
     def _put_back(self) -> None:
         self._over = True

@@ -23,7 +23,7 @@ from eventloop.state.undo import Undo
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
-from eventloop.training.scopes import EpochScope, EvalScope, RunScope, keep_until_end
+from eventloop.training.scopes import EpochScope, EvalScope, keep_until_end, run_scope
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ class Evaluations(LoopTrainer):
 
 def _within_run(trainer: LoopTrainer, work: Callable[[], T]) -> T:
     """Return what `work` returns in a run that only evaluates, and end the run wherever Ctrl-C comes."""
-    scope, undo = RunScope(trainer, trains=False), Undo()
-    undo.step(scope.leave)
+    scope, undo = run_scope(trainer, trains=False)
     with undo, undo, scope:
         return work()
 

@@ -38,6 +38,9 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
+from eventloop.metrics.current import leave_run
+from eventloop.metrics.storage import ENTERED, EventStorage
+from eventloop.state.undo import Undo
 from eventloop.stops.ending import ERROR, LEFT, drain, ends_at_once, log_rest
 from eventloop.training.protocols import LoopTrainer
 from eventloop.util.text import error_text
@@ -108,17 +111,19 @@ class RunScope(Scope):
         super().__init__(trainer)
         self._trains = trains
         self._outermost = False
+        self._outside: tuple[EventStorage, ...] = ()
         self._left = self._finished = True  # a run that could not be opened has nothing to end
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
+            self._outside, self._finished = ENTERED.get(), False
             try:
                 self.trainer.open_run(trains=self._trains)
-                self._left = self._finished = False
+                self.trainer.metrics.__enter__()  # for get_event_storage
+                self._left = False
             except BaseException:
-                self.trainer.running = False
-                self.trainer.ownership.end()
+                self._finish()
                 raise
         return super().__enter__()
 
@@ -157,9 +162,12 @@ class RunScope(Scope):
     def _finish(self) -> None:
         trainer = self.trainer
         trainer.running, trainer.failure, trainer.delivering = False, None, False
+        trainer.passing = None
         trainer.during_run.close()  # empty by now, unless an interrupt has cut the exit short
         trainer.stops.end_run()
         trainer.clock.end_run()
+        trainer.modes.end_run(trainer.model)
+        leave_run(trainer.metrics, self._outside)
         trainer.ownership.end()
         self._finished = True
 
@@ -183,11 +191,29 @@ class RunScope(Scope):
                 drain(trainer, closes=closes, at_once=at_once)
 
 
+def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = True) -> tuple[RunScope, Undo]:
+    """Return the scope of a run, and an undo around it that ends the run wherever Ctrl-C comes.
+
+        scope, undo = run_scope(trainer)
+        with undo, undo, scope:
+            ...
+
+    Args:
+        trainer: the trainer.
+        trains: False for a run that only evaluates.
+        grad_mode: False in a generator, as for `Undo`.
+    """
+    scope, undo = RunScope(trainer, trains=trains), Undo(grad_mode=grad_mode)
+    undo.step(scope.leave)
+    return scope, undo
+
+
 class TrainScope(Scope):
     """A training, from `before_train` to `after_train`."""
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
+        self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer

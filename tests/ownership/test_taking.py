@@ -149,6 +149,7 @@ def test_a_heartbeat_shows_that_its_owner_lives(run: Path, monkeypatch: pytest.M
     """It sets the time of the file, and writes the state that it is given."""
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
     heartbeat = Heartbeat([take(run, "training")], lost=print)
+    heartbeat.start()
     (path,) = records_in(run)
     os.utime(path, (1.0, 1.0))
     until(lambda: path.stat().st_mtime > 1.0)
@@ -166,6 +167,7 @@ def test_an_owner_that_was_followed(run: Path, forge: Forge, monkeypatch: pytest
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
     lost: list[Path] = []
     heartbeat = Heartbeat([take(run, "training")], lost=lost.append)
+    heartbeat.start()
     (path,) = records_in(run)
     forge()
     path.unlink()
@@ -210,6 +212,7 @@ def test_a_file_that_somebody_removed_is_written_again(run: Path, caplog: pytest
 def test_a_forked_child_gives_nothing_back(run: Path) -> None:
     """It neither owns the directory of its parent, nor may it take it."""
     heartbeat = Heartbeat([held := take(run, "training")], lost=print)
+    heartbeat.start()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         heartbeat.ending()
