@@ -88,6 +88,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 "expected one EventLoopHook in the hooks of a Runner, got two: give one of them all hooks "
                 "and writers"
             )
+        if self._ride.within_call:
+            return  # a hook validates or tests within the training, whose run goes on
+        self._ride.leave_run()
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
@@ -117,8 +120,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 self._measure(hook, names)
 
     def after_run(self, runner: Runner) -> None:
-        """End the run."""
-        self._ride.end_run()
+        """End the run, unless a hook has validated or tested within the training."""
+        if not self._ride.within_call:
+            self._ride.end_run()
 
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
