@@ -234,10 +234,16 @@ class Ride:
         """Whether a call that `ending_run` has wrapped is under way."""
         return self._calls > 0
 
-    def ending_run(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def ending_run(
+        self, call: Callable[..., Any], end: Callable[[BaseException], None] | None = None
+    ) -> Callable[..., Any]:
         """Return a function that makes a call of the host, and ends the run with an error that it raises.
 
         An error of a call within such a call does not end the run, because the host's user may catch it.
+
+        Args:
+            call: the call.
+            end: the function that ends the run; by default `end_run`.
         """
 
         @wraps(call)
@@ -247,7 +253,7 @@ class Ride:
                 return call(*args, **kwargs)
             except BaseException as error:
                 if self._calls == 1:
-                    self.end_run(error)
+                    (end or self.end_run)(error)
                 raise
             finally:
                 self._calls -= 1
@@ -255,9 +261,11 @@ class Ride:
         return ending_run
 
     def leave_run(self) -> None:
-        """End a run that the host has ended without telling, as where another callback's error hid the end."""
+        """End a run whose end an error of another callback has hidden."""
         if self.trainer is not None and self.trainer.running:
-            logger.warning("%s begins a run without the end of the last one, which the bridge ends", self.host)
+            logger.warning(
+                "%s begins a run without the end of the last one, which the bridge ends", self.host
+            )
             self.end_run(GeneratorExit())
 
     def end_run(self, error: BaseException | None = None) -> None:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -37,14 +38,15 @@ def fail(engine: Engine) -> None:
 
 def evaluate_badly(engine: Engine) -> None:
     """Catch the error of an evaluator's run within the training."""
-    evaluator = Engine(lambda engine, batch: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        evaluator.run([1])
+        EVALUATORS[engine].run([1, 0])
 
 
+EVALUATORS: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 STEERS: dict[str, Steer] = {
     "fail": fail,
     "evaluate_badly": evaluate_badly,
+    "evaluate": lambda engine: EVALUATORS[engine].run([1]),
     "set_data": lambda engine: engine.set_data(list(range(10, 15))),
     "longer": lambda engine: setattr(engine.state, "max_epochs", 4),
     "another epoch": lambda engine: setattr(engine.state, "epoch", 2),
@@ -67,6 +69,7 @@ class Ran:
     def __init__(self, moment: Any, steer: Steer, *, takes_errors: bool = False) -> None:
         self.rows: list[tuple[Any, ...]] = []
         self.engine = Engine(lambda engine, batch: self.rows.append(("batch", batch)))
+        self.evaluator = EVALUATORS[self.engine] = Engine(lambda engine, batch: 1 / batch)
         self.engine.add_event_handler(moment, lambda engine: steer(engine))
         for event in (*Events,):
             if event is not Events.EXCEPTION_RAISED:  # its handler would take every error
@@ -98,14 +101,14 @@ def test_a_steered_engine_runs_as_without_the_bridge(
     """An engine that its user steers has the events, counters and batches that it has without the bridge."""
     alone = Ran(MOMENTS[moment], STEERS[steer], takes_errors=takes_errors).run()
     ours = Ran(MOMENTS[moment], STEERS[steer], takes_errors=takes_errors)
-    bus = attach(ours.engine, work_dir=tmp_path)
+    bus = attach(ours.engine, work_dir=tmp_path, evaluators={"val": ours.evaluator})
     opened: list[str] = []
     bus.on("*")(lambda event: opened.append(type(event).__name__))
 
     ours.run()
 
     assert ours.rows == alone.rows
-    for part in ("Run", "Train", "TrainEpoch"):
+    for part in ("Run", "Train", "TrainEpoch", "Val"):
         assert opened.count(f"Before{part}") == opened.count(f"After{part}"), part
 
 

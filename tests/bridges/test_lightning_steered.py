@@ -107,3 +107,68 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
         assert seen.count(f"Before{part}") >= seen.count(f"After{part}"), part
         if part != "TrainIter" and part != "ValIter":
             assert seen.count(f"Before{part}") == seen.count(f"After{part}"), part
+
+
+def test_optimizers_that_a_program_changes(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """The logged rate, and the events of a step, are those of the optimizer that makes the step."""
+    bridge = make_bridge(writers=[JSONLWriter()])
+    stepped = rows(bridge, "after_optimizer_step")
+
+    class Changing(Classifier):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.trainer.strategy.optimizers = [torch.optim.SGD(self.parameters(), lr=0.025)]
+
+    fit(tmp_path, bridge, model=Changing())
+
+    assert [line["lr"] for line in lines(tmp_path / "ride") if "lr" in line] == [0.1] * 4 + [0.025] * 4
+    assert len(stepped) == 8
+
+
+@pytest.mark.parametrize("method", ["on_exception", "teardown"])
+def test_another_callback_fails_at_the_end(make_bridge: MakeBridge, tmp_path: Path, method: str) -> None:
+    """A callback that fails at the end of a run hides neither its error nor the next training."""
+    bridge = make_bridge(writers=[JSONLWriter()])
+    seen = rows(bridge, "before_run", "after_run")
+    at, ends = At(method, 1, fail), At("on_train_batch_end", 3, fail)
+    trainer = make_trainer(tmp_path, at, *([ends] if method == "on_exception" else []), bridge)
+    model = Classifier()
+
+    with pytest.raises(OSError, match="broken"):
+        trainer.fit(model, loader())
+
+    assert costs(tmp_path / "ride")[0].complete or method == "teardown"
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(model, loader())
+    assert seen == ["BeforeRun", "AfterRun"] * 2
+    assert trainer.current_epoch == 4
+
+
+def test_a_trainer_within_the_training_shares_the_bridge(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """A second trainer that validates within the training, with the same callbacks, leaves the run as it is."""
+    bridge = make_bridge()
+    seen = rows(bridge, "before_run", "after_train_iter", "after_val", "after_run")
+
+    def validate(trainer: Trainer) -> None:
+        make_trainer(tmp_path, bridge).validate(Classifier(), loader(1), verbose=False)
+
+    fit(tmp_path, At("on_train_epoch_end", 1, validate), bridge, validates=False)
+
+    assert seen == ["BeforeRun", *["AfterTrainIter"] * 4, "AfterVal", *["AfterTrainIter"] * 4, "AfterRun"]
+
+
+def test_a_bridge_that_joins_late(make_bridge: MakeBridge, tmp_path: Path) -> None:
+    """A bridge that a program adds within a training does nothing until the next one."""
+    bridge = make_bridge()
+    seen = rows(bridge, "after_train_iter")
+    trainer = make_trainer(
+        tmp_path, At("on_train_batch_end", 3, lambda trainer: trainer.callbacks.append(bridge))
+    )
+    model = Classifier()
+
+    trainer.fit(model, loader(), loader(2))
+    assert seen == []
+
+    trainer.fit_loop.max_epochs = 3
+    trainer.fit(model, loader(), loader(2))
+    assert len(seen) == 4

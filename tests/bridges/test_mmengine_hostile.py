@@ -14,9 +14,12 @@ pytest.importorskip("mmengine", reason="mmengine is not installed: pip install '
 from tests.bridges.test_mmengine import Accuracy, loader, runner  # isort: skip  # silences a warning of torch
 
 from mmengine.hooks import Hook
+from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 
 from eventloop.bridges.mmengine import EventLoopHook
+from eventloop.writers import JSONLWriter
+from eventloop.writers.jsonl import read_jsonl
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
 
@@ -121,3 +124,36 @@ def test_a_steered_runner_trains_as_without_the_bridge(tmp_path: Path, moment: s
     for part in PARTS:
         assert seen.count(f"Before{part}") == seen.count(f"After{part}"), part
     assert seen.count("AfterTrainIter") == count.iterations
+
+
+def test_optimizers_that_a_program_changes(tmp_path: Path) -> None:
+    """The logged rate, and the events of a step, are those of the optimizer that makes the step."""
+    ride = EventLoopHook(work_dir=tmp_path / "ride", writers=[JSONLWriter()])
+    stepped: list[str] = []
+    ride.bus.on("after_optimizer_step", "after_backward")(lambda event: stepped.append(type(event).__name__))
+
+    def change(runner: Runner) -> None:
+        runner.optim_wrapper = OptimWrapper(torch.optim.SGD(runner.model.parameters(), lr=0.025))
+        runner.optim_wrapper.initialize_count_status(runner.model, runner.iter, runner.max_iters)
+
+    runner(tmp_path, At("before_train_epoch", 2, change), ride).train()
+
+    lines = list(read_jsonl(tmp_path / "ride" / "metrics.jsonl"))
+    assert [line["lr"] for line in lines if "lr" in line] == [0.1] * 4 + [0.025] * 4
+    assert stepped == ["AfterBackward", "AfterOptimizerStep"] * 8
+
+
+def test_another_hook_fails_at_the_end(tmp_path: Path) -> None:
+    """A hook that fails after the training hides neither its error nor the next training."""
+    ride = EventLoopHook(work_dir=tmp_path / "ride", writers=[JSONLWriter()])
+    seen: list[str] = []
+    ride.bus.on("before_run", "after_run")(lambda event: seen.append(type(event).__name__))
+    ours = runner(tmp_path, At("after_run", 1, fail), ride)
+
+    with pytest.raises(OSError, match="broken"):
+        ours.train()
+    ours.train_loop._max_epochs = 3
+    ours.train()
+
+    assert seen == ["BeforeRun", "AfterRun"] * 2
+    assert ours.epoch == 3

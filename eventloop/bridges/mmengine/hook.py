@@ -73,6 +73,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
         self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
 
     # --- the run -------------------------------------------------------------------------------------------
@@ -111,9 +112,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         )  # fmt: skip
         self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
-        trainer.during_run.enter_context(announced_steps(trainer))
-        for wrapper in named_optimizers(wrappers).values():
-            self._ride.methods.replace(wrapper, "backward", self._backward)
+        self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
+        self._wrappers = []
+        self._measure_backward(wrappers)
         if self._ride.measure:
             names = RowNames()
             for hook in runner.hooks:
@@ -143,8 +144,14 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Begin an iteration."""
-        if self._runs:
-            self.trainer.begin_iter(data_batch)
+        if not self._runs:
+            return
+        trainer, wrappers = self.trainer, runner.optim_wrapper
+        if (optimizers := _optimizers(wrappers)) != trainer.optimizer:  # the program has changed it
+            trainer.optimizer = optimizers
+            self._follow_steps()
+            self._measure_backward(wrappers)
+        trainer.begin_iter(data_batch)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict[str, Any] | None = None
@@ -174,6 +181,12 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
         if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
             loop.stop_training = True
+
+    def _measure_backward(self, wrappers: Any) -> None:
+        for wrapper in named_optimizers(wrappers).values():
+            if not any(each is wrapper for each in self._wrappers):
+                self._wrappers.append(wrapper)
+                self._ride.methods.replace(wrapper, "backward", self._backward)
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         trainer, waits = self.trainer, self.trainer.clock.waits
