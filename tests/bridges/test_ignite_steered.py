@@ -47,6 +47,7 @@ STEERS: dict[str, Steer] = {
     "fail": fail,
     "evaluate_badly": evaluate_badly,
     "evaluate": lambda engine: EVALUATORS[engine].run([1]),
+    "run again": lambda engine: engine.run(list(range(20, 25)), max_epochs=3),
     "set_data": lambda engine: engine.set_data(list(range(10, 15))),
     "longer": lambda engine: setattr(engine.state, "max_epochs", 4),
     "another epoch": lambda engine: setattr(engine.state, "epoch", 2),
@@ -70,7 +71,8 @@ class Ran:
         self.rows: list[tuple[Any, ...]] = []
         self.engine = Engine(lambda engine, batch: self.rows.append(("batch", batch)))
         self.evaluator = EVALUATORS[self.engine] = Engine(lambda engine, batch: 1 / batch)
-        self.engine.add_event_handler(moment, lambda engine: steer(engine))
+        self.steers = [steer]  # once
+        self.engine.add_event_handler(moment, lambda engine: self.steers and self.steers.pop()(engine))
         for event in (*Events,):
             if event is not Events.EXCEPTION_RAISED:  # its handler would take every error
                 self.engine.add_event_handler(event, self._note, event.name)

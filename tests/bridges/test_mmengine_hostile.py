@@ -18,6 +18,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.runner import Runner
 
 from eventloop.bridges.mmengine import EventLoopHook
+from eventloop.costs.records import read_costs
 from eventloop.writers import JSONLWriter
 from eventloop.writers.jsonl import read_jsonl
 
@@ -70,7 +71,7 @@ def validate(runner: Runner) -> None:
     runner.model.train()
 
 
-def test(runner: Runner) -> None:
+def run_test(runner: Runner) -> None:
     runner.test()
     runner.model.train()
 
@@ -88,7 +89,9 @@ def other_loader(runner: Runner) -> None:
     runner.train_loop.dataloader = loader(2)
 
 
-STEERS = {each.__name__: each for each in (stop, fail, caught, validate, test, save, longer, other_loader)}
+STEERS = {
+    each.__name__: each for each in (stop, fail, caught, validate, run_test, save, longer, other_loader)
+}
 MOMENTS = {
     "before_run": 1, "before_train": 1, "before_train_epoch": 2, "before_train_iter": 3,
     "after_train_iter": 3, "after_train_epoch": 1, "before_val_epoch": 1, "after_val_iter": 1,
@@ -139,7 +142,7 @@ def test_optimizers_that_a_program_changes(tmp_path: Path) -> None:
     runner(tmp_path, At("before_train_epoch", 2, change), ride).train()
 
     lines = list(read_jsonl(tmp_path / "ride" / "metrics.jsonl"))
-    assert [line["lr"] for line in lines if "lr" in line] == [0.1] * 4 + [0.025] * 4
+    assert [line["lr"] for line in lines if "lr" in line] == [0.1, 0.025]
     assert stepped == ["AfterBackward", "AfterOptimizerStep"] * 8
 
 
@@ -157,3 +160,13 @@ def test_another_hook_fails_at_the_end(tmp_path: Path) -> None:
 
     assert seen == ["BeforeRun", "AfterRun"] * 2
     assert ours.epoch == 3
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(1, "runner.train_loop.stop_training"), (8, "completed")])
+def test_a_stop_of_the_host_is_the_reason(tmp_path: Path, number: int, outcome: str) -> None:
+    """A training that a hook stops before its last iteration is not complete, and says who stopped it."""
+    ride = EventLoopHook(work_dir=tmp_path / "ride")
+
+    runner(tmp_path, At("after_train_iter", number, stop), ride).train()
+
+    assert read_costs(tmp_path / "ride").outcome == outcome

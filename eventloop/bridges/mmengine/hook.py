@@ -73,6 +73,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._trains = False  # whether the run has a training
         self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
         self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
 
@@ -100,6 +101,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 self._ride.methods.replace(loop, "run", self._ride.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
+        self._trains = training
         loop = _train_loop(runner)
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
@@ -122,11 +124,17 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def after_run(self, runner: Runner) -> None:
         """End the run, unless a hook has validated or tested within the training."""
-        if not self._ride.within_call:
-            self._ride.end_run()
+        if self._ride.within_call:
+            return
+        loop = _train_loop(runner)
+        if self._runs and self._trains and self.trainer.stop_reason is None and _ended_early(loop):
+            self.trainer.stop_reason = "runner.train_loop.stop_training"
+        self._ride.end_run()
 
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
+        if self._runs:
+            self._ride.end_run()  # of a validation that another hook has made before the training
         self._begin_run(runner, training=True)
 
     @property
@@ -282,6 +290,12 @@ def _train_loop(runner: Runner) -> Any:
     build it, with the data set, which a program that only tests may not have.
     """
     return runner._train_loop if isinstance(runner._train_loop, BaseLoop) else None
+
+
+def _ended_early(loop: Any) -> bool:
+    """Return whether a loop of training was stopped before its last iteration."""
+    stopped = getattr(loop, "stop_training", False)
+    return bool(stopped and getattr(loop, "iter", 0) < (getattr(loop, "max_iters", None) or float("inf")))
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")
