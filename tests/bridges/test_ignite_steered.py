@@ -94,6 +94,7 @@ class Ran:
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("steer", STEERS)
 @pytest.mark.parametrize("takes_errors", [False, True], ids=["errors leave", "errors are taken"])

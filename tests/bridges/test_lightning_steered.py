@@ -78,6 +78,7 @@ MOMENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("steer", STEERS)
 @pytest.mark.parametrize("first", [True, False], ids=["bridge first", "bridge last"])

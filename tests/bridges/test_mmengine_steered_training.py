@@ -99,6 +99,7 @@ MOMENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("steer", STEERS)
 def test_a_steered_runner_trains_as_without_the_bridge(tmp_path: Path, moment: str, steer: str) -> None:
