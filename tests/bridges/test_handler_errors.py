@@ -52,7 +52,7 @@ def ignite(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
     from eventloop.bridges.ignite import attach
 
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    engine = Engine(lambda engine, batch: optimizer.step())  # type: ignore[func-returns-value]
+    engine = Engine(lambda engine, batch: optimizer.step())
     evaluator = Engine(lambda engine, batch: None)
     engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: evaluator.run([1, 2]))
     bus = attach(engine, optimizer=optimizer, evaluators={"val": evaluator}, work_dir=work_dir / "ride")

@@ -25,10 +25,10 @@ PARTS = ("Run", "Train", "TrainEpoch", "TrainIter", "Val", "ValEpoch")
 
 
 class At(Callback):  # type: ignore[misc]
-    """Call a function with the trainer at one call of one method, and note the batches of the training."""
+    """Call a function with the trainer at one call of one method."""
 
     def __init__(self, method: str, number: int, do: Callable[[Trainer], object]) -> None:
-        self.method, self.number, self.do, self.batches = method, number, do, 0
+        self.number, self.do = number, do
         setattr(self, method, self._at)
 
     def _at(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:

@@ -24,10 +24,11 @@ PARTS = ("Run", "Train", "TrainEpoch", "Val", "ValEpoch", "Test")
 
 
 class At(TrainerCallback):
-    """Call a function with the trainer and the control at one call of one method, and count iterations."""
+    """Call a function with the trainer and the control at one call of one method."""
 
     def __init__(self, method: str, number: int, do: Callable[[Any, Any], object]) -> None:
-        self.number, self.do, self.trainer, self.iterations = number, do, None, 0
+        self.number, self.do = number, do
+        self.trainer: Any = None
         setattr(self, method, self._at)
 
     def _at(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -68,7 +69,7 @@ def other_rate(trainer: Any, control: Any) -> None:
 
 
 def without_bridge(trainer: Any, control: Any) -> None:
-    """Remove the bridge in the middle, and give it back."""
+    """Remove the bridge in the middle of the training."""
     trainer.remove_callback(EventLoopCallback)
 
 
@@ -98,7 +99,7 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
         callbacks = [*bridges, at] if first else [at, *bridges]
         ours = host(tmp_path / str(number), *callbacks, eval_dataset=rows(4), eval_strategy="epoch",
                     save_strategy="epoch")  # fmt: skip
-        at.trainer = ours  # type: ignore[assignment]
+        at.trainer = ours
         ends: list[Any] = []
         for _ in range(2):
             try:
