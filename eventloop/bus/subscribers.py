@@ -57,7 +57,6 @@ class Subscribers:
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
-        self._held: dict[type[Event], list[Event]] = {}
         self._noting = 0  # number of flushes that wait for events of subscribers
         self.after_close = AfterClose()
         self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
@@ -270,23 +269,6 @@ class Subscribers:
                 signal.record(recorder)
 
     @contextmanager
-    def holding(self, event: str | type[Event]) -> Iterator[None]:
-        """Hold back events of a type from background subscribers until the block ends."""
-        signal = self.signal(event)
-        held = self._held[signal.event_type] = []
-        self.refresh_routes()
-        try:
-            yield
-        except BaseException:
-            held.clear()
-            raise
-        finally:
-            del self._held[signal.event_type]
-            self.refresh_routes()
-            for each in held:
-                signal.hand_over(each)
-
-    @contextmanager
     def noting(self) -> Iterator[None]:
         """Count the events that background subscribers emit within the block, for `flush`."""
         self._note(1)
@@ -313,9 +295,6 @@ class Subscribers:
             if background.finished:
                 refuse = [partial(self.after_close.refuse, lane) for lane in lanes]
                 signal.hand_over_to(tuple(refuse), tuple(refuse), has_background=False)
-            elif event_type in self._held and lanes:
-                hold = self._held[event_type].append
-                signal.hand_over_to((hold,), (hold,), has_background=True)
             else:
                 feeds = [self._feeds(lane, event_type) for lane in lanes]
                 plain, stamped = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)

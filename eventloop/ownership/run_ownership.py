@@ -8,14 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from eventloop.bus import Bus
 from eventloop.checkpoint.directory import scan
-from eventloop.events import Event
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
@@ -29,10 +26,6 @@ logger = logging.getLogger("eventloop")
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """The errors of a directory in which this user cannot write; after others, another run may live there."""
-
-
-class _DiscardedError(Exception):
-    """Events are discarded that were held back."""
 
 
 class SavesIn(Protocol):
@@ -180,17 +173,6 @@ class RunOwnership:
             with suppress(OSError):  # a directory that cannot be read
                 await_end(self._directories())
         return self._last_sequence()
-
-    @contextmanager
-    def holding(self, bus: Bus, event: type[Event]) -> Iterator[None]:
-        """Hold back events of a type from background subscribers until the block ends, as `Bus.holding` does.
-
-        If another live run owns the work_dir, they are discarded: writers would write them into its files.
-        """
-        with suppress(_DiscardedError), bus.holding(event):
-            yield
-            if not self.may_write:
-                raise _DiscardedError
 
     def resumed_from(self, path: Path, newest: int) -> None:
         """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""
