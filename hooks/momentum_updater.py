@@ -126,7 +126,7 @@ class LinearAnnealingMomentumUpdaterHook(policies.LinearAnnealing, MomentumUpdat
 
         hooks=[LinearAnnealingMomentumUpdaterHook(min_momentum_ratio=0.9)]
 
-    The arguments, and what is raised for them, are those of `CosineAnnealingMomentumUpdaterHook`.
+    The arguments and their errors are those of `CosineAnnealingMomentumUpdaterHook`.
     """
 
     min_momentum: float | None = None
