@@ -49,10 +49,6 @@ logger = logging.getLogger("eventloop")
 
 StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
 
-# `_subscriptions` leaves them out of a hook that makes a step in each iteration
-_OF_ACCUMULATION = ["before_train", "before_train_iter", "after_train_epoch", "after_train"]
-_OF_ACCUMULATION += ["before_save_checkpoint"]
-
 
 class OptimizerHook(Hook):
     """Run zero_grad, backward, clipping and the optimizer's step after each forward pass.
@@ -150,12 +146,10 @@ class OptimizerHook(Hook):
             trainer.autocast = self._precision.autocast
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
-        """Yield the methods with their events, without those of an option that is not used."""
-        unused = [*_OF_ACCUMULATION] if self._window is None else []
-        unused += ["before_run"] if self._precision is None else []
+        """Yield the methods with their events; the default hook is called once in an iteration."""
         for method, events in super()._subscriptions(bus):
-            own = getattr(OptimizerHook, method.__name__, None)
-            if method.__name__ not in unused or getattr(method, "__func__", None) is not own:
+            own = getattr(OptimizerHook, method.__name__, None) is getattr(method, "__func__", None)
+            if self._window is not None or not own or method.__name__ == "after_train_iter":
                 yield method, events
 
     # --- before the forward pass ---------------------------------------------------------------------------
@@ -358,7 +352,7 @@ class OptimizerHook(Hook):
                 f"{scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
                 "the weights, with load_checkpoint"
             )
-        self._window.load(saved)
+        self._window = self._window.loaded(saved)
         if precision is not None:
             precision.load(state, name)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -54,11 +55,10 @@ class Accumulation:
         """Context that suspends the exchange of gradients; open from the forward pass to after backward."""
         self._fsdp: list[Any] = []
         """The modules of the model that FSDP2 shards."""
-        self._schedulers_allowed = False
 
     def use(self, given: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Use the trainer's optimizers, given as its attribute and as a list."""
-        self._given, self._optimizers, self._schedulers_allowed = given, optimizers, False
+        self._given, self._optimizers = given, optimizers
 
     def open(self, model: torch.nn.Module) -> None:
         """Find the modules that FSDP2 shards, and store a checkpoint's gradients in the parameters."""
@@ -141,10 +141,8 @@ class Accumulation:
 
     def allow_schedulers(self) -> None:
         """Prevent a scheduler's warning that it is stepped before the first optimizer step."""
-        if not self._schedulers_allowed:
-            self._schedulers_allowed = True
-            for optimizer in self._optimizers:
-                optimizer._opt_called = True  # type: ignore[attr-defined]
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]
 
     def parameters(self) -> list[torch.Tensor]:
         """Return the parameters of all optimizers."""
@@ -161,15 +159,19 @@ class Accumulation:
             state["parameters"] = self._names()
         return state
 
-    def load(self, saved: SavedWindow) -> None:
-        """Load an unfinished window, which keeps its length even if `cumulative_iters` has changed.
+    def loaded(self, saved: SavedWindow) -> Accumulation:
+        """Return a copy with a saved window, which keeps its length even if `cumulative_iters` has changed.
+
+        A copy, because a resume that is refused later restores the attributes of hooks, not of their parts.
 
         Raises:
             ValueError: the gradients do not fit the optimizers' parameters.
         """
         gradients = in_order_of(self._names(), saved.parameters, saved.gradients)
-        self._loaded = self._checked_gradients(gradients) if saved.count else []
-        self.count, self.divisor = saved.count, saved.divisor if saved.count else self.divisor
+        window = copy(self)
+        window._loaded = self._checked_gradients(gradients) if saved.count else []
+        window.count, window.divisor = saved.count, saved.divisor if saved.count else self.divisor
+        return window
 
     def _names(self) -> list[str]:
         return [] if self.model is None else labels(unwrap(self.model), self._given)
