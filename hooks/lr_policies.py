@@ -109,7 +109,7 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return min_lr + (base - min_lr) (1 - p / P)^power."""
-        power, low = number("power", self.power, above=0), self.lowest()
+        power, low = number("power", self.power, above=0), self._lowest()
         return lambda base, p, total: low + (base - low) * (1 - p / total) ** power
 
 
@@ -172,7 +172,7 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula: base until s = round(start_percent P), then half a cosine from s to P."""
-        flat, low = self.start_percent, self.lowest_or_ratio()
+        flat, low = self.start_percent, self._lowest_or_ratio()
         if not isinstance(flat, float):
             raise TypeError(f"start_percent must be a float in [0, 1), got {flat!r}")
         number("start_percent", flat, least=0, below=1)
@@ -211,7 +211,7 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
-        periods, weights, low = self.periods, self.restart_weights, self.lowest_or_ratio()
+        periods, weights, low = self.periods, self.restart_weights, self._lowest_or_ratio()
         if not isinstance(periods, list | tuple) or not periods:
             raise TypeError(f"periods must be a list of ints, got {periods!r}")
         for period in periods:

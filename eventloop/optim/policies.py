@@ -37,12 +37,12 @@ class Policy:
         """Check the policy's arguments and return its formula; None if the class computes values itself."""
         return None
 
-    def lowest(self) -> float:
+    def _lowest(self) -> float:
         """Return the argument `min_lr` or `min_momentum`, which is the lowest value."""
         name = f"min_{self.param_name}"
         return number(name, getattr(self, name), least=0)
 
-    def lowest_or_ratio(self) -> Callable[[float], float]:
+    def _lowest_or_ratio(self) -> Callable[[float], float]:
         """Return the function `(base) -> lowest value`.
 
         The lowest value is the argument `min_lr`, or the product of base and `min_lr_ratio`. For a momentum
@@ -54,7 +54,7 @@ class Policy:
             got = "neither" if value is None else f"both ({name}={value!r}, {name}_ratio={ratio!r})"
             raise ValueError(f"expected exactly one of {name} and {name}_ratio, got {got}")
         if value is not None:
-            lowest = self.lowest()
+            lowest = self._lowest()
             return lambda base: lowest
         factor = number(f"{name}_ratio", ratio, least=0)
         return lambda base: base * factor
@@ -80,7 +80,7 @@ class Step(Policy):
         else:
             raise TypeError(f"step must be an int or a list of ints, got {step!r}")
         number("gamma", gamma, above=0)
-        low = 0.0 if getattr(self, f"min_{self.param_name}") is None else self.lowest()
+        low = 0.0 if getattr(self, f"min_{self.param_name}") is None else self._lowest()
 
         def value(base: float, p: int, total: int) -> float:
             steps = p // step if isinstance(step, int) else bisect_right(step, p)
@@ -96,7 +96,7 @@ class CosineAnnealing(Policy):
 
     def formula(self) -> Formula:
         """Return the formula low + (base - low) (1 + cos(pi p / P)) / 2."""
-        low = self.lowest_or_ratio()
+        low = self._lowest_or_ratio()
         return lambda base, p, total: annealing_cos(base, low(base), p / total)
 
 
@@ -107,7 +107,7 @@ class LinearAnnealing(Policy):
 
     def formula(self) -> Formula:
         """Return the formula base + (low - base) p / P."""
-        low = self.lowest_or_ratio()
+        low = self._lowest_or_ratio()
         return lambda base, p, total: annealing_linear(base, low(base), p / total)
 
 
