@@ -137,7 +137,7 @@ def _options(cost: HandlerCost) -> str:
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
     seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
-    if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
+    if cost.times.max and cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = cost.times.p99 if cost.times.p99 > cost.times.max / 10 else cost.times.max
         calls = f"{duration(busy)} in 1 of {round(cost.calls / max(1, round(seconds / busy)))} calls"
     return Advice(
