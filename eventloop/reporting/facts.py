@@ -18,7 +18,7 @@ from eventloop.costs.records import (
 )
 from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
-from eventloop.reporting.waits import waits_by_cause
+from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
@@ -92,13 +92,13 @@ def _duration_facts(costs: RunCosts) -> list[Fact]:
         return []
     iterations = costs.phases.wall - sum(getattr(costs.phases, wait) for wait in WAITS)
     parts = {"iterations": iterations, "evaluation": costs.evaluation}
-    waits = [each for each in waits_by_cause(costs) if each.seconds >= NEGLIGIBLE * costs.seconds]
-    parts |= {WAITING[each.cause]: each.seconds for each in waits}
+    waits = {cause: s for cause, s in waits_by_cause(costs).items() if s >= NEGLIGIBLE * costs.seconds}
+    parts |= {WAITING[cause]: seconds for cause, seconds in waits.items()}
     outside = costs.seconds - sum(parts.values())
     parts["the rest"] = outside if outside >= NEGLIGIBLE * costs.seconds else 0.0
     shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
     took = Fact("took", f"{duration(costs.seconds)}{f': {shares}' if shares else ''}")
-    return [took, *(Fact(WAITING[each.cause], each.shares(costs.seconds)) for each in waits)]
+    return [took, *(Fact(WAITING[cause], wait_text(costs, cause, costs.seconds)) for cause in waits)]
 
 
 def _iteration_facts(costs: RunCosts) -> list[Fact]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from eventloop.checkpoint.commit import MANIFEST
 from eventloop.costs.ranks import RankTimes, Straggler
@@ -73,10 +74,9 @@ def load_report(run: Path) -> Report:
         lines = advice(costs, [] if slow is not None else records or None)
     if slow is not None:
         lines = [rank_advice(slow, records), *lines][:MOST]
-    return Report(
-        run=name, costs=costs, log=log, notes=_notes(run, costs, log), missing=missing or _without(costs),
-        advice=lines, ranks=times_of(records), slow_rank=slow,
-    )  # fmt: skip
+    report = Report(run=name, costs=costs, log=log, notes=_notes(run, costs, log), advice=lines)
+    missing = missing or _without(costs)
+    return replace(report, missing=missing, ranks=times_of(records), slow_rank=slow)
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:

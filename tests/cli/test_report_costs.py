@@ -11,12 +11,7 @@ from eventloop.costs.records import TrendPoint, write_costs
 from eventloop.reporting.comparison import compare, comparison_tables
 from eventloop.reporting.facts import OUTSIDE_HANDLERS, facts
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import (
-    handlers_table,
-    outside_table,
-    phases_table,
-    subscribers_table,
-)
+from eventloop.reporting.run_tables import handlers_table, phases_table, subscribers_table
 from tests.cli.reported_runs import (
     TIMES,
     costs,
@@ -213,9 +208,9 @@ def test_handlers_outside_of_the_iterations() -> None:
     """They have a table of their own, with calls, total and mean, and nothing of an iteration."""
     record = costs(handlers=[handler(), outside()])
 
-    (row,) = outside_table(record).rows
+    (row,) = handlers_table(record, inside=False).rows
     assert [row[0] for row in handlers_table(record).rows[1:]] == ["EMAHook.after_train_iter"]
-    assert outside_table(record).header == [
+    assert handlers_table(record, inside=False).header == [
         "handler", "event", "filter", "priority", "calls", "in all", "a call", "max",
     ]  # fmt: skip
     assert row == [

@@ -64,11 +64,9 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
     """
     measure = _MEASURES[statistic]
     differences = _resampled(b, measure, SEED + 1) - _resampled(a, measure, SEED)
-    low, high = np.quantile(differences, (0.025, 0.975))
-    return Difference(
-        a=float(measure(a)), b=float(measure(b)), low=float(low), high=float(high),
-        spread=max(_spread(points, statistic) for points in (a, b)), statistic=statistic,
-    )  # fmt: skip
+    low, high = map(float, np.quantile(differences, (0.025, 0.975)))
+    spread = max(_spread(points, statistic) for points in (a, b))
+    return Difference(float(measure(a)), float(measure(b)), low, high, spread, statistic)
 
 
 def rare(points: Points) -> bool:
