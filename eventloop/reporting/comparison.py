@@ -119,7 +119,10 @@ class Comparison(NamedTuple):
             for i, row in compared.items()
             for run, mark in extremes([value and value.value for value in row.values]).items()
         }
-        return Table(self.title, [self.what, *names], rows, marks=marks)
+        later = range(1, len(names)) if self.ratios else ()
+        ratios = {(i, run + 1): row.ratio(run) for i, row in enumerate(self.rows) for run in later}
+        below = {cell: ratio for cell, ratio in ratios.items() if ratio.endswith("×")}
+        return Table(self.title, [self.what, *names], rows, marks=marks, below=below)
 
 
 def compare(reports: Sequence[Report]) -> list[Comparison]:

@@ -24,7 +24,10 @@ from eventloop.util.formatting import duration, memory_size, three_digits
 OUTSIDE_HANDLERS = "(outside of handlers)"
 """The name of the row for the part of the hooks phase that belongs to no handler."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events whose handlers are not called from within another handler, unlike `after_backward`."""
+"""The events whose handlers are not called from within another handler, unlike `after_backward`.
+
+Callbacks of other engines are not either; their events are not in `IN_ITERATION`.
+"""
 NEGLIGIBLE = 0.02
 """The smallest share of time outside of handlers, outside of iterations, or of waits, that gets a row."""
 ESTIMATED = "~"
@@ -59,12 +62,8 @@ def facts(report: Report) -> list[Fact]:
     costs, log = report.costs, report.log
     found = [Fact("state", state(report), bad=state(report).startswith("error"))]
     if costs is not None:
-        found += [
-            *_duration_facts(costs),
-            *_iteration_facts(costs),
-            *_memory_facts(costs),
-            *_event_facts(costs),
-        ]
+        memory = [Fact("peak memory", text)] if (text := memory_text(costs.memory)) else []
+        found += [*_duration_facts(costs), *_iteration_facts(costs), *memory, *_event_facts(costs)]
     elif log is not None and log.curves:
         found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
     return found
@@ -124,11 +123,6 @@ def step_times(costs: RunCosts) -> dict[str, float]:
     return {**found, "mean": costs.phases.wall / costs.phases.iterations}
 
 
-def _memory_facts(costs: RunCosts) -> list[Fact]:
-    text = memory_text(costs.memory)
-    return [Fact("peak memory", text)] if text else []
-
-
 def memory_text(memory: Memory) -> str:
     """Return the peak memory of the host and of each device on one line; "" if both are unknown."""
     parts = [] if memory.host is None else [f"host {memory_size(memory.host)}"]
@@ -164,12 +158,12 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     phases. They are subtracted, because they are not part of the hooks phase. Handlers of events within such
     a handler, such as `after_backward`, are not added, because the outer handler's time includes theirs.
     """
-    foreign = [
-        c for c in costs if c.in_iteration and c.event not in IN_ITERATION
-    ]  # another engine's callbacks
-    handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST) + sum(
-        c.seconds for c in foreign
-    )
+    outermost = [
+        cost
+        for cost in costs
+        if cost.event in _OUTERMOST or (cost.in_iteration and cost.event not in IN_ITERATION)
+    ]
+    handlers = sum(cost.seconds for cost in outermost)
     apart = {phase for cost in costs for phase in cost.includes}
     rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in apart))
     return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

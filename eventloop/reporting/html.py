@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop._version import __version__
-from eventloop.reporting.comparison import Comparison, compare, runs_table
+from eventloop.reporting.comparison import compare, runs_table
 from eventloop.reporting.facts import facts, labels, missed
 from eventloop.reporting.report import Report
 from eventloop.reporting.run_tables import (
@@ -173,7 +173,7 @@ def _heads(runs: Sequence[NamedRun]) -> str:
         for line in run.report.advice
     )
     notes = [f"{run.name}: {note}" for run in runs for note in [*run.report.missing, *run.report.notes]]
-    return f"<h1>{len(runs)} runs</h1>{_table(table, styles=styles)}{advice}{_remarks(notes)}"
+    return f"<h1>{len(runs)} runs</h1>{_table(table, styles)}{advice}{_remarks(notes)}"
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:
@@ -219,24 +219,15 @@ def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
     for each in compare([run.report for run in runs]):
         shown = each._replace(rows=[row for row in each.rows if each.ratios and row.matters])
         others = each._replace(rows=[row for row in each.rows if row not in shown.rows])
-        html = f"<h3>{each.title}</h3>{_table(shown.table(names), _ratios(shown))}" if shown.rows else ""
+        html = f"<h3>{each.title}</h3>{_table(shown.table(names))}" if shown.rows else ""
         count = f"{len(others.rows)} more, which differ by less than 1 % of a run"
-        if others.rows:
-            table = others.table(names)
-            html += _folded(count if each.ratios else "As a table", table, _ratios(others))
+        html += _folded(count if each.ratios else "As a table", others.table(names)) if others.rows else ""
         found.append((each.title, html))
     return found
 
 
-def _ratios(each: Comparison) -> dict[tuple[int, int], str]:
-    """Return the ratios to the first run that are shown below values, by row and column."""
-    cells = [(i, run) for i, row in enumerate(each.rows) for run in range(1, len(row.values)) if each.ratios]
-    found = {(i, run + 1): each.rows[i].ratio(run) for i, run in cells}
-    return {cell: ratio for cell, ratio in found.items() if ratio.endswith("×")}
-
-
-def _folded(what: str, table: Table, below: Mapping[tuple[int, int], str] = {}) -> str:
-    return f"<details><summary>{escape(what)}</summary>{_table(table, below)}</details>"
+def _folded(what: str, table: Table) -> str:
+    return f"<details><summary>{escape(what)}</summary>{_table(table)}</details>"
 
 
 def _background(runs: Sequence[NamedRun]) -> str:
@@ -281,13 +272,12 @@ def _chart(chart: Chart) -> str:
     return f'<figure aria-label="{title}"><h3>{title}</h3>{drawn}{_remarks([chart.note])}</figure>'
 
 
-def _table(table: Table, below: Mapping[tuple[int, int], str] = {}, styles: Sequence[str] = ()) -> str:
+def _table(table: Table, styles: Sequence[str] = ()) -> str:
     """Return a table with the lines of its note below it.
 
     It scrolls horizontally in its own box if it is wider than the screen.
 
     Args:
-        below: small texts below cells, by row and column.
         styles: the style of the first cell of each row; () for none.
     """
     header = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
@@ -295,11 +285,7 @@ def _table(table: Table, below: Mapping[tuple[int, int], str] = {}, styles: Sequ
     for number, row in enumerate(table.rows):
         cells = [
             _cell(
-                "td",
-                cell,
-                column < table.left,
-                table.marks.get((number, column)),
-                below.get((number, column)),
+                "td", cell, column < table.left, table.marks.get(at := (number, column)), table.below.get(at)
             )
             for column, cell in enumerate(row)
         ]

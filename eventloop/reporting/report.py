@@ -24,6 +24,9 @@ from eventloop.tracing.files import FOLDER as TRACES
 VERSION = 1
 SHOWN = 5
 """The largest number of file names in an error message."""
+WITHOUT = (
+    f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
+)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +78,9 @@ def load_report(run: Path) -> Report:
     if slow is not None:
         lines = [rank_advice(slow, records), *lines][:MOST]
     report = Report(run=name, costs=costs, log=log, notes=_notes(run, costs, log), advice=lines)
-    missing = missing or _without(costs)
-    return replace(report, missing=missing, ranks=times_of(records), slow_rank=slow)
+    return replace(
+        report, missing=missing or ([] if costs else [WITHOUT]), ranks=times_of(records), slow_rank=slow
+    )
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
@@ -112,13 +116,6 @@ def _nothing(run: Path) -> str:
 
 def _from_events(run: Path) -> str:
     return f"`eventloop replay {run} --to jsonl --out {run}` makes {METRICS} from {EVENTS}"
-
-
-def _without(costs: RunCosts | None) -> list[str]:
-    text = (
-        f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
-    )
-    return [text] if costs is None else []
 
 
 def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:

@@ -49,6 +49,8 @@ class Table(NamedTuple):
     """The columns that a narrow terminal shows first, by importance; all other columns follow."""
     marks: Mapping[tuple[int, int], str] = {}
     """The marks "best" and "worst" of cells, by row and column."""
+    below: Mapping[tuple[int, int], str] = {}
+    """The ratios to the first run that the page shows below values, by row and column."""
 
     def by_importance(self) -> list[int]:
         """Return the indices of the columns with a text or number, the most important first."""
