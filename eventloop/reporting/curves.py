@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -67,30 +67,30 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     high: list[float]
 
 
-class RunLog(msgspec.Struct, frozen=True, kw_only=True):
+class RunLog(msgspec.Struct, kw_only=True):
     """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
 
-    whole: int
+    whole: int = 0
     """The number of complete lines in the file."""
-    curves: list[Curve]
+    curves: list[Curve] = []
     """The curves, in the order of their first records."""
-    resumed_at: list[int]
+    resumed_at: list[int] = []
     """The number of completed iterations at each resume from an earlier iteration."""
-    superseded: int
+    superseded: int = 0
     """The number of records of iterations that a resumed run repeated; no curve contains them."""
-    cut_short: int
+    cut_short: int = 0
     """The number of lines that are damaged or were cut short by a kill.
 
     A run under way may have one such line, its last.
     """
-    ended: str | None
+    ended: str | None = None
     """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error.
 
     None if the call has not ended, or if its end was not logged.
     """
     begun_again: bool = False
     """Whether a call began after an earlier one ended, and has not ended itself: it runs or was killed."""
-    info: dict[str, str]
+    info: dict[str, str] = {}
     """The facts of the `run_info` events, by name."""
 
 
@@ -110,20 +110,21 @@ def read_curves(path: Path) -> RunLog:
             reader.read(lines)
         file.seek(0)
         line = file.readline(60)
-    if line and not reader.whole:
+    log = reader.log()
+    if line and not log.whole:
         raise ValueError(
             f"{path} has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` "
             f"and `step`, got the first line {line!r}"
         )
-    return reader.log()
+    return log
 
 
-class _Records(NamedTuple):
-    """The records of one curve as two arrays, and the number of records before each part of the run."""
+class _Records:
+    """The records of one curve as two arrays, and the number of records before each part that has some."""
 
-    steps: array[int]
-    values: array[float]
-    begins: list[int]
+    def __init__(self) -> None:
+        self.steps, self.values = array("q"), array("d")
+        self.begins: dict[int, int] = {}
 
     def latest(self, limits: Sequence[float]) -> tuple[Integers, Floats]:
         """Return the steps and values that no later part has replaced.
@@ -134,9 +135,9 @@ class _Records(NamedTuple):
         steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
         kept = np.ones(len(steps), bool)
         again, end = math.inf, len(steps)  # from the step `again` on a later part has the curve
-        for limit, begin in zip(reversed(limits), reversed(self.begins), strict=True):
+        for part, begin in reversed(self.begins.items()):
             own = steps[begin:end]
-            kept[begin:end] = (own <= limit) & (own < again)
+            kept[begin:end] = (own <= limits[part]) & (own < again)
             if kept[begin:end].any():
                 again = int(own[kept[begin:end]][0])
             end = begin
@@ -150,16 +151,11 @@ class _Reader:
     """
 
     def __init__(self) -> None:
-        self.whole = 0
-        self._cut_short = 0
+        self._log = RunLog()
         self._starts = [0]  # the number of completed iterations at the begin of each part
-        self._curves: defaultdict[tuple[str, str], _Records] = defaultdict(self._new_records)
+        self._curves: defaultdict[tuple[str, str], _Records] = defaultdict(_Records)
         self._furthest = 0  # the largest step of the current part
         self._last_trained: int | None = 0  # None: the file has `before_run` lines, and needs no guess
-        self._resumed_at: list[int] = []
-        self._ended: str | None = None
-        self._begun_again = False
-        self._info: dict[str, str] = {}
 
     def read(self, lines: list[bytes]) -> None:
         """Read some lines; those of other programs are left out."""
@@ -172,23 +168,13 @@ class _Reader:
     def log(self) -> RunLog:
         """Return the content of all lines read so far; the records of each curve are freed in turn."""
         limits = [*accumulate([math.inf, *self._starts[:0:-1]], min)][::-1]
-        curves, superseded = [], 0
         for mode, key in [*self._curves]:
             records = self._curves.pop((mode, key))
             steps, values = records.latest(limits)
-            superseded += len(records.steps) - len(steps)
+            self._log.superseded += len(records.steps) - len(steps)
             if len(steps):
-                curves.append(reduced(name_of(key), mode, steps, values))
-        return RunLog(
-            whole=self.whole,
-            curves=curves,
-            resumed_at=self._resumed_at,
-            superseded=superseded,
-            cut_short=self._cut_short,
-            ended=self._ended,
-            begun_again=self._begun_again,
-            info=self._info,
-        )
+                self._log.curves.append(reduced(name_of(key), mode, steps, values))
+        return self._log
 
     def _decode(self, lines: list[bytes]) -> list[Row]:
         try:
@@ -201,55 +187,53 @@ class _Reader:
         try:
             return _decoder.decode(line)
         except UNREADABLE:
-            self._cut_short += 1
+            self._log.cut_short += 1
             return None
 
     def _read_scalars(self, mode: str, step: int, row: Row) -> None:
-        self.whole += 1
+        self._log.whole += 1
         if mode == "train" and self._last_trained is not None:
             if step < self._last_trained:
                 self._begin_part(step - 1)
             self._last_trained = step
         self._furthest = max(self._furthest, step)
+        part = len(self._starts) - 1
         for key, value in row.items():
             if key in RESERVED:
                 continue
             records = self._curves[mode, key]
             number = value if type(value) is float else _number(value)
             if number is not None:
+                if part not in records.begins:
+                    records.begins[part] = len(records.steps)
                 records.steps.append(step)
                 records.values.append(number)
 
-    def _new_records(self) -> _Records:
-        return _Records(array("q"), array("d"), [0] * len(self._starts))
-
     def _begin_part(self, start: int) -> None:
         if start < self._furthest:
-            self._resumed_at.append(start)
+            self._log.resumed_at.append(start)
         self._starts.append(start)
-        for records in self._curves.values():
-            records.begins.append(len(records.steps))
         self._furthest = start
 
     def _read_event(self, row: Row) -> None:
         try:
             row = unmarked(row)
         except RecursionError:
-            self._cut_short += 1
+            self._log.cut_short += 1
             return
-        self.whole += 1
+        self._log.whole += 1
         match row:
             case {"event": "before_run"}:
                 if _is_step(start := row.get("iter", 0)):
                     self._last_trained = None
                     self._begin_part(start)
-                self._begun_again = self._begun_again or self._ended is not None
-                self._ended = None
+                self._log.begun_again = self._log.begun_again or self._log.ended is not None
+                self._log.ended = None
             case {"event": "after_run", "reason": str(reason), **rest}:
-                self._ended = f"error: {error}" if (error := rest.get("error")) else reason
-                self._begun_again = False
+                self._log.ended = f"error: {error}" if (error := rest.get("error")) else reason
+                self._log.begun_again = False
             case {"event": "run_info", "info": dict(info)}:
-                self._info |= {str(key): str(value) for key, value in info.items()}
+                self._log.info |= {str(key): str(value) for key, value in info.items()}
 
 
 def _is_step(value: object) -> TypeGuard[int]:

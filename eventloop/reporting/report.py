@@ -131,8 +131,11 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
             f"The costs are of the iterations from {costs.first_iter:,} on: those before were another "
             "process's."
         )
-    if costs is not None and log is not None and (last := _last_step(log)) > _last_iteration(costs):
-        notes.append(f"The costs go up to iteration {_last_iteration(costs):,}, the log goes to {last:,}.")
+    if costs is not None and log is not None:
+        reached = costs.first_iter + costs.phases.iterations
+        last = max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)
+        if last > reached:
+            notes.append(f"The costs go up to iteration {reached:,}, the log goes to {last:,}.")
     if log is None:
         makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
         notes.append(f"There are no curves: no {METRICS} here.{makes}")
@@ -149,12 +152,3 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         lines = "line is" if log.cut_short == 1 else "lines are"
         notes.append(f"{log.cut_short:,} {lines} cut short or damaged in {METRICS}, and left out.")
     return notes
-
-
-def _last_iteration(costs: RunCosts) -> int:
-    return costs.first_iter + costs.phases.iterations
-
-
-def _last_step(log: RunLog) -> int:
-    """Return the last logged training step (the number of completed iterations)."""
-    return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

@@ -13,7 +13,7 @@ from eventloop.reporting.curves import Curve
 from eventloop.reporting.facts import ESTIMATED, OUTSIDE_HANDLERS, lossy, outside_handlers
 from eventloop.reporting.report import Report
 from eventloop.reporting.tables import Column, Table, cells
-from eventloop.reporting.waits import PLACES
+from eventloop.reporting.waits import PLACES, run_seconds
 from eventloop.util.formatting import ABSENT, duration, on_a_line, share, three_digits, value_text
 
 MATTERS = 0.01
@@ -78,7 +78,7 @@ def phases_table(costs: RunCosts, least: float = 0.0) -> Table:
     phases, usual, device = costs.phases, medians(costs), costs.device or Phases()
     columns: list[Column] = [
         ("phase", phase_name),
-        ("mean ms", lambda phase: _each(getattr(phases, phase), phases, 1e3)),
+        ("mean ms", lambda phase: _mean(getattr(phases, phase), phases, 1e3)),
         ("share", lambda phase: share(getattr(phases, phase), phases.wall)),
     ]
     notes = []
@@ -91,7 +91,7 @@ def phases_table(costs: RunCosts, least: float = 0.0) -> Table:
         of = "the single iterations" if stretch == 1 else f"the means of {stretch:,} iterations each"
         notes.append(MEDIAN.format(of))
     if device.iterations:
-        columns.append(("device ms", lambda phase: _each(getattr(device, phase), device, 1e3, zero=ABSENT)))
+        columns.append(("device ms", lambda phase: _mean(getattr(device, phase), device, 1e3, zero=ABSENT)))
     names = phase_names(phases) if phases.iterations else ()
     rows = [name for name in names if not least or getattr(phases, name) >= least * phases.wall]
     rows += ["wall"] if names and not least else []
@@ -193,7 +193,7 @@ def with_unit(name: str) -> str:
     return f"{name}, s" if name in IN_SECONDS else name
 
 
-def _each(seconds: float, phases: Phases, unit: float, zero: str = "") -> str:
+def _mean(seconds: float, phases: Phases, unit: float, zero: str = "") -> str:
     """Format the mean time per iteration, where `seconds` is the sum over all iterations."""
     if not phases.iterations or (zero and not seconds):
         return zero or ABSENT
@@ -242,9 +242,9 @@ def fold(costs: RunCosts, *, inside: bool) -> Folded:
     Args:
         inside: True for the handlers called in iterations, False for all others.
     """
-    whole = costs.phases.wall if inside else costs.seconds or costs.phases.wall
+    whole = costs.phases.wall if inside else run_seconds(costs)
     folded = Folded([], [], [])
-    for cost in called(costs, inside=inside):
+    for cost in called_handlers(costs, inside=inside):
         least = BUILT_IN if cost.built_in else MATTERS
         matters = cost.over_budget or own_seconds(cost, costs.phases) >= least * whole
         (folded.shown if matters else folded.built_in if cost.built_in else folded.small).append(cost)
@@ -261,7 +261,7 @@ def handlers_table(
         inside: True for the handlers called in iterations, False for all others.
         least: the share of the iterations from which the time outside of handlers has a row.
     """
-    shown = called(costs, inside=inside) if shown is None else shown
+    shown = called_handlers(costs, inside=inside) if shown is None else shown
     phases = costs.phases
     columns: list[Column] = [
         ("handler", with_includes),
@@ -272,7 +272,7 @@ def handlers_table(
     ]
     if inside:
         columns += [
-            ("µs/iteration", lambda h: ABSENT if h.calls == 1 else _mark(h) + _each(h.seconds, phases, 1e6)),
+            ("µs/iteration", lambda h: ABSENT if h.calls == 1 else _mark(h) + _mean(h.seconds, phases, 1e6)),
             ("share", lambda h: f"{h.share * 100:.2f} %" if phases.iterations else ABSENT),
             ("a call", lambda h: duration(h.seconds / h.calls)),
             ("p50", lambda h: _time(h.times, h.times.p50)),
@@ -315,7 +315,7 @@ def _sum_row(table: Table, name: str, seconds: float, phases: Phases, calls: int
     """Return the row of several handlers, in which figures of single calls are "-"."""
     sums = {
         "calls": _step(calls),
-        "µs/iteration": _each(seconds, phases, 1e6) if phases.wall else ABSENT,
+        "µs/iteration": _mean(seconds, phases, 1e6) if phases.wall else ABSENT,
         "share": f"{seconds / phases.wall * 100:.2f} %" if phases.wall else ABSENT,
         "in all": duration(seconds),
     }
@@ -327,7 +327,7 @@ def _mark(handler: HandlerCost) -> str:
     return ESTIMATED if handler.estimated else ""
 
 
-def called(costs: RunCosts, *, inside: bool | None = None) -> list[HandlerCost]:
+def called_handlers(costs: RunCosts, *, inside: bool | None = None) -> list[HandlerCost]:
     """Return the handlers that were called, the most expensive first.
 
     Args:
@@ -349,7 +349,7 @@ def by_key(costs: RunCosts, *, inside: bool | None = None) -> dict[str, HandlerC
     The key identifies a handler in several runs. Handlers with equal keys are distinguished by their order.
     """
     found: dict[str, HandlerCost] = {}
-    for handler in called(costs, inside=inside):
+    for handler in called_handlers(costs, inside=inside):
         key = _key(handler)
         while key in found:
             key += "'"

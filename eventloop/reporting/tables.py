@@ -132,7 +132,7 @@ def paragraph(begin: str, text: str, width: int, most: int = 2) -> list[str]:
     )
 
 
-def has(encoding: str, text: str) -> bool:
+def encodable(text: str, encoding: str) -> bool:
     """Return whether an encoding has all characters of a text."""
     try:
         text.encode(encoding)

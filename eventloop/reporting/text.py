@@ -25,7 +25,7 @@ from eventloop.reporting.run_tables import (
     run_tables,
     subscribers_table,
 )
-from eventloop.reporting.tables import ALERT, GAP, Table, fitted, has, in_full, paragraph, plain
+from eventloop.reporting.tables import ALERT, GAP, Table, encodable, fitted, in_full, paragraph, plain
 from eventloop.util.formatting import (
     ABSENT,
     ASCII_BLOCKS,
@@ -55,7 +55,7 @@ def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | 
         encoding: the encoding of the output; if it lacks block characters, plainer ones are used.
         width: the width of a line in characters; None draws every table in full, as wide as it is.
     """
-    blocks = BLOCKS if has(encoding, BLOCKS) else ASCII_BLOCKS
+    blocks = BLOCKS if encodable(BLOCKS, encoding) else ASCII_BLOCKS
     names = labels(reports)
     if width is None:
         text = _everything(reports, names, blocks)

@@ -113,7 +113,7 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
                 )
         names = [name for name in {**first, **second} if _is_shown(name, first, second)]
         rows = [_row(name, first.get(name), second.get(name), whole.a) for name in names]
-    rows.sort(key=_place)
+    rows.sort(key=_order)
     limit = inf if fail_above is None else fail_above / 100 * whole.a
     failed = [row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit]
     return Diff(a=run_a, b=run_b, iteration=whole.a, rows=rows, fail_above=fail_above, failed=failed)
@@ -145,7 +145,7 @@ def _series(report: Report) -> tuple[DiffRun, dict[str, Series], Points]:
     return DiffRun(run=report.run, iterations=iterations, complete=costs.complete), series, points
 
 
-def _place(row: DiffRow) -> tuple[bool, bool, float]:
+def _order(row: DiffRow) -> tuple[bool, bool, float]:
     """Return the key by which rows are sorted.
 
     Handlers that only one run has come first, those in iterations before the others; then the largest

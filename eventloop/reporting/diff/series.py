@@ -50,9 +50,8 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
     The time of a handler that runs phases, such as the optimizer hook, is counted without these phases.
     """
     points = [point.phases for point in costs.trend if point.phases.iterations]
-    points = [
-        point for point in points if point.iterations == points[0].iterations
-    ]  # the last may be shorter
+    # the last point may have fewer iterations
+    points = [point for point in points if point.iterations == points[0].iterations]
     each, iterations = points[0].iterations if points else 0, max(1, costs.phases.iterations)
     names = (*PHASES, *WAITS)
     seconds = {name: np.array([[getattr(p, name) for p in points]], np.float64) for name in names}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, DiffRun
 from eventloop.reporting.diff.series import ITERATION, WARM_UP
-from eventloop.reporting.tables import has, plain
+from eventloop.reporting.tables import encodable, plain
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 WIDTH = 80
@@ -44,7 +44,7 @@ def diff_lines(
     for row in cells:
         row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
     text = table(HEADER, cells, right=(1, 2, 3, 4))
-    head, rule, *rows = (text if has(encoding, text) else plain(text, encoding)).splitlines()
+    head, rule, *rows = (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
     drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
     if folded := len(diff.rows) - len(shown):
         text = f"{folded} more handlers differ by noise below {FOLDED:.0%} of an iteration (--all shows them)"
