@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.checkpoint.weights import keep_modes, unwrap
+from eventloop.checkpoint.weights import save_modes, unwrap
 from eventloop.data.loader_info import refuse_samples
 from eventloop.data.side_pass import position_of
 from eventloop.evaluation.evaluation import keep_fields
@@ -132,7 +132,7 @@ class PreciseBN(Hook):
             return
         undo = Undo()
         with undo, undo:
-            keep_modes(undo, unwrap(trainer.model))
+            save_modes(undo, unwrap(trainer.model))
             _set_training_modes(trainer, self._missed)
             self.update_stats(trainer)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import keep_modes_and_buffers
+from eventloop.checkpoint.weights import save_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
@@ -301,7 +301,7 @@ def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
     undo.attributes(trainer, "mode", "sanity_checking")
     undo.attributes(trainer.clock.waits, "place")
     keep_fields(undo, trainer)
-    keep_modes_and_buffers(undo, model)
+    save_modes_and_buffers(undo, model)
     trainer.mode, trainer.sanity_checking = "val", True
     model.eval()
 

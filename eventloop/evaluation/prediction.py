@@ -14,7 +14,7 @@ import torch
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
-from eventloop.checkpoint.weights import keep_modes
+from eventloop.checkpoint.weights import save_modes
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
@@ -89,7 +89,7 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
     if loader is not trainer.loader:
         undo.step(set_samplers, loader, own_random_state(loader)["samplers"])
     reading = apart(undo, loader)
-    keep_modes(undo, trainer.model)
+    save_modes(undo, trainer.model)
     trainer.model.eval()
     noted = NotedIndices(reading)
     return Prediction(reading, Collection(noted) if to is None else Stream(undo, trainer, to, noted))

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from eventloop.bus.modules import eagerly
-from eventloop.checkpoint.weights import keep_modes_and_buffers, unwrap
+from eventloop.checkpoint.weights import save_modes_and_buffers, unwrap
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import apart
@@ -100,7 +100,7 @@ def update_bn_stats(
         undo.step(eagerly.leave, undo)
         eagerly.enter(undo)
         loader = apart(undo, data_loader)
-        keep_modes_and_buffers(undo, inner)
+        save_modes_and_buffers(undo, inner)
         _let_tell(undo, told)
         hooks: list[Any] = []
         undo.step(_remove, hooks)

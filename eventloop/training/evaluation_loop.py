@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from eventloop.checkpoint.weights import keep_modes
+from eventloop.checkpoint.weights import save_modes
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
@@ -147,7 +147,7 @@ def _evaluate(
     undo = Undo()
     with undo, undo:
         undo.attributes(trainer, "batch", "outputs")
-        keep_modes(undo, trainer.model)
+        save_modes(undo, trainer.model)
         trainer.model.eval()
         with EpochScope(trainer, mode) as epoch:
             metrics = _metrics(trainer, mode, loaders)

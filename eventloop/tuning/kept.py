@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from eventloop.bus import Bus
-from eventloop.checkpoint.weights import keep_modes_and_buffers
+from eventloop.checkpoint.weights import save_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart
@@ -52,7 +52,7 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     undo.step(set_module_generators, trainer.model, module_generators(trainer.model))
     for module in (trainer.model, trainer.loss_fn):
         if isinstance(module, torch.nn.Module):
-            keep_modes_and_buffers(undo, module)
+            save_modes_and_buffers(undo, module)
             undo.step(_keep_extra_states(module))
     keep_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")

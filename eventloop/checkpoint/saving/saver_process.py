@@ -38,12 +38,12 @@ def main() -> None:
     memory: dict[Mapped, memoryview] = {}
     answers.write(frame(Kind.READY))
     while inbox.read():
-        for asked in inbox.frames():
+        for request in inbox.frames():
             with answers.reports_life():
-                if asked.kind == Kind.FLUSH:
+                if request.kind == Kind.FLUSH:
                     answer: object = removals.finish()
                 else:
-                    answer = commit(_opened(pickle.loads(asked.body), memory), removals=removals)
+                    answer = commit(_opened(pickle.loads(request.body), memory), removals=removals)
             answers.send(answer)
     removals.finish()
 
@@ -77,10 +77,10 @@ class _Answers:
 
     def write(self, data: bytes) -> None:
         """Write a whole frame, while the other thread waits."""
-        left = memoryview(data)
+        rest = memoryview(data)
         with self._lock, suppress(BrokenPipeError):  # the parent has ended
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
 
 
 def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:
