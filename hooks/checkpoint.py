@@ -378,7 +378,7 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        self.retention.set_aside_if(trainer.metrics.look_for_lost_loss)
+        self.retention.set_aside_if(trainer.metrics.check_losses)
         if best:  # the checkpoint's own state must list it as one of the best
             replaced = self.retention.begin_best(Best(score, name, best))
         else:

@@ -56,9 +56,9 @@ def ends_at_once(trainer: EndingTrainer) -> bool:
 def log_rest(trainer: EndingTrainer) -> None:
     """Log the metrics that handlers of `after_run` put after the logger ran."""
     metrics = trainer.metrics
-    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
-    if relieve is not None and (metrics.pending or metrics.pending_media):
-        relieve()
+    post_pending, metrics.post_pending = metrics.post_pending, None  # it holds the trainer, which holds it
+    if post_pending is not None and (metrics.pending or metrics.pending_media):
+        post_pending()
 
 
 def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:

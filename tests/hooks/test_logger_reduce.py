@@ -37,13 +37,13 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For how many seconds the ends of runs would wait for other ranks; here they do not."""
-    hurry, seconds = Reducer.hurry, list[float]()
+    limit_wait, seconds = Reducer.limit_wait, list[float]()
 
     def at_once(reducer: Reducer, given: float) -> None:
         seconds.append(given)
-        hurry(reducer, 0.0)
+        limit_wait(reducer, 0.0)
 
-    monkeypatch.setattr(Reducer, "hurry", at_once)
+    monkeypatch.setattr(Reducer, "limit_wait", at_once)
     return seconds
 
 
@@ -99,8 +99,8 @@ def test_what_all_ranks_log_alike_is_reduced(make_trainer: Make, reduced: list[i
     """The logs of the interval, and one at the training's end without a value too; not what has no room on one rank."""
 
     def no_room(trainer: Trainer, event: Any) -> None:
-        assert trainer.metrics.relieve is not None
-        trainer.metrics.relieve()
+        assert trainer.metrics.post_pending is not None
+        trainer.metrics.post_pending()
 
     trainer = make_trainer(batches=6, hooks=[LoggerHook(2, reduce=True)])
     trainer.bus.subscribe(no_room, "before_train_iter", start=1, once=True)

@@ -72,7 +72,7 @@ def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.
     log(ranks[0], 0)
     assert ranks[0].logged == []
 
-    ranks[0].reducer.hurry(0.0)
+    ranks[0].reducer.limit_wait(0.0)
     ranks[0].look()
     assert ranks[0].scalars == [(0, {"loss": 0.0})]
 
