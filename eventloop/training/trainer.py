@@ -355,7 +355,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason)
+        self.stops.request(reason)
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
@@ -367,7 +367,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason, signum)
+        self.stops.request(reason, signum)
         if signum is not None:  # a job that is queued again may begin before this one has ended
             self.ownership.ending()
 
