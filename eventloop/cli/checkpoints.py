@@ -125,7 +125,7 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
 def _carry_out(stock: Stock, plan: Plan) -> list[str]:
     """Remove what the plan lists as the owner of the directory; return a sentence for each failure."""
     from eventloop.checkpoint.prune import carry_out
-    from eventloop.ownership.taking import owning
+    from eventloop.ownership.acquiring import owning
 
     with owning(stock.directory, "pruning", REMEDY):
         return carry_out(stock, plan)
@@ -138,7 +138,7 @@ def _refuse_live_owner(run: Path) -> None:
         WorkDirInUseError: the directory has a live owner.
     """
     from eventloop.ownership import read_owner
-    from eventloop.ownership.taking import describe
+    from eventloop.ownership.acquiring import describe
 
     owner = read_owner(run)
     if owner is not None and owner.lives is not False:

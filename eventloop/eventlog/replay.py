@@ -30,7 +30,7 @@ from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
-from eventloop.ownership.taking import owning
+from eventloop.ownership.acquiring import owning
 from eventloop.registry import WRITERS
 
 REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"

@@ -37,7 +37,7 @@ class Held:
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
-        self._process, self._told, self._released = os.getpid(), False, False
+        self._process, self._reported, self._released = os.getpid(), False, False
         # open, so that a directory that is made again does not get the same inode number
         self._opened = os.open(path.parent, os.O_RDONLY)
         self.lost = False
@@ -49,7 +49,7 @@ class Held:
         try:
             os.utime(self._path)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:  # of a file system that will be well again, or will not
             logger.debug("%s: %s", self._path, error)
 
@@ -59,7 +59,7 @@ class Held:
         try:
             write_record(self._path, self._record)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:
             logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
 
@@ -73,21 +73,21 @@ class Held:
             self._path.unlink()
         except FileNotFoundError:
             with suppress(OSError):
-                self._look()
+                self._check_file()
         except OSError as error:
             logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
         finally:
             os.close(self._opened)
 
-    def _look(self) -> None:
-        """Find out why the file is gone; if no other run has the directory, write the file again."""
+    def _check_file(self) -> None:
+        """Check why the file is gone; if no other run has the directory, write the file again."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
         is_there = self.directory.is_dir()
         same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened))
-        if not self._told and not same:
-            self._told = True
+        if not self._reported and not same:
+            self._reported = True
             logger.warning(
                 "%s was renamed or removed while a run writes there: what the run writes from now on is in a "
                 "new directory of that name, and open files stay where they are",
@@ -108,7 +108,7 @@ class Heartbeat:
 
     def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
-        self._told = self._ends = False
+        self._reported = self._ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
         thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
         self._thread: threading.Thread | None = thread
@@ -155,6 +155,6 @@ class Heartbeat:
     def _beat(self, directory: Held) -> None:
         with suppress(OSError):
             directory.beat()
-        if directory.lost and not self._told:
-            self._told = True
+        if directory.lost and not self._reported:
+            self._reported = True
             self._lost(directory.directory)

@@ -16,10 +16,10 @@ from typing import Protocol
 from eventloop.bus import Bus
 from eventloop.checkpoint.directory import scan
 from eventloop.events import Event
+from eventloop.ownership.acquiring import acquire, await_end
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
-from eventloop.ownership.taking import await_end, take
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
@@ -95,7 +95,7 @@ class RunOwnership:
 
     def _begin(self, *, trains: bool, owns: bool) -> bool:
         if owns:
-            self._take(trains=trains)
+            self._acquire(trains=trains)
         return owns
 
     def ending(self) -> None:
@@ -122,13 +122,13 @@ class RunOwnership:
             return True
         return owner is None or owner.lives is False
 
-    def _take(self, *, trains: bool) -> None:
-        taken: list[Held] = []
+    def _acquire(self, *, trains: bool) -> None:
+        held: list[Held] = []
         try:
             for directory in self._directories():
                 try:
                     state: State = "training" if trains else "evaluating"
-                    taken.append(take(directory, state, waits=not self._trainer.host))
+                    held.append(acquire(directory, state, waits=not self._trainer.host))
                 except OSError as error:
                     if error.errno not in NOT_WRITABLE:
                         raise
@@ -137,11 +137,11 @@ class RunOwnership:
             if trains:
                 self._refuse_saved_since()
         except BaseException:
-            for each in taken:
+            for each in held:
                 each.release()
             raise
-        self._heartbeat = Heartbeat(taken, self._note_lost)
-        for each in taken:
+        self._heartbeat = Heartbeat(held, self._report_lost)
+        for each in held:
             remove_dead(each.directory, owned=True)
 
     def _refuse_saved_since(self) -> None:
@@ -157,7 +157,7 @@ class RunOwnership:
     def _last_sequence(self) -> int:
         return scan(*self._trainer.state.directories).last
 
-    def _note_lost(self, directory: Path) -> None:
+    def _report_lost(self, directory: Path) -> None:
         self.lost = True
         logger.error(
             "another run has taken %s, because this one gave no sign of life for too long: this run ends, "
@@ -173,7 +173,7 @@ class RunOwnership:
 
     # --- a resume ------------------------------------------------------------------------------------------
 
-    def look(self) -> int:
+    def await_last_sequence(self) -> int:
         """Wait for a run that is ending in the directories, and return the last sequence number there.
 
         A trainer that is in a run of its own does not wait.
@@ -195,5 +195,5 @@ class RunOwnership:
                 raise _DiscardedError
 
     def resumed_from(self, path: Path, newest: int) -> None:
-        """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""
+        """Note what `await_last_sequence` returned, if the checkpoint at `path` is in one of the directories."""
         self._newest = newest if path.resolve().parent in self._directories() else None

@@ -24,7 +24,7 @@ logger = logging.getLogger("eventloop")
 
 ENDING_SECONDS = 120.0
 """The longest wait for a run that is ending, and for a save of one that has ended."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 CLAIM_SECONDS = 0.05
 """The longest pause of a run that found another one that claims the directory, too."""
 CLAIMED_SECONDS = 5.0
@@ -33,7 +33,7 @@ ANOTHER = "wait until it has ended, or end it, or give this run a directory of i
 OURS = "end that run first (trainer.close() ends a loop of your own), or give this one another work_dir"
 
 
-def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANOTHER) -> Held:
+def acquire(directory: Path, state: State, *, waits: bool = True, remedy: str = ANOTHER) -> Held:
     """Make this process the owner of a directory, which is created if it does not exist.
 
     Args:
@@ -57,8 +57,8 @@ def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANO
             waiting.for_save(saves[0])
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            if (taken := _claim(directory, state)) is not None:
-                return taken
+            if (claim := _claim(directory, state)) is not None:
+                return claim
             sleep(random.uniform(0, CLAIM_SECONDS))
 
 
@@ -128,8 +128,8 @@ def owning(directory: Path, state: State, remedy: str) -> Iterator[None]:
         WorkDirInUseError: a live run owns it.
         OSError: it cannot be written.
     """
-    taken = take(directory, state, waits=False, remedy=remedy)
-    heartbeat = Heartbeat([taken], lambda place: logger.error("another run has taken %s meanwhile", place))
+    owned = acquire(directory, state, waits=False, remedy=remedy)
+    heartbeat = Heartbeat([owned], lambda place: logger.error("another run has taken %s meanwhile", place))
     try:
         yield
     finally:
@@ -166,14 +166,14 @@ class _Waiting:
         text = f"process {pid} still saves {path}, for a run that has ended"
         self._wait(f"{text}. This run waits for it", text)
 
-    def _wait(self, told: str, refused: str) -> None:
+    def _wait(self, notice: str, refused: str) -> None:
         now = monotonic()
         if self._until is None:
             self._until = now + ENDING_SECONDS
-            logger.warning("%s, for %.0f s at most", told, ENDING_SECONDS)
+            logger.warning("%s, for %.0f s at most", notice, ENDING_SECONDS)
         if now > self._until:
             raise WorkDirInUseError(f"{refused}, and has not ended in {ENDING_SECONDS:g} s: {self._remedy}")
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def describe(owner: Owner) -> str:
