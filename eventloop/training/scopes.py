@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from eventloop.eventlog.undelivered import keep_undelivered
+from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import (
     COMPLETED,
     AfterPredict,
@@ -108,14 +108,14 @@ class RunScope(Scope):
         super().__init__(trainer)
         self._trains = trains
         self._outermost = False
-        self._left = self._finished = True  # a run that could not be opened has nothing to end
+        self._exited = self._finished = True  # a run that could not be opened has nothing to end
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
             try:
                 self.trainer.open_run(trains=self._trains)
-                self._left = self._finished = False
+                self._exited = self._finished = False
             except BaseException:
                 self.trainer.running = False
                 self.trainer.ownership.end()
@@ -126,7 +126,7 @@ class RunScope(Scope):
         if self._outermost:
             trainer = self.trainer
             if trainer.ownership.may_write:
-                keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
+                store_undelivered(trainer.bus, trainer.facts, trainer.writers)
             trainer.announce(BeforeRun)
 
     def __exit__(
@@ -137,7 +137,7 @@ class RunScope(Scope):
             return
         trainer = self.trainer
         try:
-            self._left = True
+            self._exited = True
             try:
                 super().__exit__(kind, error, tb)
             except BaseException as closing:
@@ -147,9 +147,9 @@ class RunScope(Scope):
         finally:
             self._finish()
 
-    def leave(self) -> None:
+    def complete_exit(self) -> None:
         """Complete an exit that an interrupt has prevented or cut short; else do nothing."""
-        if self._outermost and not self._left:
+        if self._outermost and not self._exited:
             self.__exit__(*sys.exc_info())
         if self._outermost and not self._finished:
             self._finish()
@@ -264,16 +264,16 @@ _until_exit: list[Iterator[Any]] = []
 """The unfinished pass over a loader of the last run that a signal has ended."""
 
 
-def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
-    """Keep the iterator of an unfinished pass over a loader until the run ends.
+def retain_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
+    """Retain the iterator of an unfinished pass over a loader until the run ends.
 
     When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
     the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
     exits, which terminates the workers in the middle of a batch. An interactive session frees it.
     """
 
-    def leave() -> None:
+    def retain() -> None:
         if trainer.ends_program and not hasattr(sys, "ps1"):
             _until_exit[:] = [reading]
 
-    trainer.during_run.callback(leave)
+    trainer.during_run.callback(retain)
