@@ -264,7 +264,7 @@ class HasFields(Protocol):
     metrics: EventStorage
 
 
-def keep_fields(undo: Undo, trainer: HasFields) -> None:
+def save_fields(undo: Undo, trainer: HasFields) -> None:
     """Let `undo` restore the trainer's model, batch, outputs and metrics.
 
     Until then, metrics that are put, also by `get_event_storage`, go to another storage and are discarded.
