@@ -98,7 +98,7 @@ class OptimizerHook(Hook):
         for optimizer in self._optimizers:
             optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
-            self._anomalous.look(loss, trainer.model)
+            self._anomalous.check(loss, trainer.model)
         self._other_seconds = 0.0
         backward = perf_counter() - clock.excluded
         if device is not None:

@@ -32,50 +32,49 @@ class TrainingModes:
 
     def __init__(self) -> None:
         self._eval: list[torch.nn.Module] = []
-        self._left: dict[
-            torch.nn.Module, bool
-        ] = {}  # the modes at the end of the last run, unless all were eval
+        # at the end of the last run, unless all were eval
+        self._last_modes: dict[torch.nn.Module, bool] = {}
         self._line: tuple[int, str] | None = None  # for the log, with its level
 
     @contextmanager
     def of_run(self, model: torch.nn.Module) -> Iterator[None]:
-        """Note the modules that are in eval mode before a run, by what was changed since the last one."""
-        left, self._left = self._left, {}
-        if left:
-            self._change(unwrap(model), left)
+        """Record the modules that are in eval mode before a run, by what was changed since the last one."""
+        last_modes, self._last_modes = self._last_modes, {}
+        if last_modes:
+            self._change(unwrap(model), last_modes)
         else:
-            self.note(model)
+            self.record_modes(model)
         try:
             yield
         finally:
             inner = unwrap(model)
             modes = {module: module.training for module in inner.modules()}
-            self._left = modes if inner.training else left
+            self._last_modes = modes if inner.training else last_modes
 
-    def note(self, model: torch.nn.Module) -> None:
-        """Note the modules that are in eval mode, before the first epoch of a training."""
+    def record_modes(self, model: torch.nn.Module) -> None:
+        """Record the modules that are in eval mode, before the first epoch of a training."""
         inner = unwrap(model)
         modes = {name: module.training for name, module in inner.named_modules()}
         self._eval, self._line = [], None
         if all(modes.values()):
             return
         if inner.training:
-            self._leave([module for module in inner.modules() if not module.training], inner)
+            self._set_eval([module for module in inner.modules() if not module.training], inner)
         else:
             level = logging.WARNING if any(modes.values()) else logging.INFO
             self._line = level, _WHOLE % type(inner).__name__
 
-    def _change(self, inner: torch.nn.Module, left: dict[torch.nn.Module, bool]) -> None:
-        """Note the modules whose mode differs from that at the end of the last run.
+    def _change(self, inner: torch.nn.Module, last_modes: dict[torch.nn.Module, bool]) -> None:
+        """Record the modules whose mode differs from that at the end of the last run.
 
         A model in eval mode as a whole, as an evaluation by hand leaves it, says nothing of its modules.
         """
-        changed = {module for module in inner.modules() if module.training != left.get(module, True)}
+        changed = {module for module in inner.modules() if module.training != last_modes.get(module, True)}
         if inner.training and changed:
-            kept = [module for module in self._eval if module not in changed]
-            self._leave(kept + [module for module in changed if not module.training], inner)
+            still_eval = [module for module in self._eval if module not in changed]
+            self._set_eval(still_eval + [module for module in changed if not module.training], inner)
 
-    def _leave(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
+    def _set_eval(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
         self._eval = modules
         modes = {name: module not in modules for name, module in inner.named_modules()}
         line = logging.INFO, f"left in eval mode while training: {_names(modes)}"
