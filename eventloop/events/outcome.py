@@ -26,8 +26,8 @@ class RunOutcome:
         self._ended: AfterRun | None = None
         self._killer = ""
 
-    def take(self, event: Event) -> None:
-        """Note an event; others than the begin and the end of a run, and a preemption, change nothing."""
+    def receive(self, event: Event) -> None:
+        """Receive an event; others than the begin and the end of a run, and a preemption, change nothing."""
         match event:
             case BeforeRun():
                 self._ended, self._killer = None, ""
