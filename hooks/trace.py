@@ -194,7 +194,7 @@ class TraceHook(Hook):
     def _close(self, window: TraceWindow, run: Path) -> None:
         """End the window; its file is written once its events are delivered."""
         self._window = None
-        facts, recorder = window.leave(), window.recorder
+        facts, recorder = window.close(), window.recorder
         self._recording = ref(window.recording)
         if not facts.iterations:  # the next training opens it again
             window.recording.stop()

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from eventloop.assembly.argument_checks import take_bus
+from eventloop.assembly.argument_checks import register_bus
 from eventloop.assembly.dev_run import is_left_out
-from eventloop.assembly.hook_owner import taking_hooks
+from eventloop.assembly.hook_owner import owning_hooks
 from eventloop.bus import Bus
 from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
@@ -185,13 +185,13 @@ def attach_all(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
     attached = [hook for _, hook in named]
-    with taking_hooks(trainer, attached):
+    with owning_hooks(trainer, attached):
         _name_hooks(named)
         trainer.hooks = attached
         for hook in attached:
             check_owner(hook, trainer.host)
             hook.check(trainer)
-        take_bus(trainer.bus)
+        register_bus(trainer.bus)
         return attached, _attach(trainer, attached, writers)
 
 
