@@ -147,7 +147,7 @@ class LoggerHook(Hook):
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         self._unheard = 0
-        if self._is_heard(trainer):
+        if self._has_subscribers(trainer):
             trainer.bus.warm_up()
         if self._reducer is not None:
             self._reducer.begin_run()
@@ -257,12 +257,12 @@ class LoggerHook(Hook):
     def _log(self, trainer: Trainer) -> None:
         for name, rate in _rates(trainer).items():
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
-        if self._is_heard(trainer) or trainer.metrics.crowded:
+        if self._has_subscribers(trainer) or trainer.metrics.crowded:
             self._post(trainer, trainer.iter)
         else:
             self._unheard = trainer.iter + 1
 
-    def _is_heard(self, trainer: Trainer) -> bool:
+    def _has_subscribers(self, trainer: Trainer) -> bool:
         """Return whether the metrics of an interval have a use now, beyond their histories."""
         collects = self._reducer is not None or self._statistics is not None or trainer.metrics.pending_media
         return bool(collects) or trainer.bus.wants(ScalarsLogged)
