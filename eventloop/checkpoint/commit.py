@@ -292,7 +292,7 @@ class _Staged:
         self._name = next(name for name in names if not name.exists())
         self._disk.rename(self._work, self._name)
 
-    def settle(self) -> None:
+    def replace_former(self) -> None:
         """Replace a former checkpoint of the same name, now that the new one is durable."""
         if self._name != self.path:
             self._replace_former()

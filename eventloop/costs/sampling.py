@@ -42,7 +42,7 @@ class Sampling:
 
     Attributes:
         handlers: the number of functions that each event calls.
-        sampled: whether the event of the last `update` also stands for events before it that were not clocked.
+        sampled: whether the event of the last `update` also stands for earlier events that were not clocked.
         clocks_all: whether all events up to the next `update` are clocked, or none of them.
         durations: the seconds that all handlers of one clocked event took together, for each since the last
             decision.

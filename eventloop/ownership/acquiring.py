@@ -1,4 +1,4 @@
-"""Take a directory that has no live owner; wait for an owner that ends, and refuse during any other run."""
+"""Acquire a directory without a live owner; wait for an owner that ends, and refuse during any other run."""
 
 from __future__ import annotations
 

@@ -195,5 +195,5 @@ class RunOwnership:
                 raise _DiscardedError
 
     def resumed_from(self, path: Path, newest: int) -> None:
-        """Note what `await_last_sequence` returned, if the checkpoint at `path` is in one of the directories."""
+        """Record the last sequence number at a resume, if the checkpoint is in a directory of the run."""
         self._newest = newest if path.resolve().parent in self._directories() else None

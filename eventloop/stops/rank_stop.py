@@ -90,8 +90,8 @@ class _Sum:
         self._tensors = [torch.frombuffer(self._numbers, dtype=torch.float64)]  # the same memory
         self._work: Any = None
 
-    def begin(self, group: Any, *, requests_stop: bool) -> None:
-        self._numbers[0] = requests_stop
+    def begin(self, group: Any, *, requested: bool) -> None:
+        self._numbers[0] = requested
         self._work = group.allreduce(self._tensors, dist.AllreduceOptions())  # the sum, by default
 
     def wait(self, name: str) -> int:
@@ -145,7 +145,7 @@ class Agreement:
         """Let the sums of this run carry numbers; all ranks must call it, with equally long lists."""
         self._carried = carried
 
-    def boundary(self, *, requests_stop: bool) -> bool:
+    def boundary(self, *, requested: bool) -> bool:
         """Agree at the end of an iteration; return whether the run stops here, the same on all ranks.
 
         Args:
@@ -153,11 +153,11 @@ class Agreement:
         """
         if self._arrived():
             return True
-        self._pending = pending = self._add_up(requests_stop)
+        self._pending = pending = self._add_up(requested)
         # a rank without a request has gone on, and reads the sum at the next boundary
-        return requests_stop and pending.wait(ITERATION) == self._size
+        return requested and pending.wait(ITERATION) == self._size
 
-    def edge(self, *, requests_stop: bool) -> bool:
+    def edge(self, *, requested: bool) -> bool:
         """Agree at the end of a pass: wait for all ranks, and return whether the run stops here.
 
         Args:
@@ -165,7 +165,7 @@ class Agreement:
         """
         if self._arrived():
             return True
-        return self._add_up(requests_stop).resolve(EDGE) > 0
+        return self._add_up(requested).resolve(EDGE) > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
         """Return the smallest and the largest of the ranks' numbers, of which `number` is this rank's."""
@@ -192,12 +192,12 @@ class Agreement:
         pending, self._pending = self._pending, None
         return pending is not None and pending.resolve(ITERATION) > 0
 
-    def _add_up(self, requests_stop: bool) -> _Sum:
+    def _add_up(self, requested: bool) -> _Sum:
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
             latest = _Sum(self._carried)
         else:
             self._sums = self._sums[1], self._sums[0]
             latest = self._sums[0]
-        latest.begin(self._group, requests_stop=requests_stop)
+        latest.begin(self._group, requested=requested)
         return latest

@@ -149,12 +149,8 @@ class Stopping:
         agreement = self._agreement
         if not self.together or agreement is None or self._trainer.stop_reason is not None:
             return self.poll()
-        requests_stop = self._request is not None
-        if (
-            agreement.edge(requests_stop=requests_stop)
-            if edge
-            else agreement.boundary(requests_stop=requests_stop)
-        ):
+        requested = self._request is not None
+        if agreement.edge(requested=requested) if edge else agreement.boundary(requested=requested):
             self._stop(self._of_all(agreement.requests(self._request)))
         if self._times is not None and self._times.found is not None:
             found, self._times.found = self._times.found, None
@@ -172,9 +168,9 @@ class Stopping:
         )  # fmt: skip
 
     def _of_all(self, requests: list[Request | None]) -> Request:
-        stopping = {rank: request for rank, request in enumerate(requests) if request is not None}
-        rank, first = next(iter(stopping.items()))
-        signum = next((request.signum for request in stopping.values() if request.signum is not None), None)
+        requesting = {rank: request for rank, request in enumerate(requests) if request is not None}
+        rank, first = next(iter(requesting.items()))
+        signum = next((request.signum for request in requesting.values() if request.signum is not None), None)
         own = self._request
         return Request(
             own.reason if own is not None else f"rank {rank} asked to stop: {first.reason}", signum
