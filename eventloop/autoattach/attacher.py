@@ -29,7 +29,7 @@ class Attacher:
         self.options = options
         self.hosts: set[str] = set()
         """The names of the engines for which a bridge was created."""
-        self.kept: set[str] = set()
+        self.bridged: set[str] = set()
         """The names of the engines with a trainer to which the script has attached a bridge itself."""
         self.imports_bridges = False
         """Whether a bridge, and with it our trainer, was imported here rather than by the script."""

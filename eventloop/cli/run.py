@@ -179,8 +179,8 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
 def _advise(script: str, attacher: Any) -> None:
     from eventloop.autoattach.written_loop import HAS_A_BRIDGE, HAS_A_TRAINER, advice
 
-    if attacher.kept:
-        print_stderr(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.kept))))
+    if attacher.bridged:
+        print_stderr(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.bridged))))
     elif "eventloop.training.trainer" in sys.modules and not attacher.imports_bridges:
         print_stderr(HAS_A_TRAINER.format(script=script))
     else:

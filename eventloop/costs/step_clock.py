@@ -37,13 +37,13 @@ class PhaseMarks(Protocol):
         """The phases, summed over the measured iterations."""
 
     def begin(self, iterations: int) -> None:
-        """Note that a forward pass begins, after `iterations` completed iterations."""
+        """Record that a forward pass begins, after `iterations` completed iterations."""
 
     def mark(self, what: int) -> None:
-        """Note one of the marks, such as `FORWARD_ENDS`."""
+        """Record one of the marks, such as `FORWARD_ENDS`."""
 
     def end(self) -> None:
-        """Note that the iteration ends."""
+        """Record that the iteration ends."""
 
 
 class StepClock:
@@ -112,7 +112,7 @@ class StepClock:
 
     @contextmanager
     def excluding(self) -> Iterator[None]:
-        """Leave the time of the block, an evaluation, out of the current iteration."""
+        """Exclude the time of the block, an evaluation, from the current iteration."""
         before, began = (self.excluded, self.evaluations), perf_counter()
         place, self.waits.place = self.waits.place, "evaluations"
         try:
@@ -123,7 +123,7 @@ class StepClock:
             self.waits.place = place
 
     def exclude(self, seconds: float) -> None:
-        """Leave seconds of an evaluation that have passed out of the current iteration."""
+        """Exclude seconds of an evaluation that have passed from the current iteration."""
         self.excluded += seconds
         self.evaluations += seconds
 

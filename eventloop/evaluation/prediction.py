@@ -56,7 +56,7 @@ class Sink(Protocol):
     """Takes the outputs of each batch in order, on the host."""
 
     def receive(self, outputs: Any) -> None:
-        """Take the outputs of the next batch."""
+        """Receive the outputs of the next batch."""
 
     def end(self, *, complete: bool) -> Any:
         """Return the result of the prediction; `complete` is False if a stop cut the pass short."""
@@ -130,14 +130,14 @@ class Prediction:
 
 
 class Collection:
-    """Keep the outputs of all batches."""
+    """Collect the outputs of all batches."""
 
     def __init__(self, recorded: NotedIndices) -> None:
         self._recorded = recorded
         self._batches: list[Any] = []
 
     def receive(self, outputs: Any) -> None:
-        """Keep the outputs of the next batch."""
+        """Store the outputs of the next batch."""
         self._batches.append(outputs)
 
     def end(self, *, complete: bool) -> Any:

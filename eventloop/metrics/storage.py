@@ -255,7 +255,7 @@ class EventStorage:
             self._prefix = outer
 
     def collect(self, place: Place | None = None, *, since: int = 0) -> Packet:
-        """Take all values put since the last call, and start their copy to the host without waiting.
+        """Collect all values put since the last call, and start their copy to the host without waiting.
 
         Args:
             place: the limits of the run, for the events.
@@ -268,7 +268,7 @@ class EventStorage:
         return self._readings.pack(rows, appended, place or Place(), since)
 
     def collect_media(self, place: Place | None = None) -> MediaPacket:
-        """Take the images and histograms put since the last call, without waiting for their copies.
+        """Collect the images and histograms put since the last call, without waiting for their copies.
 
         Args:
             place: the limits of the run, for the events.

@@ -79,7 +79,7 @@ class RunOwnership:
     # --- a run ---------------------------------------------------------------------------------------------
 
     def begin(self, *, trains: bool, writes: bool) -> None:
-        """Take the directories, before anything is written; with other ranks this is a collective.
+        """Acquire the directories, before anything is written; with other ranks this is a collective.
 
         Args:
             trains: whether the run trains.

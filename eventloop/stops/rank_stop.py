@@ -137,7 +137,7 @@ class Agreement:
         return dist.get_world_size() > 1
 
     def begin(self) -> bool:
-        """Forget the sums of an earlier run; return False if the default process group was replaced since."""
+        """Drop the sums of an earlier run; return False if the default process group was replaced since."""
         self._sums, self._pending, self._count = (_Sum(), _Sum()), None, 0
         return self._world is dist.group.WORLD
 

@@ -87,7 +87,7 @@ class TracedPhases:
         self._phase("data", clock.began, now if skipped else clock.began + clock.data)
 
     def mark(self, what: int) -> None:
-        """Note the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
+        """Record the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
         if self.inner is not None:
             self.inner.mark(what)
         now = self._times[what] = perf_counter()

@@ -21,7 +21,7 @@ from eventloop.assembly.argument_checks import (
     check_trainer,
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
-from eventloop.assembly.dev_run import batches_of, is_left_out, make_temporary_dir, shorten
+from eventloop.assembly.dev_run import batches_of, is_omitted, make_temporary_dir, shorten
 from eventloop.assembly.hook_owner import check_hooks_owned
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
@@ -488,7 +488,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
         if not self.fast_dev_run:  # its directory is new
-            self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
+            self.ownership.begin(trains=trains, writes=any(map(is_omitted, self.writers)))
         try:
             self.bus.reopen()  # an error or a signal has closed it
         except BaseException:

@@ -84,7 +84,7 @@ class Retention:
         return [*self.aside, *self.durable, *self.bests]
 
     def set_aside_if(self, read_lost: Callable[[], object | None]) -> None:
-        """Keep the checkpoints that exist or are being saved, if `read_lost` finds another loss that is lost.
+        """Retain the checkpoints that exist or are being saved, if `read_lost` finds another lost loss.
 
         Those of the first such loss are kept for good, others until the next: a loss that is lost again and
         again would fill the disk. It is called only where a save may replace a checkpoint.
@@ -110,7 +110,7 @@ class Retention:
         return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
 
     def resumed_from(self, iteration: int) -> None:
-        """Note the iteration of the newest checkpoint, from which the run was resumed."""
+        """Record the iteration of the newest checkpoint, from which the run was resumed."""
         self._durable_at = iteration
 
     # --- best checkpoints ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Retention:
         return Replaced(tuple(each.name for each in worst_first), self._keep_best - 1)
 
     def follow(self, bests: Bests) -> None:
-        """Take over the best checkpoints of rank 0, which alone knows whether its saves succeed."""
+        """Adopt the best checkpoints of rank 0, which alone knows whether its saves succeed."""
         self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
 
     def _newest_bests(self) -> list[Best]:

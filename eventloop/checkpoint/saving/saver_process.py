@@ -18,7 +18,7 @@ from time import sleep
 
 from eventloop.checkpoint.commit import Mapped, Record, Removals, Save, commit
 from eventloop.processes.channel import Inbox, Kind, frame
-from eventloop.processes.launch import ASK_TO_END
+from eventloop.processes.launch import END_SIGNALS
 
 ALIVE_SECONDS = 0.25
 """The interval in seconds at which the process reports that it is running, while it writes."""
@@ -31,9 +31,9 @@ def main() -> None:
     checkpoints are removed by the commit of the next group, or at a `FLUSH` frame.
     """
     # Ctrl-C and a job scheduler's SIGTERM reach the whole process group; the training process handles them
-    for signum in ASK_TO_END:
+    for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     answers, inbox, removals = _Answers(int(sys.argv[1])), Inbox(0), Removals()
     memory: dict[Mapped, memoryview] = {}
     answers.write(frame(Kind.READY))
