@@ -254,7 +254,7 @@ class OpenTelemetryWriter(TrackerWriter):
         if isinstance(event, ScalarsLogged):
             for key in values_of(event):
                 if why := self._left_out.get(key):
-                    return BadEvent(event_name(type(event)), key, why, told=True)
+                    return BadEvent(event_name(type(event)), key, why, reported=True)
         return None
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:

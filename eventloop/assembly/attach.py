@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from eventloop.assembly.argument_checks import register_bus
-from eventloop.assembly.dev_run import is_left_out
+from eventloop.assembly.dev_run import is_omitted
 from eventloop.assembly.hook_owner import owning_hooks
 from eventloop.bus import Bus
 from eventloop.data.limits import Limits
@@ -172,7 +172,7 @@ def attach_all(
 ) -> tuple[list[Any], list[Any]]:
     """Build configs, name the hooks, and subscribe hooks and writers. Writers write on rank 0 only.
 
-    In a dev run those that `is_left_out` names are built and checked, and not subscribed.
+    In a dev run those that `is_omitted` names are built and checked, and not subscribed.
 
     Raises:
         TypeError, ValueError: an object is not a hook or writer, a name is unknown, or two hooks share a
@@ -199,14 +199,14 @@ def _attach(trainer: AssembledTrainer, hooks: list[Any], writers: Sequence[Any] 
     """Subscribe the hooks and the writers, which are built and checked first; return the writers."""
     dev_run = bool(trainer.fast_dev_run)
     for hook in hooks:
-        if not (dev_run and is_left_out(hook)):
+        if not (dev_run and is_omitted(hook)):
             hook.attach(trainer.bus)
     if writers is None:
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     check_writers(built)
     for writer in built:
-        if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
+        if trainer.rank == 0 and not (dev_run and is_omitted(writer)):
             writer.attach(trainer.bus, trainer.facts)
     return built
 

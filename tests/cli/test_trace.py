@@ -20,7 +20,7 @@ from tests.cli.traced_runs import traced
 Json = dict[str, Any]
 
 
-async def look(event: AfterTrainIter) -> None:
+async def observe(event: AfterTrainIter) -> None:
     """A subscriber on the loop."""
 
 
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training with subscribers of all kinds, evaluations, checkpoints, and two windows."""
     directory = tmp_path_factory.mktemp("run")
     trainer = traced(directory, (2, 4), (10, 20))
-    trainer.bus.subscribe(look, AfterTrainIter)
+    trainer.bus.subscribe(observe, AfterTrainIter)
     (hook,) = (hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
 
     @trainer.bus.on("after_train_iter", priority="LOWEST")
@@ -85,7 +85,7 @@ def test_every_event_has_what_the_format_requires(made: Json) -> None:
     assert all(one["ts"] <= other["ts"] for one, other in pairwise(timed))
     counters = of(made, "C")
     assert {e["name"] for e in counters} == {
-        f"queue of {name}" for name in ("JSONLWriter", "CSVWriter", "look")
+        f"queue of {name}" for name in ("JSONLWriter", "CSVWriter", "observe")
     }
     counts = [e["args"]["events"] for e in counters]
     assert all(isinstance(count, int) and count >= 0 for count in counts)

@@ -445,13 +445,13 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
     go_on = threading.Event()
     kept = []
 
-    def keep(name: str, events: Iterable[Event]) -> None:
+    def store(name: str, events: Iterable[Event]) -> None:
         if name == "first":
             raise OSError("disk full")
         kept.append((name, len([*events])))
 
     bus = Bus(drain_timeout=0.1)
-    bus.keep_left(keep)
+    bus.keep_left(store)
     for name in ("first", "second"):
         bus.subscribe(lambda event: go_on.wait(20.0), "after_train_iter", offload="thread", name=name)
     bus.emit(AfterTrainIter())

@@ -56,11 +56,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     asked: list[tuple[int, str]] = []
     collect = gc.collect
 
-    def note(generation: int = ALL) -> int:
+    def collect_and_record(generation: int = ALL) -> int:
         asked.append((generation, Now.name))
         return collect(generation)
 
-    monkeypatch.setattr(gc, "collect", note)
+    monkeypatch.setattr(gc, "collect", collect_and_record)
     return asked
 
 

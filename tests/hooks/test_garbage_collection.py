@@ -29,13 +29,13 @@ def seen() -> Iterator[list[tuple[int, str]]]:
     """Which generation was collected, and what was going on."""
     seen: list[tuple[int, str]] = []
 
-    def note(phase: str, info: dict[str, int]) -> None:
+    def record_start(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             seen.append((info["generation"], Now.name))
 
-    gc.callbacks.append(note)
+    gc.callbacks.append(record_start)
     yield seen
-    gc.callbacks.remove(note)
+    gc.callbacks.remove(record_start)
 
 
 def follow(trainer: Trainer) -> Trainer:
@@ -90,7 +90,7 @@ def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]
     trainer = make_trainer(batches=2, max_iters=405, hooks=[GarbageCollectionHook(interval=2)])
 
     @trainer.bus.on("after_train_iter", priority=99)
-    def note(event: Any) -> None:
+    def record_start(event: Any) -> None:
         Now.name = str(event.iter + 1)
 
     trainer.train()
@@ -158,7 +158,7 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     trainer.bus.subscribe(lambda event: cycle() and None, "after_train_iter", once=True)
 
     @trainer.bus.on("after_train_iter", priority=100)
-    def look(event: Any) -> None:
+    def record_alive(event: Any) -> None:
         seen[event.iter + 1] = gc.get_freeze_count(), len(Node.alive)
 
     trainer.train()

@@ -180,7 +180,7 @@ def test_the_directory_is_kept_until_all_is_written(tmp_path: Path) -> None:
     trainer = build_trainer(run, writers=[Slow()])
 
     @trainer.bus.on("after_train_iter", once=True)
-    def look(event: Event) -> None:
+    def read_state(event: Event) -> None:
         owner = read_owner(run)
         seen["train"] = None if owner is None else owner.state
 
@@ -293,7 +293,7 @@ def test_saves_that_wait_are_dropped_when_the_directory_was_taken(
             gate.open.set()
 
     @trainer.bus.on("checkpoint_saved", "checkpoint_failed")
-    def tell(event: CheckpointSaved | CheckpointFailed) -> None:
+    def record(event: CheckpointSaved | CheckpointFailed) -> None:
         told.append((Path(event.path).name, getattr(event, "error", "")))
 
     trainer.train()

@@ -29,25 +29,25 @@ def closing(reason: str, *, epoch: str | None = None) -> list[list[str]]:
     return ends if epoch is None else [["after_train_epoch", epoch], *ends]
 
 
-def told(rank: int, reason: str, asked: int) -> str:
+def told(rank: int, reason: str, requesting: int) -> str:
     """The reason, as a rank gives it."""
-    return reason if rank == asked else f"rank {asked} asked to stop: {reason}"
+    return reason if rank == requesting else f"rank {requesting} asked to stop: {reason}"
 
 
-@pytest.mark.parametrize(("iteration", "asked"), TRIALS)
-def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
+@pytest.mark.parametrize(("iteration", "requesting"), TRIALS)
+def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, requesting: int) -> None:
     """Both stop after the next iteration, or at the end of the epoch if that comes before; rank 0 saves; each says why."""
     at = iteration + (iteration % PER_EPOCH > 0)
     whole = at % PER_EPOCH == 0
     for rank, said in enumerate(ranks):
-        run = said[f"signal {iteration} {asked}"]
-        reason = told(rank, "preempted by SIGTERM", asked)
+        run = said[f"signal {iteration} {requesting}"]
+        reason = told(rank, "preempted by SIGTERM", requesting)
         assert run["at"] == [at, at // PER_EPOCH]
         assert ["preemption_requested", reason] in run["seen"]
         assert run["seen"][-3:] == [
             ["stop_requested" if whole else "after_train_epoch", reason], *closing(reason)
         ]  # fmt: skip
-    assert ranks[0][f"signal {iteration} {asked}"]["saved"] == [
+    assert ranks[0][f"signal {iteration} {requesting}"]["saved"] == [
         f"epoch_{at // PER_EPOCH}" if whole else f"iter_{at}"
     ]
 
