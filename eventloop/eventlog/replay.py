@@ -327,7 +327,7 @@ def into_writers(
             opened = True
         for writer, kinds in zip(writers, wanted, strict=True):
             wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
-            _write_records(writer, wanted_here, on_written)
+            _write_all(writer, wanted_here, on_written)
         count = len(events) if everything else sum(type(event) in received for event in events)
         emitted += count
         not_taken += len(events) - count
@@ -358,9 +358,7 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
     return None if "*" in events else frozenset(find_event(event) for event in events)
 
 
-def _write_records(
-    writer: Sink, records: list[EventRecord[Event]], on_written: Callable[[int], None]
-) -> None:
+def _write_all(writer: Sink, records: list[EventRecord[Event]], on_written: Callable[[int], None]) -> None:
     most = max(1, len(records)) if writer.batch is True else writer.batch or 1
     timed = writer if isinstance(writer, TimedSink) and writer.takes_times else None
     for start in range(0, len(records), most):
