@@ -110,7 +110,7 @@ def test_tracks_have_names_and_an_order(made: Json, run: Path) -> None:
     (process,) = of(made, "M", name="process_name")
     assert process["args"] == {"name": f"eventloop {run.name}, rank 0 of 1"}
     assert list(tracks(made)) == [
-        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "look (loop)",
+        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "observe (loop)",
     ]  # fmt: skip
     order = {e["tid"]: e["args"]["sort_index"] for e in of(made, "M", name="thread_sort_index")}
     assert [order[tid] for tid in tracks(made).values()] == sorted(order.values())
@@ -150,7 +150,7 @@ def test_evaluations_saves_and_deliveries_are_shown(made: Json) -> None:
     assert {"before_val", "after_val"} <= {e["name"] for e in inner}
     assert {"iter_12", "iter_13", "iter_14"} <= {e["name"] for e in of(made, "X", cat="save")}
 
-    seen = of(made, "X", cat="delivery", tid=tracks(made)["look (loop)"])
+    seen = of(made, "X", cat="delivery", tid=tracks(made)["observe (loop)"])
     iterations = [e["args"]["iter"] for e in seen]  # some before it too, which were delivered only then
     assert iterations == list(range(iterations[0], iterations[-1] + 1))
     assert set(range(10, 20)) <= set(iterations)

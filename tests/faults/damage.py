@@ -20,7 +20,7 @@ import torch
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
-from tests.faults.operations import said
+from tests.faults.operations import logged_faults
 from tests.faults.training import expected, make_trainer, same, weights
 
 FILES = (MANIFEST, PAYLOAD)
@@ -59,7 +59,7 @@ class Damaged:
         assert everything(self.trainer) == before, "a checkpoint that was refused has changed the trainer"
         assert torch.equal(torch.get_rng_state(), chance)
         if automatic:
-            with said() as log:
+            with logged_faults() as log:
                 assert self.trainer.resume("auto") == self.older
             assert any("passed over" in line and self.newer.name in line for line in log), log
             assert same(weights(self.trainer), expected()[2])

@@ -114,7 +114,7 @@ def test_the_state_is_saved_first(
     trainer = make_trainer(max_iters=9, val_interval=3, **loaders)
     send_in(trainer, f"before_{mode}_iter", 2)
     for event in ("checkpoint_saved", "after_run"):
-        trainer.bus.subscribe(lambda told: order.append(event_name(told)), event)
+        trainer.bus.subscribe(lambda seen: order.append(event_name(seen)), event)
 
     train_by_hand(trainer, trainer.train_loader) if by_hand else trainer.train()
 
