@@ -170,7 +170,7 @@ class OptimizerHook(Hook):
         if self._window is not None:
             self._window.suspend_exchange(trainer)
         if self._precision is not None:
-            self._precision.enter_forward()
+            self._precision.begin_forward()
 
     # --- backward and the step -----------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class OptimizerHook(Hook):
             for optimizer in self._optimizers:
                 optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
-            self._anomalous.look(loss, trainer.model)
+            self._anomalous.check(loss, trainer.model)
         self._other_seconds = 0.0
         backward = perf_counter() - clock.excluded
         if device is not None:
@@ -224,7 +224,7 @@ class OptimizerHook(Hook):
         if window is None:
             return
         if self._precision is not None:
-            self._precision.leave_forward()  # still open after a failed forward pass, or a skipped batch
+            self._precision.end_forward()  # still open after a failed forward pass, or a skipped batch
         window.resume_exchange()
         if window.count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
             if window.count < window.divisor:

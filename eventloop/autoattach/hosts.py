@@ -87,7 +87,7 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
         if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-            attacher.kept.add("Lightning")
+            attacher.bridged.add("Lightning")
         elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
         else:
@@ -110,7 +110,7 @@ def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) 
 
 @contextmanager
 def _with_our_callback(trainer: Any) -> Iterator[None]:
-    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+    """Place our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
 
     Between runs the list is as the script has made it: the script may compare it, or pass it to another
     trainer.
@@ -163,7 +163,7 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
 def _join_transformers(
     attacher: Attacher, cls: Any, callback: Any, args: Any, state: Any, control: Any, **kwargs: Any
 ) -> None:
-    """Keep our callback for a new Transformers trainer, unless the script has given it one."""
+    """Add our callback to a new Transformers trainer, unless the script has given it one."""
     from eventloop.bridges.transformers.host import find_host
 
     del callback.on_init_end
@@ -172,7 +172,7 @@ def _join_transformers(
     trainer, callbacks = found.trainer, found.trainer.callback_handler.callbacks
     others = [each for each in callbacks if each is not callback]
     if _has(others, cls):
-        attacher.kept.add("Transformers")
+        attacher.bridged.add("Transformers")
     else:
         attacher.follow(callback._ride)
         callback.on_init_end(args, state, control, **kwargs)
@@ -238,7 +238,7 @@ def _mmengine_hook(attacher: Attacher, runner: Any) -> Any:
         return None
     hook = vars(runner).get(MMENGINE_ATTRIBUTE)
     if _has([each for each in runner.hooks if each is not hook], bridge.EventLoopHook):
-        attacher.kept.add("MMEngine")
+        attacher.bridged.add("MMEngine")
         return None
     if hook is None:
         hook = bridge.EventLoopHook(**attacher.arguments())

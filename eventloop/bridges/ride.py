@@ -303,7 +303,7 @@ def stop_at_sigterm(trainer: DrivenTrainer) -> None:
     A handler that the program or the host has installed stays the only one.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        StopSignals(trainer, [signal.SIGTERM], exits=True).enter_for(trainer.during_run)
+        StopSignals(trainer, [signal.SIGTERM], exits=True).install_until(trainer.during_run)
 
 
 def _refuse_hosts_own(hook: Any, host: str) -> None:

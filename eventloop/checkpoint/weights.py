@@ -51,12 +51,12 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def keep_modes(undo: Undo, model: torch.nn.Module) -> None:
+def save_modes(undo: Undo, model: torch.nn.Module) -> None:
     """Let `undo` restore the train or eval mode of each module."""
     undo.step(_set_modes, [(module, module.training) for module in model.modules()])
 
 
-def keep_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
+def save_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
     """Let `undo` restore the train or eval mode and the buffers of all modules, in place."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -65,7 +65,7 @@ def keep_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
         if not is_lazy(buffer)
     ]
     undo.step(_set_buffers, buffers)
-    keep_modes(undo, model)
+    save_modes(undo, model)
 
 
 def _set_modes(modes: list[tuple[torch.nn.Module, bool]]) -> None:

@@ -32,8 +32,8 @@ class RunOutcome:
     def __init__(self) -> None:
         self._ended: AfterRun | None = None
 
-    def take(self, event: Event) -> None:
-        """Note an event; others than the begin and the end of a run change nothing."""
+    def receive(self, event: Event) -> None:
+        """Receive an event; others than the begin and the end of a run change nothing."""
         match event:
             case BeforeRun():
                 self._ended = None

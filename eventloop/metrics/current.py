@@ -32,7 +32,7 @@ def get_event_storage() -> EventStorage:
     )
 
 
-def leave_run(storage: EventStorage, outside: tuple[EventStorage, ...]) -> None:
+def exit_run(storage: EventStorage, outside: tuple[EventStorage, ...]) -> None:
     """Leave the storage that a run has entered, if this context is the run's; it may be called again.
 
     Args:

@@ -30,51 +30,50 @@ class TrainingModes:
 
     def __init__(self) -> None:
         self._eval: list[torch.nn.Module] = []
-        self._left: dict[
-            torch.nn.Module, bool
-        ] = {}  # the modes at the end of the last run, unless all were eval
+        # at the end of the last run, unless all were eval
+        self._last_modes: dict[torch.nn.Module, bool] = {}
         self._run = False
         self._line: tuple[int, str] | None = None  # for the log, with its level
 
     def begin_run(self, model: torch.nn.Module) -> None:
-        """Note the modules in eval mode after `before_train`, by what was changed since the last run."""
+        """Record the modules in eval mode after `before_train`, by what was changed since the last run."""
         self._run = True
-        if self._left:
-            self._change(unwrap(model), self._left)
+        if self._last_modes:
+            self._change(unwrap(model), self._last_modes)
         else:
-            self.note(model)
+            self.record_modes(model)
 
     def end_run(self, model: torch.nn.Module) -> None:
-        """Note the modes at the end of a run that `begin_run` began; it may be called again."""
+        """Record the modes at the end of a run that `begin_run` began; it may be called again."""
         inner = unwrap(model)
         if self._run and inner.training:
-            self._left = {module: module.training for module in inner.modules()}
+            self._last_modes = {module: module.training for module in inner.modules()}
         self._run = False
 
-    def note(self, model: torch.nn.Module) -> None:
-        """Note the modules that are in eval mode, before the first epoch of a training."""
+    def record_modes(self, model: torch.nn.Module) -> None:
+        """Record the modules that are in eval mode, before the first epoch of a training."""
         inner = unwrap(model)
         modes = {name: module.training for name, module in inner.named_modules()}
         self._eval, self._line = [], None
         if all(modes.values()):
             return
         if inner.training:
-            self._leave([module for module in inner.modules() if not module.training], inner)
+            self._set_eval([module for module in inner.modules() if not module.training], inner)
         else:
             level = logging.WARNING if any(modes.values()) else logging.INFO
             self._line = level, _WHOLE % type(inner).__name__
 
-    def _change(self, inner: torch.nn.Module, left: dict[torch.nn.Module, bool]) -> None:
-        """Note the modules whose mode differs from that at the end of the last run.
+    def _change(self, inner: torch.nn.Module, last_modes: dict[torch.nn.Module, bool]) -> None:
+        """Record the modules whose mode differs from that at the end of the last run.
 
         A model in eval mode as a whole, as an evaluation by hand leaves it, says nothing of its modules.
         """
-        changed = {module for module in inner.modules() if module.training != left.get(module, True)}
+        changed = {module for module in inner.modules() if module.training != last_modes.get(module, True)}
         if inner.training and changed:
-            kept = [module for module in self._eval if module not in changed]
-            self._leave(kept + [module for module in changed if not module.training], inner)
+            still_eval = [module for module in self._eval if module not in changed]
+            self._set_eval(still_eval + [module for module in changed if not module.training], inner)
 
-    def _leave(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
+    def _set_eval(self, modules: list[torch.nn.Module], inner: torch.nn.Module) -> None:
         self._eval = modules
         modes = {name: module not in modules for name, module in inner.named_modules()}
         level = logging.WARNING if any(map(_is_whole_and_trains, modules)) else logging.INFO

@@ -37,7 +37,7 @@ class Held:
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
-        self._process, self._told, self._released = os.getpid(), False, False
+        self._process, self._reported, self._released = os.getpid(), False, False
         self._opened: list[int] = []  # the descriptor of the directory
         self.lost = False
         """True once another run has taken the directory, because this one was silent for too long."""
@@ -59,7 +59,7 @@ class Held:
         try:
             os.utime(self._path)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:  # of a file system that will be well again, or will not
             logger.debug("%s: %s", self._path, error)
 
@@ -69,7 +69,7 @@ class Held:
         try:
             write_record(self._path, self._record)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:
             logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
 
@@ -84,22 +84,22 @@ class Held:
         except FileNotFoundError:
             if self._opened:
                 with suppress(OSError):
-                    self._look(ends=True)
+                    self._check_file(ends=True)
         except OSError as error:
             logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
         self._released = True
         while self._opened:
             os.close(self._opened.pop())
 
-    def _look(self, *, ends: bool = False) -> None:
-        """Find out why the file is gone; write it again unless another run has the directory or ours ends."""
+    def _check_file(self, *, ends: bool = False) -> None:
+        """Check why the file is gone; write it again unless another run has the directory or ours ends."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
         is_there = self.directory.is_dir()
         same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened[0]))
-        if not self._told and not same:
-            self._told = True
+        if not self._reported and not same:
+            self._reported = True
             logger.warning(
                 "%s was renamed or removed while a run writes there: what the run writes from now on is in a "
                 "new directory of that name, and open files stay where they are",
@@ -120,7 +120,7 @@ class Heartbeat:
 
     def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
-        self._told = self._ends = False
+        self._reported = self._ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
         self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
 
@@ -167,6 +167,6 @@ class Heartbeat:
     def _beat(self, directory: Held) -> None:
         with suppress(OSError):
             directory.beat()
-        if directory.lost and not self._told:
-            self._told = True
+        if directory.lost and not self._reported:
+            self._reported = True
             self._lost(directory.directory)

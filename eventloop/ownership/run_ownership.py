@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from eventloop.checkpoint.directory import scan
+from eventloop.ownership.acquiring import acquire, await_end
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
-from eventloop.ownership.taking import await_end, take
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
@@ -72,7 +72,7 @@ class RunOwnership:
     # --- a run ---------------------------------------------------------------------------------------------
 
     def begin(self, *, trains: bool, writes: bool) -> None:
-        """Take the directories, before anything is written; with other ranks this is a collective.
+        """Acquire the directories, before anything is written; with other ranks this is a collective.
 
         Args:
             trains: whether the run trains.
@@ -88,7 +88,7 @@ class RunOwnership:
 
     def _begin(self, *, trains: bool, owns: bool) -> bool:
         if owns:
-            self._take(trains=trains)
+            self._acquire(trains=trains)
         return owns
 
     def ending(self) -> None:
@@ -116,14 +116,14 @@ class RunOwnership:
             return True
         return owner is None or owner.lives is False
 
-    def _take(self, *, trains: bool) -> None:
-        """Take all directories; after an error the caller gives them back by `end`."""
-        taken: list[Held] = []
-        self._heartbeat = Heartbeat(taken, self._note_lost)
+    def _acquire(self, *, trains: bool) -> None:
+        """Acquire all directories; after an error the caller gives them back by `end`."""
+        acquired: list[Held] = []
+        self._heartbeat = Heartbeat(acquired, self._report_lost)
         for directory in self._directories():
             try:
                 state: State = "training" if trains else "evaluating"
-                take(directory, state, waits=not self._trainer.host, taken=taken)
+                acquire(directory, state, waits=not self._trainer.host, acquired=acquired)
             except OSError as error:
                 if error.errno not in NOT_WRITABLE:
                     raise
@@ -132,7 +132,7 @@ class RunOwnership:
         if trains:
             self._refuse_saved_since()
         self._heartbeat.start()
-        for each in taken:
+        for each in acquired:
             remove_dead(each.directory, owned=True)
 
     def _refuse_saved_since(self) -> None:
@@ -148,7 +148,7 @@ class RunOwnership:
     def _last_sequence(self) -> int:
         return scan(*self._trainer.state.directories).last
 
-    def _note_lost(self, directory: Path) -> None:
+    def _report_lost(self, directory: Path) -> None:
         self.lost = True
         logger.error(
             "another run has taken %s, because this one gave no sign of life for too long: this run ends, "
@@ -164,7 +164,7 @@ class RunOwnership:
 
     # --- a resume ------------------------------------------------------------------------------------------
 
-    def look(self) -> int:
+    def await_last_sequence(self) -> int:
         """Wait for a run that is ending in the directories, and return the last sequence number there.
 
         A trainer that is in a run of its own does not wait.
@@ -175,5 +175,5 @@ class RunOwnership:
         return self._last_sequence()
 
     def resumed_from(self, path: Path, newest: int) -> None:
-        """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""
+        """Record the last sequence number at a resume, if the checkpoint is in a directory of the run."""
         self._newest = newest if path.resolve().parent in self._directories() else None

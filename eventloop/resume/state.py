@@ -187,7 +187,7 @@ class TrainerState:
         with raised_together("the resume"):
             check_changed(changed)
             trainer.copying.join()
-        newest = decided_by_rank_0(trainer.ownership.look)
+        newest = decided_by_rank_0(trainer.ownership.await_last_sequence)
         found, checkpoint = self._find(path, check_usable, together=True)
         # around the exchanges, so that an error of one rank leaves all as they were
         rollback = Rollback(found)

@@ -105,7 +105,7 @@ class Accumulation:
             self.count >= self.divisor
         ):  # an error prevented the step of a full window, which has these gradients
             if precision is not None:
-                precision.leave_forward()
+                precision.end_forward()
             for module in self._fsdp:
                 module.reshard()  # FSDP2 would keep its weights beyond the step, as there is no backward
             return

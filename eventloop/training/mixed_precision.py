@@ -66,12 +66,12 @@ class MixedPrecision:
         """Return the context of a forward pass."""
         return torch.autocast(self.device, dtype=self._autocast_dtype)
 
-    def enter_forward(self) -> None:
+    def begin_forward(self) -> None:
         """Enter autocast for a forward pass."""
         self._forward.close()  # left open by a batch that was skipped
         self._forward.enter_context(self.autocast())
 
-    def leave_forward(self) -> None:
+    def end_forward(self) -> None:
         """Leave autocast, if a forward pass is open."""
         self._forward.close()
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from eventloop.eventlog.undelivered import keep_undelivered
+from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import (
     COMPLETED,
     AfterPredict,
@@ -38,7 +38,7 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
-from eventloop.metrics.current import leave_run
+from eventloop.metrics.current import exit_run
 from eventloop.metrics.storage import ENTERED, EventStorage
 from eventloop.state.undo import Undo
 from eventloop.stops.ending import ERROR, LEFT, drain, ends_at_once, log_rest
@@ -131,7 +131,7 @@ class RunScope(Scope):
         if self._outermost:
             trainer = self.trainer
             if trainer.ownership.may_write:
-                keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
+                store_undelivered(trainer.bus, trainer.facts, trainer.writers)
             trainer.announce(BeforeRun)
 
     def __exit__(
@@ -142,7 +142,7 @@ class RunScope(Scope):
             return
         trainer = self.trainer
         try:
-            self._left = True
+            self._exited = True
             try:
                 super().__exit__(kind, error, tb)
             except BaseException as closing:
@@ -152,9 +152,9 @@ class RunScope(Scope):
         finally:
             self._finish()
 
-    def leave(self) -> None:
+    def complete_exit(self) -> None:
         """Complete an exit that an interrupt has prevented or cut short; else do nothing."""
-        if self._outermost and not self._left:
+        if self._outermost and not self._exited:
             self.__exit__(*sys.exc_info())
         if self._outermost and not self._finished:
             self._finish()
@@ -167,7 +167,7 @@ class RunScope(Scope):
         trainer.stops.end_run()
         trainer.clock.end_run()
         trainer.modes.end_run(trainer.model)
-        leave_run(trainer.metrics, self._outside)
+        exit_run(trainer.metrics, self._outside)
         trainer.ownership.end()
         self._finished = True
 
@@ -204,7 +204,7 @@ def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = Tr
         grad_mode: False in a generator, as for `Undo`.
     """
     scope, undo = RunScope(trainer, trains=trains), Undo(grad_mode=grad_mode)
-    undo.step(scope.leave)
+    undo.step(scope.complete_exit)
     return scope, undo
 
 
@@ -290,16 +290,16 @@ _until_exit: list[Iterator[Any]] = []
 """The unfinished pass over a loader of the last run that a signal has ended."""
 
 
-def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
-    """Keep the iterator of an unfinished pass over a loader until the run ends.
+def retain_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
+    """Retain the iterator of an unfinished pass over a loader until the run ends.
 
     When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
     the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
     exits, which terminates the workers in the middle of a batch. An interactive session frees it.
     """
 
-    def leave() -> None:
+    def retain() -> None:
         if trainer.ends_program and not hasattr(sys, "ps1"):
             _until_exit[:] = [reading]
 
-    trainer.during_run.callback(leave)
+    trainer.during_run.callback(retain)

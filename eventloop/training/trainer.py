@@ -21,7 +21,7 @@ from eventloop.assembly.argument_checks import (
     check_trainer,
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
-from eventloop.assembly.dev_run import batches_of, is_left_out, make_temporary_dir, shorten
+from eventloop.assembly.dev_run import batches_of, is_omitted, make_temporary_dir, shorten
 from eventloop.assembly.hook_owner import check_hooks_owned
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
@@ -359,7 +359,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason)
+        self.stops.request(reason)
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
@@ -371,7 +371,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason, signum)
+        self.stops.request(reason, signum)
         if signum is not None:  # a job that is queued again may begin before this one has ended
             self.ownership.ending()
 
@@ -493,7 +493,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
         if not self.fast_dev_run:  # its directory is new
-            self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
+            self.ownership.begin(trains=trains, writes=any(map(is_omitted, self.writers)))
         self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = False

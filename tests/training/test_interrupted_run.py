@@ -17,7 +17,7 @@ from eventloop import Trainer
 from eventloop.hooks import preemption
 from eventloop.metrics import get_event_storage
 from eventloop.model import training_modes
-from eventloop.ownership import holding, read_owner, run_ownership, taking
+from eventloop.ownership import acquiring, holding, read_owner, run_ownership
 from eventloop.state import undo
 from eventloop.stops import signals, stopping
 from eventloop.training import scopes
@@ -26,7 +26,7 @@ from tests.support.cutting import each_cut
 from tests.support.trainers import build_trainer
 
 OWN: list[ModuleType] = [
-    scopes, trainer_module, undo, contextlib, run_ownership, taking, holding, signals, stopping, preemption,
+    scopes, trainer_module, undo, contextlib, run_ownership, acquiring, holding, signals, stopping, preemption,
     training_modes,
 ]  # fmt: skip
 """The modules that begin and end a run; Python itself drops an interrupt in a generator that it frees, as `loops` has."""

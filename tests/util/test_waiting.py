@@ -86,7 +86,7 @@ def test_a_latch_is_waited_for_in_vain() -> None:
     latch = Latch()
 
     assert [latch.wait(0.0), latch.wait(-1.0), latch.wait(0.001)] == [False] * 3
-    assert latch._bell._gates == []
+    assert latch._bell._waiters == []
 
 
 def test_a_bell_wakes_a_thread_that_still_has_to_wait() -> None:
@@ -126,7 +126,7 @@ def test_no_ring_is_missed() -> None:
         there.clear()
 
     thread.join(DEADLINE)
-    assert here._bell._gates == there._bell._gates == []
+    assert here._bell._waiters == there._bell._waiters == []
 
 
 def test_a_promise() -> None:

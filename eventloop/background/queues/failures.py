@@ -57,7 +57,7 @@ class FailingQueue(SubscriberQueue):
         """Log encoding errors of events and fields that were not logged before, and return those events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._named]
         for bad in new:
-            if not bad.told and (bad.event, bad.field) not in self._named:
+            if not bad.reported and (bad.event, bad.field) not in self._named:
                 self._named.add((bad.event, bad.field))
                 logger.error(
                     "%s: %s. This event failed, and others like it will; all others are delivered. Give the "

@@ -1,4 +1,4 @@
-"""Take a directory that has no live owner; wait for an owner that ends, and refuse during any other run."""
+"""Acquire a directory without a live owner; wait for an owner that ends, and refuse during any other run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("eventloop")
 
 ENDING_SECONDS = 120.0
 """The longest wait for a run that is ending, and for a save of one that has ended."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 CLAIM_SECONDS = 0.05
 """The longest pause of a run that found another one that claims the directory, too."""
 CLAIMED_SECONDS = 5.0
@@ -33,13 +33,13 @@ ANOTHER = "wait until it has ended, or end it, or give this run a directory of i
 OURS = "end that run first (trainer.close() ends a loop of your own), or give this one another work_dir"
 
 
-def take(
+def acquire(
     directory: Path,
     state: State,
     *,
     waits: bool = True,
     remedy: str = ANOTHER,
-    taken: list[Held] | None = None,
+    acquired: list[Held] | None = None,
 ) -> Held:
     """Make this process the owner of a directory, which is created if it does not exist.
 
@@ -49,14 +49,14 @@ def take(
         waits: whether to wait for a run that is ending, or may have died elsewhere, and for a save of a run
             that has ended. Without it, such a run counts as living.
         remedy: the end of an error's text: what the user can do.
-        taken: a list that gets the result before anything is done, for a caller that an interrupt may keep
+        acquired: a list that gets the result before anything is done, for a caller that an interrupt may keep
             from getting it.
 
     Raises:
         WorkDirInUseError: a live run owns it. Nothing was changed.
         OSError: the directory cannot be written.
     """
-    directory, taken = directory.absolute(), [] if taken is None else taken
+    directory, acquired = directory.absolute(), [] if acquired is None else acquired
     waiting = _Waiting(waits, remedy)
     while True:
         owner = read_owner(directory)
@@ -66,13 +66,13 @@ def take(
             waiting.for_save(saves[0])
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            if _claim(directory, state, taken):
-                return taken[-1]
+            if _claim(directory, state, acquired):
+                return acquired[-1]
             sleep(random.uniform(0, CLAIM_SECONDS))
 
 
-def _claim(directory: Path, state: State, taken: list[Held]) -> bool:
-    """Claim a directory, and take it if no other run has claimed it too; return whether it is taken.
+def _claim(directory: Path, state: State, acquired: list[Held]) -> bool:
+    """Claim a directory, and own it if no other run has claimed it too; return whether it is owned.
 
     The files of runs that were killed are removed.
     """
@@ -84,7 +84,7 @@ def _claim(directory: Path, state: State, taken: list[Held]) -> bool:
     )  # fmt: skip
     path = new_path(directory)
     claim = Held(path, record)
-    taken.append(claim)  # before it has an effect
+    acquired.append(claim)  # before it has an effect
     try:
         claim.create()
         others = [owner for owner in owners_in(directory) if owner.path.name != path.name]
@@ -93,11 +93,11 @@ def _claim(directory: Path, state: State, taken: list[Held]) -> bool:
             claim.change(state)
     except BaseException:
         claim.release()
-        taken.remove(claim)
+        acquired.remove(claim)
         raise
     if not alone or claim.lost:
         claim.release()
-        taken.remove(claim)
+        acquired.remove(claim)
         return False
     for owner in others:
         with suppress(OSError):
@@ -136,10 +136,10 @@ def owning(directory: Path, state: State, remedy: str) -> Iterator[None]:
         WorkDirInUseError: a live run owns it.
         OSError: it cannot be written.
     """
-    taken: list[Held] = []
-    heartbeat = Heartbeat(taken, lambda place: logger.error("another run has taken %s meanwhile", place))
+    acquired: list[Held] = []
+    heartbeat = Heartbeat(acquired, lambda place: logger.error("another run has taken %s meanwhile", place))
     try:
-        take(directory, state, waits=False, remedy=remedy, taken=taken)
+        acquire(directory, state, waits=False, remedy=remedy, acquired=acquired)
         heartbeat.start()
         yield
     finally:
@@ -176,14 +176,14 @@ class _Waiting:
         text = f"process {pid} still saves {path}, for a run that has ended"
         self._wait(f"{text}. This run waits for it", text)
 
-    def _wait(self, told: str, refused: str) -> None:
+    def _wait(self, notice: str, refused: str) -> None:
         now = monotonic()
         if self._until is None:
             self._until = now + ENDING_SECONDS
-            logger.warning("%s, for %.0f s at most", told, ENDING_SECONDS)
+            logger.warning("%s, for %.0f s at most", notice, ENDING_SECONDS)
         if now > self._until:
             raise WorkDirInUseError(f"{refused}, and has not ended in {ENDING_SECONDS:g} s: {self._remedy}")
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def describe(owner: Owner) -> str:
