@@ -15,7 +15,7 @@ PREEMPTED = "preempted by "
 """The begin of the reason of a run that another signal has ended; its name follows."""
 ENDING = (BeforeRun, AfterRun)
 """The events that decide how a run ended."""
-_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|{PREEMPTED}SIG\w+)$")
+_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|(?:{PREEMPTED})?SIG\w+)$")
 """A reason that names a signal, perhaps of another rank: "rank 1 asked to stop: preempted by SIGTERM"."""
 
 

@@ -112,7 +112,7 @@ class RunScope(Scope):
         self._trains = trains
         self._outermost = False
         self._outside: tuple[EventStorage, ...] = ()
-        self._left = self._finished = True  # a run that could not be opened has nothing to end
+        self._exited = self._finished = True  # a run that could not be opened has nothing to end
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
@@ -121,7 +121,7 @@ class RunScope(Scope):
             try:
                 self.trainer.open_run(trains=self._trains)
                 self.trainer.metrics.__enter__()  # for get_event_storage
-                self._left = False
+                self._exited = False
             except BaseException:
                 self._finish()
                 raise
