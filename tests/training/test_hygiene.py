@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import threading
 from contextlib import nullcontext
@@ -248,7 +249,8 @@ def test_ctrl_c_does_not_wait_longer_than_the_deadline(python: Any, tmp_path: Pa
     ran = python(TRAINING + HANGS)
 
     assert ran.returncode == -signal.SIGINT, ran.stderr
-    assert "closed after 0.06 s; events left undelivered: " in ran.stderr  # a fifth after a signal
+    # at most a fifth of the deadline after a signal, less what the flush before has taken
+    assert re.search(r"closed after 0\.0[0-6] s; events left undelivered: ", ran.stderr)
     assert "hangs (" in ran.stderr
     steps = logged_steps(tmp_path)
     assert steps == [*range(1, len(steps) + 1)]
