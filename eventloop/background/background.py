@@ -18,12 +18,14 @@ from typing import Any
 from eventloop.background.closing import Closing, Posted
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.gil_scheduler import Pace
-from eventloop.background.queues.account import Route
+from eventloop.background.queues.inbox import Route
 from eventloop.background.queues.options import LaneOptions, Offload
-from eventloop.background.queues.subscriber import Lane
-from eventloop.background.runners import CallersLane, TaskLane, ThreadLane
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.queues.supervision import supervise
+from eventloop.background.runners.task_runner import TaskRunner
+from eventloop.background.runners.thread_runner import ThreadRunner
 from eventloop.background.threads import BackgroundThread, on_background_thread
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.events.deferred import Deferred, Stamped
@@ -60,14 +62,14 @@ class Background(Closing):
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
-    def add_lane(
+    def add(
         self,
         name: str,
         fn: Callable[..., Any],
         options: LaneOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Lane:
+    ) -> Subscriber:
         """Start the queue and the thread, task or process of a subscriber, and the keeper thread if needed.
 
         Args:
@@ -88,60 +90,61 @@ class Background(Closing):
         if self.closed:
             raise closed
         self.start()
-        lane = self.make_lane(name, fn, options, offload, loop)
-        lane.recorder = self.recorder
+        subscriber = self.make(name, fn, options, offload, loop)
+        subscriber.recorder = self.recorder
         if plan_file() is None:
-            lane.start()
-        self.lanes.append(lane)
-        if self.closed:  # another thread has just closed the bus, perhaps without this lane
-            self.remove_lane(lane)
+            subscriber.runner.start()
+        self.subscribers.append(subscriber)
+        if self.closed:  # another thread has just closed the bus, perhaps without this subscriber
+            self.remove(subscriber)
             raise closed
-        return lane
+        return subscriber
 
-    def make_lane(
+    def make(
         self,
         name: str,
         fn: Callable[..., Any],
         options: LaneOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None,
-    ) -> Lane:
+    ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
-        report = self.health.report
-        if loop is not None:
-            return CallersLane(name, fn, options, report, loop)
         if offload == "process":
-            return ProcessLane(name, fn, options, report)
+            return process_subscriber(name, fn, options, self.health.report)
+        subscriber = Subscriber(name, fn, options, self.health.report)
         if offload == "thread":
-            return ThreadLane(name, fn, options, report, self._pace)
-        if plan_file() is not None:
-            return TaskLane(name, fn, options, report, None)
-        with self._starting:
-            coroutines = self._coroutines
-            if coroutines is None or coroutines.ended:
-                coroutines = CoroutineLoop()
-            task = TaskLane(name, fn, options, report, coroutines.loop)
-            self._coroutines = coroutines  # now that it runs
-        return task
+            subscriber.runner = ThreadRunner(subscriber, self._pace)
+        elif loop is not None:
+            subscriber.runner = TaskRunner(subscriber, loop, callers=True)
+        elif plan_file() is not None:
+            subscriber.runner = TaskRunner(subscriber, None)
+        else:
+            with self._starting:
+                coroutines = self._coroutines
+                if coroutines is None or coroutines.ended:
+                    coroutines = CoroutineLoop()
+                subscriber.runner = TaskRunner(subscriber, coroutines.loop)
+                self._coroutines = coroutines  # now that it runs
+        return subscriber
 
-    def remove_lane(self, lane: Lane) -> None:
+    def remove(self, subscriber: Subscriber) -> None:
         """End the queue of a subscriber whose subscription was cancelled."""
-        lane.give_up("cancelled")
-        self.health.tell_drops([lane])  # the keeper no longer looks at this lane
+        subscriber.give_up("cancelled")
+        self.health.tell_drops([subscriber])  # the keeper no longer looks at this subscriber
         with suppress(ValueError):  # a close has replaced the list
-            self.lanes.remove(lane)
+            self.subscribers.remove(subscriber)
 
-    def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
+    def set_routes(self, routes: dict[Subscriber, dict[type[Event], Route]]) -> None:
         """Set the event types that each subscriber wants, with their filters.
 
         Health events and deferred events follow these routes. An emit does not: it calls the functions
-        returned by `feeds` or `gates`.
+        returned by `Inbox.appenders` or `gates`.
         """
-        by_type: dict[type[Event], list[Lane]] = {}
-        for lane, interests in routes.items():
-            lane.set_routes(interests)
+        by_type: dict[type[Event], list[Subscriber]] = {}
+        for subscriber, interests in routes.items():
+            subscriber.set_routes(interests)
             for event_type in interests:
-                by_type.setdefault(event_type, []).append(lane)
+                by_type.setdefault(event_type, []).append(subscriber)
         self._listening = by_type
 
     # --- recording (any thread) ----------------------------------------------------------------------------
@@ -154,35 +157,35 @@ class Background(Closing):
             looked: called each time the keeper has looked at the queues.
         """
         self.recorder, self._looked = recorder, looked
-        for lane in self.lanes:
-            lane.recorder = recorder
+        for subscriber in self.subscribers:
+            subscriber.recorder = recorder
 
     # --- handing over (the emitting thread) ----------------------------------------------------------------
 
-    def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
+    def gates(self, subscriber: Subscriber, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
         """Return the two functions that queue an event for a subscriber with overflow="block".
 
         Both wait until the queue has room, except on a background thread. The second one also notes the time
-        of the emit, as with `feeds`.
+        of the emit, as those of `Inbox.appenders` do.
         """
-        passes = lane.routes[event_type].early
+        inbox, passes = subscriber.inbox, subscriber.inbox.routes[event_type].early
 
         def has_room(event: Event) -> bool:
-            wanted = passes is None or lane.wants_now(passes, event)
+            wanted = passes is None or inbox.passes(passes, event)
             if wanted and not (self.never_waits or on_background_thread()):
-                lane.wait_for_room()
+                subscriber.wait_for_room()
             return wanted
 
-        def feed(event: Event) -> None:
+        def enqueue(event: Event) -> None:
             if has_room(event):
-                lane.incoming.append(event)
+                inbox.incoming.append(event)
 
-        def stamp(event: Event) -> None:
+        def enqueue_stamped(event: Event) -> None:
             emitted = perf_counter()
             if has_room(event):
-                lane.incoming.append(Stamped(event, emitted))
+                inbox.incoming.append(Stamped(event, emitted))
 
-        return (stamp if lane.options.timed else feed), stamp
+        return (enqueue_stamped if subscriber.options.timed else enqueue), enqueue_stamped
 
     def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
         """Wrap `feed` to count the events that background threads emit, for the end of a flush.
@@ -203,20 +206,25 @@ class Background(Closing):
         Waits until the queue of each subscriber to one of `types` with overflow="block" has room.
         """
         types = tuple(types)
-        lanes = dict.fromkeys(lane for kind in types for lane in self._listening.get(kind, ()))
-        for lane in lanes:
-            if lane.options.overflow == "block" and not (self.never_waits or on_background_thread()):
-                lane.wait_for_room()
+        subscribers = dict.fromkeys(
+            subscriber for kind in types for subscriber in self._listening.get(kind, ())
+        )
+        for subscriber in subscribers:
+            if subscriber.options.overflow == "block" and not (self.never_waits or on_background_thread()):
+                subscriber.wait_for_room()
         if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
-        self._posted.append(Posted(deferred, [(lane, lane.post(types)) for lane in lanes]))
+        self._posted.append(
+            Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
+        )
 
     def relieve(self) -> None:
         """Keep the queues bounded; emitting threads call it from time to time."""
-        for lane in self.lanes:
-            if len(lane.incoming) > MANY:
+        for subscriber in self.subscribers:
+            if len(subscriber.inbox.incoming) > MANY:
                 self.wake()
-                lane.keep_bounded()
+                with subscriber.account.lock:
+                    subscriber.inbox.drop_excess()
 
     def wake(self) -> None:
         """Make the keeper thread look at the queues now; safe from any thread."""
@@ -230,8 +238,8 @@ class Background(Closing):
         Args:
             reopens: whether another background may replace this one in the child.
         """
-        for lane in self.lanes:
-            lane.forget()
+        for subscriber in self.subscribers:
+            subscriber.abandon_in_child()
         vars(self).update(vars(Background()), closed=True, finished=True, inert=not reopens)
 
     def check_replaceable(self, waited: float) -> None:
@@ -304,11 +312,10 @@ class Background(Closing):
     def _look(self) -> None:
         self._make_posted()
         now = perf_counter()
-        for lane in tuple(self.lanes):
-            lane.check(now)
-            lane.keep()
+        for subscriber in tuple(self.subscribers):
+            supervise(subscriber, now)
         if not self.closed:
-            self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
+            self.health.tell_drops(self.subscribers, DROP_REPORT_SECONDS)
         if self._looked is not None:
             self._looked()
         if self._ending:
@@ -335,23 +342,25 @@ class Background(Closing):
             except BaseException:  # a SystemExit in a deferred's code would end the keeper
                 logger.exception("events could not be made: %r", posted.deferred)
                 self._fill(posted, [])
-                for lane, pending in posted.places:
-                    lane.lose_each(pending.types)
+                for subscriber, pending in posted.places:
+                    subscriber.inbox.drop_each(pending.types)
             self._posted.popleft()
             posted.made.set()
 
     def _fill(self, posted: Posted, events: list[Event]) -> None:
         for event in events:
             self.latest[type(event)] = event
-        for lane, pending in posted.places:
-            lane.fill(pending, events)
+        for subscriber, pending in posted.places:
+            subscriber.inbox.fill(pending, events)
 
     def _end_if_empty(self) -> None:
-        for lane in self.lanes:
-            lane.close_soon()
-        if all(lane.done for lane in self.lanes) and not self._posted:
+        for subscriber in self.subscribers:
+            subscriber.request_close()
+        if all(subscriber.done for subscriber in self.subscribers) and not self._posted:
             self.closed = True
-            self._complete = not any(lane.queued for lane in self.lanes)  # a close may have been interrupted
+            self._complete = not any(
+                subscriber.queued for subscriber in self.subscribers
+            )  # a close may have been interrupted
             self._tell_losses()
             self._stop()
             self._let_go()

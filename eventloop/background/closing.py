@@ -17,8 +17,10 @@ from time import monotonic
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
 from eventloop.background.overtime import Deadline, advice
-from eventloop.background.queues.failures import FailingQueue
-from eventloop.background.queues.subscriber import KeepLeft, Lane
+from eventloop.background.queues.awaited import add_vain_wait, stuck, waited
+from eventloop.background.queues.leftover import KeepLeft, abandon, keep_left_events
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.queues.supervision import end_filter_call
 from eventloop.background.threads import on_background_thread
 from eventloop.costs.waits import waiting
 from eventloop.events import Event, EventsDropped, HandlerFailed
@@ -47,7 +49,7 @@ JOIN_SECONDS = 0.5
 class Posted:
     """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
 
-    def __init__(self, deferred: Deferred, places: list[tuple[Lane, Pending]]) -> None:
+    def __init__(self, deferred: Deferred, places: list[tuple[Subscriber, Pending]]) -> None:
         self.deferred = deferred
         self.places = places
         self.made = Latch()
@@ -57,7 +59,7 @@ class Closing(ABC):
     """Flush and close the queues of all background subscribers of a bus; `Background` derives from it."""
 
     def __init__(self) -> None:
-        self.lanes: list[Lane] = []
+        self.subscribers: list[Subscriber] = []
         self.health = Health(self._hand_over)
         self.closed = False  # it takes no more subscribers
         self.finished = False  # it delivers no more: `close` has come to its end
@@ -70,9 +72,9 @@ class Closing(ABC):
         self.keep_left: KeepLeft | None = None
         self.replay_command = ""
         """The command that delivers the events that `keep_left` keeps; "" without one."""
-        self._logged: dict[Lane, int] = {}
+        self._logged: dict[Subscriber, int] = {}
         """The subscribers that the last flush has logged, each with the number of its events by then."""
-        self._listening: dict[type[Event], list[Lane]] = {}
+        self._listening: dict[type[Event], list[Subscriber]] = {}
         self._posted: deque[Posted] = deque()
         self._thread: threading.Thread | None = None  # the keeper's
         self._coroutines: CoroutineLoop | None = None
@@ -86,13 +88,12 @@ class Closing(ABC):
     def wake(self) -> None:
         """Make the keeper thread look at the queues now; safe from any thread."""
 
-    def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
+    def _hand_over(self, event: Event, but: Subscriber | None) -> None:
         """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
-        for lane in self._listening.get(type(event), ()) if self._reports else ():
-            if lane is not but:
+        for subscriber in self._listening.get(type(event), ()) if self._reports else ():
+            if subscriber is not but:
                 self.emissions += 1
-                lane.feed(event)
-                lane.wake()
+                subscriber.enqueue(event)
 
     # --- flush ---------------------------------------------------------------------------------------------
 
@@ -108,19 +109,21 @@ class Closing(ABC):
         return self._flush(Deadline(timeout), noting)
 
     def _flush(self, deadline: Deadline, noting: AbstractContextManager[None]) -> bool:
-        flushed = {lane: lane.emitted for lane in self.lanes}
+        flushed = {subscriber: subscriber.emitted for subscriber in self.subscribers}
         complete = self._flush_lanes(deadline, calls=True)
-        told = self.health.tell_drops(self.lanes)
+        told = self.health.tell_drops(self.subscribers)
         if complete and (told or self._fed_since(flushed)):
             with noting:  # only now, because it changes the routes
                 # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
                 if self._settle(deadline, lambda: self.emissions):
-                    self._flush_lanes(deadline, calls=True, lanes=self._fed_since(flushed))
+                    self._flush_lanes(deadline, calls=True, subscribers=self._fed_since(flushed))
                     self._settle(deadline, lambda: self.emissions)
         return complete
 
-    def _fed_since(self, flushed: dict[Lane, int]) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.emitted != flushed.get(lane, 0)]
+    def _fed_since(self, flushed: dict[Subscriber, int]) -> list[Subscriber]:
+        return [
+            subscriber for subscriber in self.subscribers if subscriber.emitted != flushed.get(subscriber, 0)
+        ]
 
     def flush_while_delivering(
         self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
@@ -132,12 +135,12 @@ class Closing(ABC):
             noting: creates the context for `flush`.
             allowed: returns whether there is time for another repetition.
         """
-        deadline = Deadline(timeout, self.lanes, allowed)
+        deadline = Deadline(timeout, self.subscribers, allowed)
         complete = self._flush(deadline, noting())
         while not (complete or self.flush_ends()) and deadline.extend():
             complete = self._flush(deadline, noting())
-        left = [] if complete or self.flush_ends() else _with_left(self.lanes)
-        self._logged = {lane: lane.emitted for lane in left}
+        left = [] if complete or self.flush_ends() else _with_left(self.subscribers)
+        self._logged = {subscriber: subscriber.emitted for subscriber in left}
         if left:
             command = self.replay_command
             kept = f"What is left when the program ends is kept for `{command}`" if command else ""
@@ -162,46 +165,53 @@ class Closing(ABC):
                 return True
 
     def _emitted(self) -> int:
-        return sum(lane.emitted for lane in self.lanes)
+        return sum(subscriber.emitted for subscriber in self.subscribers)
 
     def _flush_lanes(
-        self, deadline: Deadline, *, calls: bool, lanes: Iterable[Lane] | None = None, reserve: float = 0.0
+        self,
+        deadline: Deadline,
+        *,
+        calls: bool,
+        subscribers: Iterable[Subscriber] | None = None,
+        reserve: float = 0.0,
     ) -> bool:
         """Wait until each queue has handled the events emitted for it so far; return False on a timeout.
 
         Args:
             deadline: the end of the wait.
             calls: whether to call `on_flush` at the end.
-            lanes: the queues to wait for; None means all.
+            subscribers: the queues to wait for; None means all.
             reserve: the seconds before the deadline at which the wait ends.
         """
         complete = self._wait_posted(deadline, reserve)
         asked = []
-        for lane in tuple(self.lanes if lanes is None else lanes):
-            if lane.done:
+        for subscriber in tuple(self.subscribers if subscribers is None else subscribers):
+            if subscriber.done:
                 continue
-            if lane.blocked_by_caller:
-                complete = complete and not lane.queued
+            if subscriber.runner.blocked_by_caller:
+                complete = complete and not subscriber.queued
             else:
-                with waiting("background", lane.name):
-                    complete = self._catch_up(lane, deadline, reserve) and complete
-                asked.append((lane, lane.flush_soon(calls=calls)))
-        for lane, flush in asked:
-            with waiting("background", lane.name):
+                with waiting("background", subscriber.name):
+                    complete = self._catch_up(subscriber, deadline, reserve) and complete
+                asked.append((subscriber, subscriber.request_flush(calls=calls)))
+        for subscriber, flush in asked:
+            with waiting("background", subscriber.name):
                 while not flush.made.wait(min(SLICE_SECONDS, deadline.left(reserve))):
-                    if lane.done:
+                    if subscriber.done:
                         break
                     if self.flush_ends():
                         return False
                     if not deadline.left(reserve):
-                        lane.waited_in_vain(deadline.seconds)
+                        add_vain_wait(subscriber, deadline.seconds)
                         complete = False
                         break
         return complete
 
-    def _catch_up(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
+    def _catch_up(self, subscriber: Subscriber, deadline: Deadline, reserve: float) -> bool:
         """Wait for the `when=` filter of a subscriber; return False at the deadline."""
-        while not lane.catch_up(min(SLICE_SECONDS, deadline.left(reserve)), patient=True):
+        while subscriber.filter is not None and not subscriber.filter.wait(
+            min(SLICE_SECONDS, deadline.left(reserve)), patient=True
+        ):
             if self.flush_ends() or not deadline.left(reserve):
                 return False
         return True
@@ -232,7 +242,7 @@ class Closing(ABC):
                 False during the close, the deadline comes nearer. None means a fixed deadline.
             advises: whether to log advice on settings that would have allowed all events to be delivered.
         """
-        deadline = Deadline(timeout, list(self.lanes), allowed)
+        deadline = Deadline(timeout, list(self.subscribers), allowed)
         self.closed = True
         if not self._closer.acquire(timeout=max(0.0, timeout)):
             return False
@@ -250,71 +260,82 @@ class Closing(ABC):
         """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
         self._complete = False  # until it is known
         self.flush_ends = lambda: False  # it is about flushes before this close
-        began, timeout, lanes = monotonic(), deadline.seconds, list(self.lanes)
-        for lane in lanes:
-            lane.hurry()
+        began, timeout, subscribers = monotonic(), deadline.seconds, list(self.subscribers)
+        for subscriber in subscribers:
+            subscriber.hurry()
         spare = min(SPARE_SECONDS, timeout / 4)
-        quiet = self._settle(deadline, self._emitted, 2 * spare + self._waited(lanes, timeout))
+        quiet = self._settle(deadline, self._emitted, 2 * spare + self._waited(subscribers, timeout))
         while not quiet and deadline.extend():
             quiet = self._settle(deadline, self._emitted, 2 * spare)
-        dropped = sum(lane.dropped for lane in lanes)
-        last = {lane for kind in (HandlerFailed, EventsDropped) for lane in self._listening.get(kind, ())}
-        ended = self._end([lane for lane in lanes if lane not in last], deadline, spare)
-        for lane in lanes:
-            lane.end_asking()
-        self.health.tell_drops(lanes)
-        self._flush_lanes(deadline, calls=False, lanes=last, reserve=spare / 2)
+        dropped = sum(subscriber.account.dropped for subscriber in subscribers)
+        last = {
+            subscriber
+            for kind in (HandlerFailed, EventsDropped)
+            for subscriber in self._listening.get(kind, ())
+        }
+        ended = self._end(
+            [subscriber for subscriber in subscribers if subscriber not in last], deadline, spare
+        )
+        for subscriber in subscribers:
+            end_filter_call(subscriber)
+        self.health.tell_drops(subscribers)
+        self._flush_lanes(deadline, calls=False, subscribers=last, reserve=spare / 2)
         self._reports = False  # else the last to end would count those about each other's ends as dropped
-        ended = self._end([lane for lane in lanes if lane in last], deadline, 0.0) and ended
-        for lane in lanes:
-            lane.abandon()
-        left = any(lane.queued for lane in lanes)  # also counts the events that came too late
+        ended = (
+            self._end([subscriber for subscriber in subscribers if subscriber in last], deadline, 0.0)
+            and ended
+        )
+        for subscriber in subscribers:
+            abandon(subscriber)
+        left = any(
+            subscriber.queued for subscriber in subscribers
+        )  # also counts the events that came too late
         # `_end` has delivered what was emitted since then, unless some came too late for it
-        quiet = quiet or (sum(lane.dropped for lane in lanes) == dropped and not self._posted)
+        quiet = quiet or (
+            sum(subscriber.account.dropped for subscriber in subscribers) == dropped and not self._posted
+        )
         self._complete = quiet and ended and not left
         took = monotonic() - began
-        answers = {lane.pass_left_events(self.keep_left) for lane in lanes}
+        answers = {keep_left_events(subscriber, self.keep_left) for subscriber in subscribers}
         if not self._complete:
-            self._tell_end(
-                lanes, round(timeout if abs(took - timeout) < 1 else took, 2), quiet=quiet, advises=advises,
-                remedy=self._remedy(answers),
-            )  # fmt: skip
+            seconds = round(timeout if abs(took - timeout) < 1 else took, 2)
+            self._tell_end(subscribers, seconds, quiet, advises, self._remedy(answers))
         self._tell_losses()
         self._stop()
         self._join()
         self._let_go()
         self.finished = True
 
-    def _waited(self, lanes: Iterable[Lane], timeout: float) -> float:
+    def _waited(self, subscribers: Iterable[Subscriber], timeout: float) -> float:
         """Return the seconds less to wait because a flush has waited in vain for the current delivery.
 
         At least `GRACE_SECONDS` are left, so the result is negative for a shorter timeout.
         """
-        waited = max((lane.waited for lane in lanes), default=0.0)
-        return timeout - max(GRACE_SECONDS, timeout - waited) if waited else 0.0
+        longest = max(map(waited, subscribers), default=0.0)
+        return timeout - max(GRACE_SECONDS, timeout - longest) if longest else 0.0
 
-    def _end(self, lanes: list[Lane], deadline: Deadline, reserve: float) -> bool:
+    def _end(self, subscribers: list[Subscriber], deadline: Deadline, reserve: float) -> bool:
         """End each queue once it is empty; return False if a queue has not ended by its deadline."""
-        for lane in lanes:
-            lane.close_soon()
+        for subscriber in subscribers:
+            subscriber.request_close()
         ended = True
-        for lane in lanes:
-            if lane.blocked_by_caller:
-                ended = ended and not lane.queued
+        for subscriber in subscribers:
+            if subscriber.runner.blocked_by_caller:
+                ended = ended and not subscriber.queued
                 continue
-            with waiting("background", lane.name):
-                ended = self._wait_closed(lane, deadline, reserve) and ended
+            with waiting("background", subscriber.name):
+                ended = self._wait_closed(subscriber, deadline, reserve) and ended
         return ended
 
-    def _wait_closed(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
+    def _wait_closed(self, subscriber: Subscriber, deadline: Deadline, reserve: float) -> bool:
         """Wait until a subscriber has ended; return False if it makes no progress at the deadline."""
-        less = reserve + self._waited([lane], deadline.seconds)
+        less = reserve + self._waited([subscriber], deadline.seconds)
         if deadline.moved:  # then what the delivery has taken so far is no reason to wait less
             less = min(less, reserve)
-        while not lane.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
+        while not subscriber.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
             if deadline.left(less):
                 continue
-            lane.waited_in_vain(deadline.seconds)
+            add_vain_wait(subscriber, deadline.seconds)
             if not deadline.extend():
                 return False
             less = min(less, reserve)
@@ -330,7 +351,7 @@ class Closing(ABC):
         """Wait until the threads that were asked to end have ended."""
         if on_background_thread():
             return
-        ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
+        ended = [subscriber.runner.thread for subscriber in self.subscribers if subscriber.closed.is_set()]
         until = monotonic() + JOIN_SECONDS
         with waiting("background", "the end of its threads"):
             for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
@@ -344,11 +365,16 @@ class Closing(ABC):
         return f"`{self.replay_command}` {done} them" if done and self.replay_command else ""
 
     def _tell_end(
-        self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, remedy: str
+        self,
+        subscribers: list[Subscriber],
+        seconds: float,
+        quiet: bool,
+        advises: bool,
+        remedy: str,
     ) -> None:
         """Log the undelivered events, except those that a flush at the end of a run has logged."""
-        every = _with_left(lanes)
-        left = [lane for lane in every if lane.emitted != self._logged.get(lane, -1)]
+        every = _with_left(subscribers)
+        left = [subscriber for subscriber in every if subscriber.emitted != self._logged.get(subscriber, -1)]
         if every and not left:
             return
         if not (quiet or left):
@@ -361,7 +387,11 @@ class Closing(ABC):
         logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
 
     def _tell_losses(self) -> None:
-        losses = [text for lane in self.lanes if (text := lane.new_losses()) and not lane.losses_logged]
+        losses = [
+            text
+            for subscriber in self.subscribers
+            if (text := subscriber.new_losses()) and not subscriber.account.losses_logged
+        ]
         if losses and self.tells_losses:
             logger.warning(
                 "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
@@ -375,20 +405,31 @@ class Closing(ABC):
         try:
             yield
         finally:
-            for lane in list(self.lanes):  # the caller has logged its losses
-                lane.new_losses()
-                lane.losses_logged = False
+            for subscriber in list(self.subscribers):  # the caller has logged its losses
+                subscriber.new_losses()
+                subscriber.account.losses_logged = False
             self.tells_losses, self.flush_ends = True, lambda: False
 
     def _let_go(self) -> None:
-        self.lanes, self._listening, self._logged = [], {}, {}  # a subscriber may hold a reference to the bus
+        self.subscribers, self._listening, self._logged = (
+            [],
+            {},
+            {},
+        )  # a subscriber may hold a reference to the bus
 
 
-def _with_left(lanes: Iterable[Lane]) -> list[Lane]:
-    return [lane for lane in lanes if lane.queued or lane.stuck or lane.left_in]
+def _with_left(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
+    return [
+        subscriber
+        for subscriber in subscribers
+        if subscriber.queued or stuck(subscriber) or subscriber.left_in
+    ]
 
 
-def _names(lanes: list[Lane]) -> str:
+def _names(subscribers: list[Subscriber]) -> str:
     """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
-    states = {lane: lane.stuck or lane.left_in for lane in lanes}
-    return ", ".join(f"{lane.name} ({lane.queued}){text and f', {text}'}" for lane, text in states.items())
+    states = {subscriber: stuck(subscriber) or subscriber.left_in for subscriber in subscribers}
+    return ", ".join(
+        f"{subscriber.name} ({subscriber.queued}){text and f', {text}'}"
+        for subscriber, text in states.items()
+    )

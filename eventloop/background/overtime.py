@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import NamedTuple
 
-from eventloop.background.queues.account import Account
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.account import Counts
+from eventloop.background.queues.awaited import at_work, stuck
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.processes.cpu_time import computes
 
 logger = logging.getLogger("eventloop")
@@ -45,7 +46,7 @@ def after_signal(drain_timeout: float, stopped_at: float | None) -> float:
 class _Look(NamedTuple):
     """What was seen of a subscriber at one moment."""
 
-    account: Account
+    account: Counts
     cpu_time: float
     in_a_call: bool
 
@@ -65,13 +66,15 @@ class Overtime:
     that has not returned, or in the start of its worker: on a busy machine these are slow, not stuck.
 
     Args:
-        lanes: the queues to wait for.
+        subscribers: the queues to wait for.
         seconds: the length of the wait, and of each extension.
         allowed: returns whether there is time for an extension; called at each check.
     """
 
-    def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
-        self._lanes = [lane for lane in lanes if not lane.blocked_by_caller]
+    def __init__(
+        self, subscribers: Iterable[Subscriber], seconds: float, allowed: Callable[[], bool]
+    ) -> None:
+        self._lanes = [subscriber for subscriber in subscribers if not subscriber.runner.blocked_by_caller]
         self._seconds, self._allowed = seconds, allowed
         self._asked = monotonic()
         self._until = self._asked + LONGEST_WAIT * seconds
@@ -84,16 +87,23 @@ class Overtime:
         took, self._asked = max(now - self._asked, 1e-9), now
         if now + self._seconds > self._until or not self._allowed():
             return 0.0
-        computing = [lane for lane, look in self._looks.items() if _computes(before[lane], look, took)]
+        computing = [
+            subscriber
+            for subscriber, look in self._looks.items()
+            if _computes(before[subscriber], look, took)
+        ]
         if not (computing or self._gets_shorter(before)):
             return 0.0
         self._tell(before, took, computing)
         return self._seconds
 
-    def _look(self) -> dict[Lane, _Look]:
-        return {lane: _Look(lane.account, lane.cpu_time(), lane.in_a_call) for lane in self._lanes}
+    def _look(self) -> dict[Subscriber, _Look]:
+        return {
+            subscriber: _Look(subscriber.counts, subscriber.runner.cpu_time(), subscriber.runner.calling)
+            for subscriber in self._lanes
+        }
 
-    def _gets_shorter(self, before: dict[Lane, _Look]) -> bool:
+    def _gets_shorter(self, before: dict[Subscriber, _Look]) -> bool:
         """Return whether fewer events are left, and one of the subscribers that have them has handled some.
 
         The events of others, which have none left, are no reason to wait for a subscriber that hangs.
@@ -101,21 +111,22 @@ class Overtime:
         now = self._looks
         fewer = _queued(now) < _queued(before)
         return fewer and any(
-            look.account.queued and look.handled > before[lane].handled for lane, look in now.items()
+            look.account.queued and look.handled > before[subscriber].handled
+            for subscriber, look in now.items()
         )
 
-    def _tell(self, before: dict[Lane, _Look], took: float, computing: list[Lane]) -> None:
+    def _tell(self, before: dict[Subscriber, _Look], took: float, computing: list[Subscriber]) -> None:
         texts = []
-        for lane, look in self._looks.items():
+        for subscriber, look in self._looks.items():
             left = look.account.queued
-            rate = (before[lane].account.queued - left) / took
+            rate = (before[subscriber].account.queued - left) / took
             if left and rate > 0:
                 texts.append(
-                    f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
+                    f"{subscriber.name} has {left:,} left and delivers {rate:,.3g} a second: "
                     f"about {left / rate:,.0f} s more"
                 )
-            elif lane in computing:
-                texts.append(f"{lane.name} has {left:,} left, and {lane.at_work}")
+            elif subscriber in computing:
+                texts.append(f"{subscriber.name} has {left:,} left, and {at_work(subscriber)}")
         if texts:  # empty if each queue that shrank is empty by now
             logger.warning(
                 "waiting for background subscribers that make progress, at most %.0f s more: %s",
@@ -128,20 +139,23 @@ class Deadline:
 
     Args:
         seconds: the seconds until then.
-        lanes: the queues to wait for.
+        subscribers: the queues to wait for.
         allowed: returns whether there is time for an extension. When it becomes False during the wait, it
             leaves `AFTER_SIGNAL` of the time. None means that the deadline does not move.
     """
 
     def __init__(
-        self, seconds: float, lanes: Iterable[Lane] = (), allowed: Callable[[], bool] | None = None
+        self,
+        seconds: float,
+        subscribers: Iterable[Subscriber] = (),
+        allowed: Callable[[], bool] | None = None,
     ) -> None:
         self.seconds = seconds
         self.moved = False
         """Whether the wait was extended."""
         self._until = monotonic() + seconds
         self._allowed = allowed if allowed is not None and allowed() else None
-        self._overtime = None if self._allowed is None else Overtime(lanes, seconds, self._allowed)
+        self._overtime = None if self._allowed is None else Overtime(subscribers, seconds, self._allowed)
 
     def left(self, reserve: float = 0.0) -> float:
         """Return the seconds until `reserve` seconds before the end, at least 0.0."""
@@ -168,19 +182,19 @@ def _computes(before: _Look, now: _Look, took: float) -> bool:
     return computes(before.cpu_time, now.cpu_time, took)
 
 
-def _queued(looks: dict[Lane, _Look]) -> int:
+def _queued(looks: dict[Subscriber, _Look]) -> int:
     return sum(look.account.queued for look in looks.values())
 
 
-def advice(lanes: Iterable[Lane]) -> str:
+def advice(subscribers: Iterable[Subscriber]) -> str:
     """Return advice on slow subscribers, as a sentence; "" if all are stuck or have empty queues."""
-    slow = [lane for lane in lanes if lane.queued and not lane.stuck]
+    slow = [subscriber for subscriber in subscribers if subscriber.queued and not stuck(subscriber)]
     if not slow:
         return ""
     less = ["every= or when="]
-    if not all(lane.options.most for lane in slow):
+    if not all(subscriber.options.most for subscriber in slow):
         less.insert(0, "batch=True")
-    if any(lane.runs_on == "thread" for lane in slow):
+    if any(subscriber.runner.runs_on == "thread" for subscriber in slow):
         less.insert(0, 'offload="process"')
     return (
         f"Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with {', '.join(less)}"

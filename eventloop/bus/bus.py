@@ -23,8 +23,8 @@ from weakref import WeakSet, ref
 
 from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
+from eventloop.background.queues.leftover import KeepLeft
 from eventloop.background.queues.options import LaneOptions, OnError, Overflow
-from eventloop.background.queues.subscriber import KeepLeft
 from eventloop.background.threads import on_background_thread
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent

@@ -14,8 +14,8 @@ from time import monotonic
 from typing import Any
 
 from eventloop.background.background import Background
-from eventloop.background.queues.account import Route
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.inbox import Route
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.workers.importable import pack
 from eventloop.bus.after_close import AfterClose
 from eventloop.bus.dispatch import Dispatch, HandOver
@@ -85,7 +85,7 @@ class Subscribers:
                 options=options, runs_on="sync" if not background else (options.offload or "loop"),
             )  # fmt: skip
             if background:
-                subscription.lane = self._background.add_lane(
+                subscription.lane = self._background.add(
                     subscription.name, fn, options.lane, options.offload, options.loop
                 )
                 subscription.lane.busy.budget = self._budget(
@@ -146,7 +146,7 @@ class Subscribers:
                 del self._ended[next(iter(self._ended))]
             if subscription.lane is not None:
                 self.refresh_routes()
-                self._background.remove_lane(subscription.lane)
+                self._background.remove(subscription.lane)
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
@@ -173,17 +173,18 @@ class Subscribers:
                     self._renew(subscription, subscription.lane, deadline)
             self.refresh_routes()
 
-    def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
+    def _renew(self, subscription: Subscription, former: Subscriber, deadline: float) -> None:
         options = subscription.options
-        if not (former.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
-            former.leave_out("its last delivery had not ended when the bus was reopened")
-            logger.warning("background subscriber %s gets no more events: %s", former.name, former.last_error)
-            self._background.lanes.append(former)
+        if not (former.runner.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
+            why = "its last delivery had not ended when the bus was reopened"
+            former.account.ended_by, former.account.last_error = "stalled", why
+            logger.warning("background subscriber %s gets no more events: %s", former.name, why)
+            self._background.subscribers.append(former)
             return
-        lane = self._background.add_lane(
+        lane = self._background.add(
             subscription.name, subscription.fn, options.lane, options.offload, options.loop
         )
-        lane.succeed(former)
+        lane.continue_from(former)
         subscription.lane = lane
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
@@ -321,7 +322,7 @@ class Subscribers:
                 signal.hand_over_to(plain, stamped, has_background=bool(lanes))
         self._refresh_mail()
 
-    def _interests(self) -> dict[Lane, dict[type[Event], Route]]:
+    def _interests(self) -> dict[Subscriber, dict[type[Event], Route]]:
         """Return the routes of each background subscriber that is not paused, by event type."""
         return {
             each.lane: {event_type: each.route(event_type) for event_type in self._types_of(each)}
@@ -329,9 +330,9 @@ class Subscribers:
             if each.lane is not None and not each.paused
         }
 
-    def _feeds(self, lane: Lane, event_type: type[Event]) -> tuple[HandOver, HandOver]:
+    def _feeds(self, lane: Subscriber, event_type: type[Event]) -> tuple[HandOver, HandOver]:
         if lane.options.overflow != "block":
-            plain, stamped = lane.feeds(event_type)
+            plain, stamped = lane.inbox.appenders(event_type)
         else:
             plain, stamped = self._background.gates(lane, event_type)
         if not self._noting:

@@ -12,9 +12,10 @@ from typing import Any, Protocol, Self, get_args
 
 import msgspec
 
-from eventloop.background.queues.account import Route
+from eventloop.background.queues.awaited import stuck
+from eventloop.background.queues.inbox import Route
 from eventloop.background.queues.options import LaneOptions, Offload, OnError, Overflow
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.bus.handler import Handler
 from eventloop.costs.records import RunsOn, SubscriberCost
 from eventloop.events import Event
@@ -301,7 +302,7 @@ class Subscription:
         self.options = options
         self.runs_on = runs_on
         self.handlers: dict[type[Event], Handler] = {}
-        self.lane: Lane | None = None
+        self.lane: Subscriber | None = None
         self.active = True
         self.paused = False
         self.routes: dict[type[Event], Route] = {}
@@ -369,15 +370,15 @@ class Subscription:
             calls = sum(handler.calls for handler in self.handlers.values())
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
-        now, reason = lane.account, lane.ended_by
-        state = lane.stuck or lane.left_in
+        now, reason = lane.counts, lane.account.ended_by
+        state = stuck(lane) or lane.left_in
         # after a close without a state and without events in the queue, nothing is left
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
-        error = f"{ended} {'; '.join(filter(None, (lane.last_error, state)))}".strip()
+        error = f"{ended} {'; '.join(filter(None, (lane.account.last_error, state)))}".strip()
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.untaken,
-            now.dropped, now.failed, now.queued + now.untaken, now.peak, error, now.spilled,
-            lane.losses_logged, now.untaken,
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.unconfirmed,
+            now.dropped, now.failed, now.queued + now.unconfirmed, now.peak, error, now.spilled,
+            lane.account.losses_logged, now.unconfirmed,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:
@@ -389,7 +390,7 @@ class Subscription:
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=lane.waits.times(), busy=lane.busy.times(account.calls),
+            seconds=account.seconds, wait=lane.inbox.waits.times(), busy=lane.busy.times(account.calls),
             error=account.error, budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip

@@ -201,11 +201,11 @@ class Stream:
     def _wait_for(self, most: int) -> None:
         while self._backlog() > most and not self._lane.done:
             with waiting("background", self._lane.name):
-                self._lane.flush_soon(calls=False).made.wait(_LOOK_SECONDS)
+                self._lane.request_flush(calls=False).made.wait(_LOOK_SECONDS)
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
-        now = self._lane.account
+        now = self._lane.counts
         while len(self._sizes) > self._sent - (now.delivered + now.failed + now.dropped):
             self._bytes -= self._sizes.popleft()
         return self._bytes

@@ -139,10 +139,10 @@ far = bus.subscribe(
     handler, "after_train_iter", offload=sys.argv[1], name="far", overflow="block", queue=4, **called)
 bus.emit(AfterTrainIter())
 bus.flush()
-thread = far.lane._thread
+thread = far.lane.runner.thread
 while thread.is_alive():  # as libraries do that end threads
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-    far.lane.wake()
+    far.lane.runner.wake()
     time.sleep(0.0005)
 for i in range(30):
     bus.emit(AfterTrainIter(iter=i))

@@ -72,7 +72,7 @@ def test_emits_into_a_full_queue_outlast_a_hung_on_flush(bus: Bus, held: Held) -
         on_flush=lambda: held(None),
     )  # fmt: skip
     assert bad.lane is not None
-    bad.lane.flush_soon()
+    bad.lane.request_flush()
     assert held.entered.wait(DEADLINE)
     emit(bus, 4)
     bus.poll()

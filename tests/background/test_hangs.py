@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from eventloop.background.queues import awaited
+from eventloop.background.queues.awaited import waited
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HandlerFailed
@@ -243,10 +244,10 @@ def test_the_next_delivery_is_waited_for(bus: Bus) -> None:
     emit(bus, 2)
     assert entered[0].wait(DEADLINE)
     bus.flush(0.05)
-    assert subscription.lane.waited > 0
+    assert waited(subscription.lane) > 0
     gates[0].set()
     assert entered[1].wait(DEADLINE)
-    assert subscription.lane.waited == 0.0
+    assert waited(subscription.lane) == 0.0
     closer = threading.Timer(0.0, bus.close, [DEADLINE])
     closer.start()
     gates[1].set()

@@ -79,7 +79,7 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A keeper that looks all the time and takes every subscriber for one that is behind; threads switch often."""
     monkeypatch.setattr("eventloop.background.background.POLL_SECONDS", 0.0002)
-    monkeypatch.setattr("eventloop.background.queues.subscriber.BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.background.queues.supervision.BEHIND_SECONDS", 0.0)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -137,11 +137,11 @@ def test_a_real_limit_of_the_system_is_survived(python: Callable[..., CompletedP
     """RLIMIT_FSIZE fails a write as a full disk does, after a part of it; lifted, spilling goes on."""
     program = """
 import resource, threading
-from eventloop.background.queues import queue, spill
+from eventloop.background.queues import spill, subscriber
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 
-spill.RETRY_SECONDS = queue.HELD_SECONDS = 0.0
+spill.RETRY_SECONDS = subscriber.HELD_SECONDS = 0.0
 gate, seen = threading.Event(), []
 def slow(event):
     gate.wait()

@@ -121,7 +121,7 @@ def test_close_in_a_signals_handler_during_a_close(bus: Bus, held: Held) -> None
     emit(bus, 3)
     assert held.entered.wait(DEADLINE)
     inner: list[DrainReport] = []
-    lane = bus._background.lanes[0]
+    lane = bus._background.subscribers[0]
     wait_closed = lane.wait_closed
 
     def interrupted(timeout: float) -> bool:

@@ -318,7 +318,7 @@ entered.wait(20)
 for i in range(2000):
     bus.emit(AfterTrainIter(iter=i)) if not i % 3 else None
 lane = bus._subscribers._subscriptions[0].lane
-with lane._lock:
+with lane.account.lock:
     child = os.fork()
     if not child:
         for i in range(2000):
