@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
-from eventloop.background.closing import Closing, Posted
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.gil_scheduler import Pace
+from eventloop.background.health import Health
 from eventloop.background.queues.inbox import Route
+from eventloop.background.queues.leftover import KeepLeft
 from eventloop.background.queues.options import LaneOptions, Offload
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import supervise
@@ -28,7 +31,7 @@ from eventloop.background.threads import BackgroundThread, on_background_thread
 from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
-from eventloop.events.deferred import Deferred, Stamped
+from eventloop.events.deferred import Deferred, Pending, Stamped
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
@@ -43,12 +46,46 @@ MANY = 8192
 DROP_REPORT_SECONDS = 1.0
 
 
-class Background(Closing):
-    """The background subscribers of one bus, and the keeper, the thread that supervises their queues."""
+class Posted:
+    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
+
+    def __init__(self, deferred: Deferred, places: list[tuple[Subscriber, Pending]]) -> None:
+        self.deferred = deferred
+        self.places = places
+        self.made = Latch()
+
+
+class Background:
+    """The background subscribers of one bus, and the keeper, the thread that supervises their queues.
+
+    `eventloop.background.closing` flushes and closes them.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.subscribers: list[Subscriber] = []
+        self.listening: dict[type[Event], list[Subscriber]] = {}
+        self.posted: deque[Posted] = deque()
+        self.health = Health(self._enqueue)
         self.latest = self.health.latest  # the last event of each type that the background creates
+        self.emissions = 0
+        """The number of events emitted by subscribers and health reports, counted during a flush."""
+        self.closed = False  # it accepts no more subscribers
+        self.finished = False  # it delivers no more: `close` has come to its end
+        self.complete = True  # what a close returned
+        self.closer = threading.RLock()  # held by the thread that is closing
+        self.reports = True  # whether health events are queued: until their subscribers are ended
+        self.logs_losses = True
+        """Whether a close logs lost events; False while its caller logs them."""
+        self.flush_ends: Callable[[], bool] = lambda: False
+        """Returns True to end a flush early, which then logs nothing, because a close follows."""
+        self.keep_left: KeepLeft | None = None
+        self.replay_command = ""
+        """The command that delivers the events that `keep_left` keeps; "" without one."""
+        self.logged: dict[Subscriber, int] = {}
+        """The subscribers that the last flush has logged, each with the number of its events by then."""
+        self.thread: threading.Thread | None = None  # the keeper's
+        self.coroutines: CoroutineLoop | None = None
+        self.starting = threading.RLock()
         self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
@@ -56,8 +93,7 @@ class Background(Closing):
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
         self._looked: Callable[[], None] | None = None
-        self._coroutines: CoroutineLoop | None = None
-        self._ending = False
+        self._stopping = self._ending = False
         self._woken = Latch()
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
@@ -119,12 +155,12 @@ class Background(Closing):
         elif plan_file() is not None:
             subscriber.runner = TaskRunner(subscriber, None)
         else:
-            with self._starting:
-                coroutines = self._coroutines
+            with self.starting:
+                coroutines = self.coroutines
                 if coroutines is None or coroutines.ended:
                     coroutines = CoroutineLoop()
                 subscriber.runner = TaskRunner(subscriber, coroutines.loop)
-                self._coroutines = coroutines  # now that it runs
+                self.coroutines = coroutines  # now that it runs
         return subscriber
 
     def remove(self, subscriber: Subscriber) -> None:
@@ -145,7 +181,14 @@ class Background(Closing):
             subscriber.set_routes(interests)
             for event_type in interests:
                 by_type.setdefault(event_type, []).append(subscriber)
-        self._listening = by_type
+        self.listening = by_type
+
+    def _enqueue(self, event: Event, but: Subscriber | None) -> None:
+        """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
+        for each in self.listening.get(type(event), ()) if self.reports else ():
+            if each is not but:
+                self.emissions += 1
+                each.enqueue(event)
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
@@ -207,14 +250,14 @@ class Background(Closing):
         """
         types = tuple(types)
         subscribers = dict.fromkeys(
-            subscriber for kind in types for subscriber in self._listening.get(kind, ())
+            subscriber for kind in types for subscriber in self.listening.get(kind, ())
         )
         for subscriber in subscribers:
             if subscriber.options.overflow == "block" and not (self.never_waits or on_background_thread()):
                 subscriber.wait_for_room()
         if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
-        self._posted.append(
+        self.posted.append(
             Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
         )
 
@@ -264,7 +307,7 @@ class Background(Closing):
 
         Called when the last reference to the bus is gone.
         """
-        if self._thread is None:
+        if self.thread is None:
             self.closed = self.finished = True
         else:
             self._ending = True
@@ -288,16 +331,16 @@ class Background(Closing):
         Raises:
             RuntimeError: no thread can be started.
         """
-        if self._thread is not None or plan_file() is not None:
+        if self.thread is not None or plan_file() is not None:
             return
-        with self._starting:
-            if self._thread is None and not self.finished:
+        with self.starting:
+            if self.thread is None and not self.finished:
                 thread = BackgroundThread(target=self._keep, name="eventloop background", daemon=True)
-                self._thread = thread
+                self.thread = thread
                 try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
                     thread.start()
                 except RuntimeError:
-                    self._thread = None  # so that a close has nothing to wait for
+                    self.thread = None  # so that a close has nothing to wait for
                     raise
 
     def _keep(self) -> None:
@@ -307,7 +350,7 @@ class Background(Closing):
                 self._look()
             except BaseException:
                 logger.exception("the keeper of the background failed and goes on; please report this")
-            self._woken.wait(DEVICE_POLL_SECONDS if self._posted else POLL_SECONDS)
+            self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
     def _look(self) -> None:
         self._make_posted()
@@ -327,14 +370,14 @@ class Background(Closing):
         None if all deferred events have been created.
         """
         try:
-            return self._posted[-1].made
+            return self.posted[-1].made
         except IndexError:  # the keeper has created all of them
             return None
 
     def _make_posted(self) -> None:
         """Create the events of posted `Deferred` objects whose values are ready, in their order."""
-        while self._posted:
-            posted = self._posted[0]
+        while self.posted:
+            posted = self.posted[0]
             try:
                 if not posted.deferred.ready():
                     return
@@ -344,7 +387,7 @@ class Background(Closing):
                 self._fill(posted, [])
                 for subscriber, pending in posted.places:
                     subscriber.inbox.drop_each(pending.types)
-            self._posted.popleft()
+            self.posted.popleft()
             posted.made.set()
 
     def _fill(self, posted: Posted, events: list[Event]) -> None:
@@ -354,14 +397,47 @@ class Background(Closing):
             subscriber.inbox.fill(pending, events)
 
     def _end_if_empty(self) -> None:
-        for subscriber in self.subscribers:
-            subscriber.request_close()
-        if all(subscriber.done for subscriber in self.subscribers) and not self._posted:
+        for each in self.subscribers:
+            each.request_close()
+        if all(each.done for each in self.subscribers) and not self.posted:
             self.closed = True
-            self._complete = not any(
-                subscriber.queued for subscriber in self.subscribers
-            )  # a close may have been interrupted
-            self._tell_losses()
-            self._stop()
-            self._let_go()
+            self.complete = not any(each.queued for each in self.subscribers)  # a close may be interrupted
+            self.log_losses()
+            self.stop()
+            self.clear()
             self.finished = True
+
+    # --- the end (the thread that closes) ------------------------------------------------------------------
+
+    @contextmanager
+    def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
+        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
+        self.logs_losses, self.flush_ends = False, ends
+        try:
+            yield
+        finally:
+            for each in list(self.subscribers):  # the caller has logged its losses
+                each.new_losses()
+                each.account.losses_logged = False
+            self.logs_losses, self.flush_ends = True, lambda: False
+
+    def log_losses(self) -> None:
+        """Log the events that were lost since the last log of them."""
+        new = [(each, text) for each in self.subscribers if (text := each.new_losses())]
+        losses = [text for each, text in new if not each.account.losses_logged]
+        if losses and self.logs_losses:
+            logger.warning(
+                "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
+                "; ".join(losses),
+            )
+
+    def stop(self) -> None:
+        """Ask the keeper and the event loop to end."""
+        self._stopping = True
+        self.wake()
+        if self.coroutines is not None:
+            self.coroutines.stop()
+
+    def clear(self) -> None:
+        """Drop the subscribers, which may hold a reference to the bus."""
+        self.subscribers, self.listening, self.logged = [], {}, {}

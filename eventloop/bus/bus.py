@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
 
+from eventloop.background import closing
 from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
 from eventloop.background.queues.leftover import KeepLeft
@@ -457,11 +458,9 @@ class Bus:
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
             return DrainReport(True, self._subscribers.stats())
-        background, noting = self._background, self._subscribers.noting
-        if timeout is None:
-            complete = background.flush_while_delivering(self.patience, noting, lambda: self.overtime)
-        else:
-            complete = background.flush(timeout, noting())
+        allowed = (lambda: self.overtime) if timeout is None else None
+        seconds = self.patience if timeout is None else timeout
+        complete = closing.flush(self._background, seconds, self._subscribers.noting, allowed)
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft, command: str = "") -> None:
@@ -504,7 +503,7 @@ class Bus:
         """Close the bus without a report, as at interpreter exit. Return whether everything was delivered."""
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         allowed = (lambda: self.overtime) if overtime else None
-        complete = background.close(timeout, allowed, advises=timeout >= self.patience)
+        complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
         if background.finished:  # else another thread is about to finish it, or the exit will
             forget(background)
             self._subscribers.refresh_routes()

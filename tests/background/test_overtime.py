@@ -11,7 +11,7 @@ import pytest
 
 from eventloop.background import overtime
 from eventloop.background.gil_scheduler import Pace
-from eventloop.background.overtime import LONGEST_WAIT, Overtime
+from eventloop.background.overtime import LONGEST_WAIT, Deadline
 from eventloop.background.queues.options import LaneOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.runners.thread_runner import ThreadRunner
@@ -134,25 +134,25 @@ def test_a_subscriber_that_emits_as_much_as_it_delivers_is_not_waited_for() -> N
     again = idle("again")
     account = again.account
     account.received = 3
-    waiting = Overtime([again], 10.0, lambda: True)
+    waiting = Deadline(10.0, [again], lambda: True)
 
     account.received, account.delivered = 5, 2
-    assert waiting.extension() == 0.0
+    assert not waiting.make_progress()
     account.delivered = 3
-    assert waiting.extension() > 0.0
-    assert waiting.extension() == 0.0
+    assert waiting.make_progress()
+    assert not waiting.make_progress()
 
 
 def test_a_subscriber_that_hangs_is_not_waited_for_because_others_deliver() -> None:
     """Only the progress of subscribers that have events left makes the wait longer."""
     hangs, fast = idle("hangs"), idle("fast")
     hangs.account.received, fast.account.received = 11, 100
-    waiting = Overtime([hangs, fast], 10.0, lambda: True)
+    waiting = Deadline(10.0, [hangs, fast], lambda: True)
 
     fast.account.delivered = 90
-    assert waiting.extension() > 0.0
+    assert waiting.extend()
     fast.account.delivered = 100
-    assert waiting.extension() == 0.0
+    assert not waiting.extend()
 
 
 @pytest.mark.parametrize(
