@@ -124,7 +124,7 @@ def tensorboard_cases(stack: ExitStack, number: int) -> dict[str, Steps]:
 
 def ready(subscription: Subscription) -> None:
     """Wait until a worker process has imported what it needs: a run has hours, this has seconds."""
-    runner = subscription.lane.runner if subscription.lane is not None else None
+    runner = subscription.subscriber.runner if subscription.subscriber is not None else None
     if isinstance(runner, ProcessRunner):
         runner.ready.wait(60)
 
@@ -185,7 +185,7 @@ def short(record: dict[str, Any]) -> str:
 def worker_mib(bus: Bus | None) -> str:
     """The resident size of the one worker of a bus, from Linux's /proc."""
     subscriptions = bus._subscribers._subscriptions if bus is not None else []
-    for runner in (each.lane.runner for each in subscriptions if each.lane is not None):
+    for runner in (each.subscriber.runner for each in subscriptions if each.subscriber is not None):
         if isinstance(runner, ProcessRunner) and runner.worker is not None:
             text = Path(f"/proc/{runner.worker.pid}/status").read_text(encoding="ascii")
             return f"{int(text.split('VmRSS:')[1].split()[0]) / 1024:.0f} MiB"

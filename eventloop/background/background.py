@@ -20,9 +20,10 @@ from typing import Any
 from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.gil_scheduler import Pace
 from eventloop.background.health import Health
+from eventloop.background.posted import Posted
 from eventloop.background.queues.inbox import Route
 from eventloop.background.queues.leftover import KeepLeft
-from eventloop.background.queues.options import LaneOptions, Offload
+from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import supervise
 from eventloop.background.runners.task_runner import TaskRunner
@@ -31,7 +32,7 @@ from eventloop.background.threads import BackgroundThread, on_background_thread
 from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
-from eventloop.events.deferred import Deferred, Pending, Stamped
+from eventloop.events.deferred import Deferred
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
@@ -44,15 +45,6 @@ DEVICE_POLL_SECONDS = 0.002
 MANY = 8192
 """The number of events waiting for a subscriber from which an emit wakes the keeper thread."""
 DROP_REPORT_SECONDS = 1.0
-
-
-class Posted:
-    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
-
-    def __init__(self, deferred: Deferred, places: list[tuple[Subscriber, Pending]]) -> None:
-        self.deferred = deferred
-        self.places = places
-        self.made = Latch()
 
 
 class Background:
@@ -102,7 +94,7 @@ class Background:
         self,
         name: str,
         fn: Callable[..., Any],
-        options: LaneOptions,
+        options: SubscriberOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> Subscriber:
@@ -140,7 +132,7 @@ class Background:
         self,
         name: str,
         fn: Callable[..., Any],
-        options: LaneOptions,
+        options: SubscriberOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None,
     ) -> Subscriber:
@@ -173,8 +165,7 @@ class Background:
     def set_routes(self, routes: dict[Subscriber, dict[type[Event], Route]]) -> None:
         """Set the event types that each subscriber wants, with their filters.
 
-        Health events and deferred events follow these routes. An emit does not: it calls the functions
-        returned by `Inbox.appenders` or `gates`.
+        Health events and deferred events follow these routes. An emit calls the functions of `appending`.
         """
         by_type: dict[type[Event], list[Subscriber]] = {}
         for subscriber, interests in routes.items():
@@ -203,45 +194,12 @@ class Background:
         for subscriber in self.subscribers:
             subscriber.recorder = recorder
 
-    # --- handing over (the emitting thread) ----------------------------------------------------------------
+    # --- queuing (the emitting thread) ---------------------------------------------------------------------
 
-    def gates(self, subscriber: Subscriber, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
-        """Return the two functions that queue an event for a subscriber with overflow="block".
-
-        Both wait until the queue has room, except on a background thread. The second one also notes the time
-        of the emit, as those of `Inbox.appenders` do.
-        """
-        inbox, passes = subscriber.inbox, subscriber.inbox.routes[event_type].early
-
-        def has_room(event: Event) -> bool:
-            wanted = passes is None or inbox.passes(passes, event)
-            if wanted and not (self.never_waits or on_background_thread()):
-                subscriber.wait_for_room()
-            return wanted
-
-        def enqueue(event: Event) -> None:
-            if has_room(event):
-                inbox.incoming.append(event)
-
-        def enqueue_stamped(event: Event) -> None:
-            emitted = perf_counter()
-            if has_room(event):
-                inbox.incoming.append(Stamped(event, emitted))
-
-        return (enqueue_stamped if subscriber.options.timed else enqueue), enqueue_stamped
-
-    def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Wrap `feed` to count the events that background threads emit, for the end of a flush.
-
-        `flush` waits until this count stops growing.
-        """
-
-        def count(event: Event) -> None:
-            feed(event)
-            if on_background_thread():
-                self.emissions += 1
-
-        return count
+    def wait_for_room(self, subscriber: Subscriber) -> None:
+        """Wait until the queue of a subscriber with overflow="block" has room, if this thread may wait."""
+        if not (self.never_waits or on_background_thread()):
+            subscriber.wait_for_room()
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Queue a `Deferred` object, whose events are created later, when their values are ready.
@@ -253,8 +211,8 @@ class Background:
             subscriber for kind in types for subscriber in self.listening.get(kind, ())
         )
         for subscriber in subscribers:
-            if subscriber.options.overflow == "block" and not (self.never_waits or on_background_thread()):
-                subscriber.wait_for_room()
+            if subscriber.options.overflow == "block":
+                self.wait_for_room(subscriber)
         if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
         self.posted.append(
@@ -381,20 +339,14 @@ class Background:
             try:
                 if not posted.deferred.ready():
                     return
-                self._fill(posted, list(posted.deferred.events()))
+                events = list(posted.deferred.events())
+                self.latest.update({type(event): event for event in events})
+                posted.fill(events)
             except BaseException:  # a SystemExit in a deferred's code would end the keeper
                 logger.exception("events could not be made: %r", posted.deferred)
-                self._fill(posted, [])
-                for subscriber, pending in posted.places:
-                    subscriber.inbox.drop_each(pending.types)
+                posted.drop()
             self.posted.popleft()
             posted.made.set()
-
-    def _fill(self, posted: Posted, events: list[Event]) -> None:
-        for event in events:
-            self.latest[type(event)] = event
-        for subscriber, pending in posted.places:
-            subscriber.inbox.fill(pending, events)
 
     def _end_if_empty(self) -> None:
         for each in self.subscribers:

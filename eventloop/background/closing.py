@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
+from functools import partial
 from time import monotonic
 
 from eventloop.background.background import Background
 from eventloop.background.overtime import Deadline, advice
 from eventloop.background.queues.awaited import add_vain_wait, stuck, waited
 from eventloop.background.queues.leftover import abandon, keep_left_events
+from eventloop.background.queues.runner import Flush
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import end_filter_call
 from eventloop.background.threads import on_background_thread
@@ -57,8 +59,8 @@ def flush(
         background: has the subscribers.
         timeout: seconds to wait at most.
         noting: creates a context in which `Background.emissions` counts the events that subscribers emit.
-        allowed: returns whether the flush may be repeated while subscribers make progress. What is left then
-            is logged. None means a fixed deadline.
+        allowed: returns whether the flush may be repeated while subscribers make progress. None means a fixed
+            deadline, after which undelivered events are not logged.
     """
     deadline = Deadline(timeout, background.subscribers, allowed)
     complete = _flush_once(background, deadline, noting())
@@ -150,16 +152,20 @@ def _flush_each(
             with waiting("background", each.name):
                 tests = each.filter
                 if tests is not None:
-                    complete = wait(lambda seconds, t=tests: t.wait(seconds, patient=True)) and complete
+                    complete = wait(partial(tests.wait, patient=True)) and complete
             requests.append((each, each.request_flush(calls=calls)))
     for each, request in requests:
         with waiting("background", each.name):
-            if not wait(lambda seconds, e=each, r=request: r.made.wait(seconds) or e.done):
+            if not wait(partial(_flushed, each, request)):
                 if background.flush_ends():
                     return False
                 add_vain_wait(each, deadline.seconds)
                 complete = False
     return complete
+
+
+def _flushed(subscriber: Subscriber, request: Flush, timeout: float) -> bool:
+    return request.made.wait(timeout) or subscriber.done
 
 
 # --- close -------------------------------------------------------------------------------------------------

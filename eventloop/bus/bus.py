@@ -25,7 +25,7 @@ from eventloop.background import closing
 from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
 from eventloop.background.queues.leftover import KeepLeft
-from eventloop.background.queues.options import LaneOptions, OnError, Overflow
+from eventloop.background.queues.options import OnError, Overflow, SubscriberOptions
 from eventloop.background.threads import on_background_thread
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
@@ -197,8 +197,8 @@ class Bus:
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            budget_us=budget_us, loop=loop, lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch,
-                                                             on_flush, on_close, linger, timed),
+            budget_us=budget_us, loop=loop, background=SubscriberOptions(
+                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed),
         )  # fmt: skip
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, name, options)

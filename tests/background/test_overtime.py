@@ -12,7 +12,7 @@ import pytest
 from eventloop.background import overtime
 from eventloop.background.gil_scheduler import Pace
 from eventloop.background.overtime import LONGEST_WAIT, Deadline
-from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.runners.thread_runner import ThreadRunner
 from eventloop.bus import Bus
@@ -124,7 +124,7 @@ def test_a_signal_shortens_a_wait_that_has_begun(
 
 def idle(name: str) -> Subscriber:
     """Return a subscriber whose thread is not started."""
-    subscriber = Subscriber(name, print, LaneOptions(), lambda *_: None)
+    subscriber = Subscriber(name, print, SubscriberOptions(), lambda *_: None)
     subscriber.runner = ThreadRunner(subscriber, Pace())
     return subscriber
 

@@ -251,8 +251,8 @@ def test_end_of_a_subscriber_removes_its_file(
         assert "closed after 0.1 s; events left undelivered: ends (1000)" in caplog.text
     elif end == "error":
         release.set()
-        assert subscription.lane is not None
-        assert subscription.lane.closed.wait(DEADLINE)
+        assert subscription.subscriber is not None
+        assert subscription.subscriber.closed.wait(DEADLINE)
     else:
         while not subscription.stats.failed:
             bus.flush(0.05)

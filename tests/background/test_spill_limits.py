@@ -157,7 +157,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
 bus = Bus(drain_timeout=20)
 subscription = bus.subscribe(slow, "after_train_iter", offload="thread", queue=10)
 emit(0, 1)
-while not bus.stats()[0].queued or not subscription.lane.held:
+while not bus.stats()[0].queued or not subscription.subscriber.held:
     pass
 full = emit(1, 10_000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

@@ -1,4 +1,4 @@
-"""Looking at a process lane from outside."""
+"""Look at the runner of a subscriber in a worker process from outside."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def until(condition: Callable[[], object]) -> None:
 
 def waits_long(subscription: Subscription) -> None:
     """Somebody has waited for what it is at, in vain, and as long as `DEADLINE`: nobody waits again."""
-    assert subscription.lane is not None
-    assert 0.0 < waited(subscription.lane) <= 0.2
-    began, _, _ = subscription.lane.runner.call()
-    subscription.lane.waited_in_vain = began, DEADLINE
+    assert subscription.subscriber is not None
+    assert 0.0 < waited(subscription.subscriber) <= 0.2
+    began, _, _ = subscription.subscriber.runner.call()
+    subscription.subscriber.waited_in_vain = began, DEADLINE
 
 
 def runner_of(subscription: Subscription) -> ProcessRunner:
-    assert subscription.lane is not None
-    assert isinstance(subscription.lane.runner, ProcessRunner)
-    return subscription.lane.runner
+    assert subscription.subscriber is not None
+    assert isinstance(subscription.subscriber.runner, ProcessRunner)
+    return subscription.subscriber.runner
 
 
 def pid_of(subscription: Subscription) -> int:

@@ -98,7 +98,7 @@ def in_process(writer: Any) -> Any:
 
 def worker_of(bus: Bus) -> int:
     """The pid of the worker process of the one writer of a bus."""
-    subscribers = [s.lane for s in bus._subscribers._subscriptions if s.lane is not None]
+    subscribers = [s.subscriber for s in bus._subscribers._subscriptions if s.subscriber is not None]
     (runner,) = (s.runner for s in subscribers if isinstance(s.runner, ProcessRunner))
     assert runner.worker is not None
     return runner.worker.pid

@@ -84,14 +84,22 @@ class Account:
         if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
             self._drops_reported += 1
 
-    def fail(self, error: BaseException, count: int) -> None:
-        """Count a failed delivery of `count` events.
+    def end_calls(self, calls: int, seconds: float, events: int, error: BaseException | None = None) -> None:
+        """Count calls of the handler that have ended.
 
-        If the error names events that cannot be encoded, only these have failed.
+        Args:
+            calls: their number.
+            seconds: how long they took.
+            events: the number of their events, which were in flight.
+            error: what the calls raised. If it names events that cannot be encoded, only these have failed.
         """
-        failed = len(bad_events(error, count)) or count
-        self.failed += failed
-        self.delivered += count - failed
+        with self.lock:
+            failed = 0 if error is None else len(bad_events(error, events)) or events
+            self.calls += calls
+            self.seconds += seconds
+            self.in_flight -= events
+            self.failed += failed
+            self.delivered += events - failed
 
     def end_run(self) -> int:
         """Count the delivered events of an interrupted run; return the number of the others, in flight."""

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from eventloop.background.queues.account import Account
-from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.spill import Spill
 from eventloop.costs.timing import Timing
 from eventloop.events import Event
@@ -65,7 +65,7 @@ class Inbox:
     """
 
     def __init__(
-        self, account: Account, options: LaneOptions, fail: Callable[[BaseException, Event], None]
+        self, account: Account, options: SubscriberOptions, fail: Callable[[BaseException, Event], None]
     ) -> None:
         self.account = account
         self.incoming: deque[Incoming] = deque()
@@ -86,24 +86,6 @@ class Inbox:
         self._emitted = perf_counter()  # the time of the last event with one; spilled events get it
 
     # --- putting in (any thread) ---------------------------------------------------------------------------
-
-    def appenders(self, event_type: type[Event]) -> tuple[Callable[[Event], None], Callable[[Event], None]]:
-        """Return two functions that append an event of a type to `incoming` if it passes `every` and `start`.
-
-        The second one, and both if the subscriber is given times, also store the time of the emit.
-        """
-        append, early = self.incoming.append, self.routes[event_type].early
-
-        def enqueue(event: Event) -> None:
-            if early is None or early(event):
-                append(event)
-
-        def enqueue_stamped(event: Event) -> None:
-            if early is None or early(event):
-                append(Stamped(event, perf_counter()))
-
-        plain = append if early is None else enqueue
-        return (enqueue_stamped if self._timed else plain), enqueue_stamped
 
     def wanted(self, events: Iterable[Event]) -> list[Queued]:
         """Return the events of the background, such as health events, that the subscriber wants."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from eventloop.background.queues.account import Account, Counts
 from eventloop.background.queues.inbox import Inbox, Route
-from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.runner import Delivery, Flush, Runner
 from eventloop.background.queues.when_filter import WhenFilter
 from eventloop.costs.spans import SpanRecorder
@@ -50,7 +50,7 @@ class Subscriber:
     runner: Runner
     """Delivers the events; whoever creates the subscriber sets it."""
 
-    def __init__(self, name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> None:
+    def __init__(self, name: str, fn: Callable[..., Any], options: SubscriberOptions, report: Report) -> None:
         self.name, self.fn, self.options = name, fn, options
         self.account = Account(name)
         self.closed = self.account.closed
@@ -281,13 +281,8 @@ class Subscriber:
         with account.lock:
             began, took = runner.began, perf_counter() - runner.began
             item = runner.current()
-            count, account.in_flight, runner.began = account.in_flight, 0, 0.0
-            account.calls += 1
-            account.seconds += took
-            if error is None:
-                account.delivered += count
-            else:
-                account.fail(error, count)
+            count, runner.began = account.in_flight, 0.0
+            account.end_calls(1, took, count, error)
         self.busy.add(took)
         account.unconfirmed = runner.unconfirmed()
         if self.recorder is not None:

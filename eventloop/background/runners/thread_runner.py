@@ -168,16 +168,14 @@ class ThreadRunner(Runner):
             self.began = 0.0
             if account.progress is not progress:  # counted already when it stalled
                 return now - began
-            account.end_run()
-            account.calls += done + (failure is not None)
-            account.seconds += now - began
+            account.progress = [0]
+            account.end_calls(done, now - began, done)
             if failure is not None:
-                account.fail(failure, 1)
+                account.end_calls(1, 0.0, 1, failure)
             rest = events[done + (failure is not None) :]
             if account.ended_by:
                 account.dropped += len(rest)
-            else:
-                account.in_flight = len(rest)
+                account.in_flight = 0
         if done:
             subscriber.busy.add_run(done, now - began, longest)
         if failure is not None:

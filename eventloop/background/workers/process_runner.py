@@ -6,12 +6,7 @@ A thread takes events out of the queue, encodes and sends them. At most `IN_FLIG
 the others stay in the queue, where the overflow policy applies. An event is acknowledged when its delivery
 has returned, and is then never sent again. If the worker dies, unacknowledged events are sent to the next
 worker. Delivery is *at least once*: a handler may see an event a second time after the death of the first
-worker.
-
-After a death, events are sent again one delivery at a time, to find the delivery that kills the worker. When
-`DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery has failed, and `on_error`
-decides whether the subscriber continues. After `DEATHS` deaths the subscriber is disabled: its unacknowledged
-events count as failed, its queued ones as dropped.
+worker. `restarts` describes what follows after some deaths.
 """
 
 from __future__ import annotations
@@ -22,12 +17,13 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from math import inf
 from time import monotonic, perf_counter
 from typing import Any
 
 import msgspec
 
-from eventloop.background.queues.options import LaneOptions
+from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.runner import Delivery, Flush, Runner
 from eventloop.background.queues.subscriber import Report, Subscriber
 from eventloop.background.threads import BackgroundThread
@@ -47,7 +43,6 @@ from eventloop.util.text import error_text
 from eventloop.util.waiting import Latch
 
 logger = logging.getLogger("eventloop")
-
 BACKLOG_BYTES = 1 << 20
 """The number of bytes waiting for room in the pipe from which no further event is encoded.
 
@@ -60,7 +55,9 @@ _ACK_SLACK = 0.1
 _LOOK_SECONDS = 1.0
 
 
-def process_subscriber(name: str, fn: Callable[..., Any], options: LaneOptions, report: Report) -> Subscriber:
+def process_subscriber(
+    name: str, fn: Callable[..., Any], options: SubscriberOptions, report: Report
+) -> Subscriber:
     """Return a subscriber whose worker process makes the batches and calls `on_flush` and `on_close`.
 
     Raises:
@@ -94,11 +91,9 @@ class ProcessRunner(Runner):
         self.ready = Latch()  # set when the worker has imported its handler; events stay queued until then
         self.flights = Flights(subscriber.account, most)
         self.restarts = Restarts(subscriber, self.flights)
-        self._sender = Sender(subscriber, self.flights, target)
-        self._calls = calls
+        self._sender, self._calls = Sender(subscriber, self.flights, target), calls
         self._killed = self._recording = self._close_sent = self._finished = False
-        self._awaited = ""  # what its deliveries wait for, as the worker says
-        self._acknowledged = 0  # events acknowledged by the current worker
+        self._awaited, self._acknowledged = "", 0  # both as the current worker says
         self._since = 0.0  # when the worker's delivery or callback under way, or its start, began
         self._start_cpu = 0.0  # the worker's CPU time when its start was last looked at
         self._unflushed: deque[Flush] = deque()  # flushes that the worker was asked for and has not answered
@@ -194,7 +189,9 @@ class ProcessRunner(Runner):
             self._start_worker()
             return
         self._feed(self.worker)
-        for message in self.worker.exchange(self._patience(), self._pipe.fd):
+        left = self._seconds_left()
+        patience = None if left == inf else max(0.0, min(_LOOK_SECONDS, left))
+        for message in self.worker.exchange(patience, self._pipe.fd):
             self._receive(message)
         if self._finished or self._killed:  # events of a worker that `kill` has ended stay queued
             return
@@ -239,21 +236,18 @@ class ProcessRunner(Runner):
         while ready and worker.backlog < BACKLOG_BYTES and not flights.held:
             if subscriber.gathers() or not self._sender.has_next():
                 break
-            self._send(worker)
+            frames = self._sender.next_frames(self.restarts.deaths)
+            if flights.next:
+                self._ask(*frames)
+                flights.sent += 1
+            else:
+                worker.push(*frames)
+                flights.forget_next()
         subscriber.flush_if_due()
         idle = ready and not flights.waiting and not self._close_sent
         if ending and idle and (self.account.ended_by or not subscriber.queued):
             self._ask(frame(Kind.CLOSE))
             self._close_sent = True
-
-    def _send(self, worker: WorkerProcess) -> None:
-        frames = self._sender.next_frames(self.restarts.deaths)
-        if self.flights.next:
-            self._ask(*frames)
-            self.flights.sent += 1
-        else:
-            worker.push(*frames)
-            self.flights.forget_next()
 
     def forward_flush(self, flush: Flush) -> bool:
         """Ask the worker to flush."""
@@ -307,27 +301,19 @@ class ProcessRunner(Runner):
         if progress.untaken or self.flights.unconfirmed:
             self.flights.keep_unconfirmed(count, progress.untaken)
         self._land(count)
-        with self.account.lock:
-            self.account.delivered += count
-            self.account.in_flight -= count
-            self.account.calls += len(progress.took)
-            self.account.seconds += sum(progress.took)
+        self.account.end_calls(len(progress.took), sum(progress.took), count)
         for seconds in progress.took:
             self.subscriber.busy.add(seconds)
         self.subscriber.room.ring()
 
     def _count_failed(self, error: BaseException, seconds: float) -> None:
-        subscriber, account, flight = self.subscriber, self.account, self.flights.waiting[0]
+        subscriber, flight = self.subscriber, self.flights.waiting[0]
         item, count = self.flights.as_delivered(flight), len(flight)
         if subscriber.recorder is not None:
             subscriber.record(subscriber.recorder, item, perf_counter() - seconds, seconds)
         self._acknowledged += count
         self._land(count)
-        with account.lock:
-            account.fail(error, count)
-            account.in_flight -= count
-            account.calls += 1
-            account.seconds += seconds
+        self.account.end_calls(1, seconds, count, error)
         if subscriber.options.on_error == "disable" and not bad_events(
             error, count
         ):  # the worker stopped, too
@@ -351,13 +337,9 @@ class ProcessRunner(Runner):
         """Return the seconds until the worker's current delivery, callback or start exceeds its limit."""
         ready = not self.starting
         if ready and not self.calling:
-            return float("inf")
+            return inf
         limit = self.subscriber.options.stall_timeout + _ACK_SLACK if ready else START_SECONDS
         return self._since + limit - monotonic()
-
-    def _patience(self) -> float | None:
-        left = self._seconds_left()
-        return None if left == float("inf") else max(0.0, min(_LOOK_SECONDS, left))
 
     def _still_starts(self) -> bool:
         """Give a worker that is not ready in time as long again if it has computed; return whether it has."""
@@ -398,7 +380,7 @@ class ProcessRunner(Runner):
             self._drop_flights()
             self._finished = True
         else:
-            self._finished = not self.restarts.die(how, ready=not self.starting)
+            self._finished = not self.restarts.die(how, ready=self.ready.is_set())
             self.subscriber.room.ring()
 
     def _report_death(self, how: str, what: str) -> None:

@@ -1,6 +1,9 @@
 """Decide what follows when a worker process dies or hangs: a restart, or the end of its subscriber.
 
-`eventloop.background.workers.process_runner` describes the effects for the subscriber.
+After a death, events are sent again one delivery at a time, to find the delivery that kills the worker. When
+`DEATHS_IN_A_ROW` workers have died without an acknowledgement, the first delivery has failed, and `on_error`
+decides whether the subscriber continues. After `DEATHS` deaths the subscriber is disabled: its unacknowledged
+events count as failed, its queued ones as dropped.
 """
 
 from __future__ import annotations
@@ -48,11 +51,7 @@ class Restarts:
         )
         flights.land(len(delivery))
         self.in_a_row = 0
-        with account.lock:
-            account.failed += len(delivery)
-            account.in_flight -= len(delivery)
-            account.calls += 1
-            account.seconds += seconds
+        account.end_calls(1, seconds, len(delivery), error)
         item = flights.as_delivered(delivery)
         if subscriber.options.on_error != "disable":
             subscriber.fail(error, item, seconds)
