@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any
 
 from eventloop.background.coroutine_loop import CoroutineLoop
-from eventloop.background.gil_scheduler import Pace
 from eventloop.background.health import Health
 from eventloop.background.posted import Posted
 from eventloop.background.queues.inbox import Route
@@ -27,7 +26,7 @@ from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import supervise
 from eventloop.background.runners.task_runner import TaskRunner
-from eventloop.background.runners.thread_runner import ThreadRunner
+from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.background.threads import BackgroundThread, on_background_thread
 from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
@@ -311,12 +310,12 @@ class Background:
             self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
     def _look(self) -> None:
-        self._make_posted()
+        if self.posted:
+            self._make_posted()
         now = perf_counter()
-        for subscriber in tuple(self.subscribers):
-            supervise(subscriber, now)
-        if not self.closed:
-            self.health.tell_drops(self.subscribers, DROP_REPORT_SECONDS)
+        dropping = [each for each in tuple(self.subscribers) if supervise(each, now)]
+        if dropping and not self.closed:
+            self.health.tell_drops(dropping, DROP_REPORT_SECONDS)
         if self._looked is not None:
             self._looked()
         if self._ending:

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from eventloop.background import overtime
-from eventloop.background.gil_scheduler import Pace
 from eventloop.background.overtime import LONGEST_WAIT, Deadline
 from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
-from eventloop.background.runners.thread_runner import ThreadRunner
+from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE, Held
 from tests.support.spilling import emit, total

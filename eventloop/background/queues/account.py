@@ -58,8 +58,8 @@ class Account:
         self.losses_logged = False
         self._logged_fields: set[tuple[str, str]] = set()  # event and field of each logged encoding error
         self._losses_reported = 0, 0  # dropped and failed
-        self._drops_reported = 0
-        self._drops_reported_at = float("-inf")
+        self.drops_reported = 0  # of the dropped events
+        self._reported_at = float("-inf")
 
     @property
     def done(self) -> bool:
@@ -82,7 +82,7 @@ class Account:
         self.dropped += 1
         self.dropped_at_end += 1
         if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
-            self._drops_reported += 1
+            self.drops_reported += 1
 
     def end_calls(self, calls: int, seconds: float, events: int, error: BaseException | None = None) -> None:
         """Count calls of the handler that have ended.
@@ -120,7 +120,7 @@ class Account:
         self.delivered, self.failed = counts.delivered, counts.failed
         self.dropped = counts.dropped + counts.queued
         self.dropped_at_end, self.last_error = former.dropped_at_end, former.last_error
-        self._drops_reported, self._losses_reported = self.dropped, (self.dropped, self.failed)
+        self.drops_reported, self._losses_reported = self.dropped, (self.dropped, self.failed)
 
     def new_losses(self, counts: Counts) -> str:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
@@ -133,11 +133,11 @@ class Account:
 
     def new_drops(self, now: float, every: float) -> int:
         """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
-        count = self.dropped - self._drops_reported
-        if not count or now - self._drops_reported_at < every:
+        count = self.dropped - self.drops_reported
+        if not count or now - self._reported_at < every:
             return 0
-        self._drops_reported += count
-        self._drops_reported_at = now
+        self.drops_reported += count
+        self._reported_at = now
         return count
 
     # --- the log -------------------------------------------------------------------------------------------

@@ -248,21 +248,14 @@ class Inbox:
         """
         account, most = self.account, min(most, self.capacity)
         with account.lock:
-            if self._has_caught_up():
+            others_move = self.wake_filter is not None or self.moving.locked()
+            older = self.buffer or self.spill.count or account.ended_by
+            if self.spills and not (others_move or older):  # it has caught up: the order is kept
                 return self._started(self._take_incoming(most))
         self._refill()
         with account.lock:
             count = 0 if account.ended_by else min(most, len(self.buffer))
             return self._started([self.buffer.popleft() for _ in range(count)])
-
-    def _has_caught_up(self) -> bool:
-        """Return whether the subscriber may take its next event directly from `incoming`.
-
-        It may if no older event is in the queue, in the spill file, or being moved by another thread. The
-        caller holds the lock.
-        """
-        others_move = self.wake_filter is not None or self.moving.locked()
-        return self.spills and not (others_move or self.buffer or self.spill.count or self.account.ended_by)
 
     def _take_incoming(self, most: int) -> list[Any]:
         """Take at most `most` events from `incoming`, without putting them into the queue first."""

@@ -13,7 +13,7 @@ from eventloop.background.queues.inbox import Inbox
 from eventloop.costs.records import RunsOn
 from eventloop.events import Event
 from eventloop.events.deferred import unstamped
-from eventloop.util.functions import awaited_by, untaken_by
+from eventloop.util.functions import awaited_by
 from eventloop.util.waiting import Latch
 
 Delivery = Event | list[Event]
@@ -48,6 +48,7 @@ class Runner(ABC):
 
     def __init__(self, fn: Callable[..., Any], most: int, account: Account, inbox: Inbox) -> None:
         self.fn, self.most, self.account, self.inbox = fn, most, account, inbox
+        self._owner = getattr(fn, "__self__", None)  # the writer whose method is the handler
         self.began = 0.0
         """When the delivery, or the callback, under way began; 0.0 without one."""
         self.callback = ""
@@ -118,7 +119,7 @@ class Runner(ABC):
 
     def unconfirmed(self) -> int:
         """Return how many of the delivered events the destination has not accepted, as the handler says."""
-        return min(self.account.delivered, untaken_by(self.fn))
+        return min(self.account.delivered, int(getattr(self._owner, "untaken", 0)))
 
     # --- what they ask for ---------------------------------------------------------------------------------
 

@@ -280,7 +280,8 @@ class Subscriber:
         account, runner = self.account, self.runner
         with account.lock:
             began, took = runner.began, perf_counter() - runner.began
-            item = runner.current()
+            used = error is not None or self.recorder is not None
+            item = runner.current() if used else None
             count, runner.began = account.in_flight, 0.0
             account.end_calls(1, took, count, error)
         self.busy.add(took)

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from eventloop.background.queues.runner import Delivery
 from eventloop.background.queues.subscriber import Subscriber
-from eventloop.background.queues.when_filter import HANGS_SECONDS
+from eventloop.background.queues.when_filter import HANGS_SECONDS, WhenFilter
 
 logger = logging.getLogger("eventloop")
 
@@ -21,56 +21,61 @@ BURST = 262_144
 """The largest number of events that wait in memory for a subscriber that is about to deliver: some 90 MB."""
 
 
-def supervise(subscriber: Subscriber, now: float) -> None:
-    """Give up the subscriber if its thread has ended or its code hangs; keep its queue bounded; wake it.
+def supervise(subscriber: Subscriber, now: float) -> bool:
+    """Give up a subscriber that hangs, keep its queue bounded, and wake it; return whether it dropped events.
 
-    The code may be a delivery, `on_flush`, `on_close` or `when=`; it hangs if it exceeds `stall_timeout`.
-
-    Events beyond the capacity go to the spill file only if the subscriber has been in one delivery for long,
-    has not caught up for a second, or has very many events waiting. A file costs more than the memory of a
-    short burst.
+    It hangs if a delivery, `on_flush`, `on_close` or `when=` exceeds `stall_timeout`. One whose thread or
+    loop has ended is given up as well. Events beyond the capacity go to the spill file only if the subscriber has
+    been in one delivery for long, has not caught up for a second, or has very many events waiting. A file
+    costs more than the memory of a short burst.
     """
-    _check_hangs(subscriber, now)
-    inbox = subscriber.inbox
-    if subscriber.done:
-        with subscriber.account.lock:
+    account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
+    if subscriber.filter is not None:
+        _check_filter(subscriber, subscriber.filter)
+    if runner.thread is None:
+        runner.check_loop()
+    elif not (runner.thread.is_alive() or runner.thread.ident is None or account.closed.is_set()):
+        _end_without_thread(subscriber)
+    if runner.began and runner.overdue(now, subscriber.options.stall_timeout):
+        _end_stalled(subscriber, now)
+    if account.done:
+        with account.lock:
             inbox.drop_late()
-        return
+    else:
+        _move_and_wake(subscriber, now)
+    return account.dropped > account.drops_reported
+
+
+def _move_and_wake(subscriber: Subscriber, now: float) -> None:
+    inbox = subscriber.inbox
     if inbox.caught_up:
         subscriber.behind_since = now
     inbox.caught_up = not inbox.incoming
     if not (inbox.incoming or inbox.buffer):
         return
     behind = now - subscriber.behind_since > BEHIND_SECONDS or len(inbox.incoming) > BURST
-    if not inbox.spills or subscriber.held or behind:
+    if behind or not inbox.spills or subscriber.held:
         inbox.move(own=False)
     if not subscriber.gathers():
         subscriber.runner.wake()
 
 
-def _check_hangs(subscriber: Subscriber, now: float) -> None:
-    tests, limit = subscriber.filter, subscriber.options.stall_timeout
-    if tests is not None:
-        if tests.ended and not subscriber.done:
-            subscriber.give_up("error")
-        if end_filter_call(subscriber, limit, f"spent more than stall_timeout={limit:g} s in its when="):
-            subscriber.give_up("stalled")
-    _check_thread(subscriber)
-    subscriber.runner.check_loop()
-    if subscriber.runner.overdue(now, limit):
-        _end_stalled(subscriber, now)
+def _check_filter(subscriber: Subscriber, tests: WhenFilter) -> None:
+    if tests.ended and not subscriber.done:
+        subscriber.give_up("error")
+    limit = subscriber.options.stall_timeout
+    if end_filter_call(subscriber, limit, f"spent more than stall_timeout={limit:g} s in its when="):
+        subscriber.give_up("stalled")
 
 
-def _check_thread(subscriber: Subscriber) -> None:
-    """End the subscriber if its thread has ended before it was closed.
+def _end_without_thread(subscriber: Subscriber) -> None:
+    """End a subscriber whose thread has ended before it was closed.
 
     The thread may have been ended in ways that its own code does not see, such as an exception that another
     thread has set in it.
     """
-    thread = subscriber.runner.thread
-    if thread is None or thread.ident is None or thread.is_alive() or subscriber.closed.is_set():
-        return
-    last = threading.Thread(target=subscriber.break_off, args=(None,), name=thread.name, daemon=True)
+    name = f"eventloop {subscriber.name}"
+    last = threading.Thread(target=subscriber.break_off, args=(None,), name=name, daemon=True)
     subscriber.runner.thread = last  # not the keeper, because `on_close` may hang
     last.start()
 

@@ -8,10 +8,10 @@ from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
-from eventloop.background.gil_scheduler import HOLD_SECONDS
 from eventloop.background.queues import awaited
 from eventloop.background.queues.runner import Delivery, Runner
 from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.runners.thread_runner import HOLD_SECONDS
 from eventloop.events.deferred import Timed
 from eventloop.util.text import error_text
 

@@ -1,11 +1,15 @@
-"""Deliver to a plain function on a thread of its own."""
+"""Deliver to a plain function on a thread of its own.
+
+Only one thread can run Python code at a time, so `Pace` spreads the work of the threads over time: a training
+step is delayed by at most one of them.
+"""
 
 from __future__ import annotations
 
+import threading
 from math import inf
 from time import perf_counter, sleep
 
-from eventloop.background.gil_scheduler import HOLD_SECONDS, Pace
 from eventloop.background.queues.runner import Delivery, Runner
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.threads import BackgroundThread
@@ -14,6 +18,17 @@ from eventloop.events.deferred import Timed
 from eventloop.processes.cpu_time import of_thread
 from eventloop.util.waiting import Latch
 
+HOLD_SECONDS = 0.0006
+"""The seconds that a background thread works before it lets the training run: a part of a short step.
+
+With shorter turns most time would be lost refilling the processor's caches after each switch of threads.
+"""
+EVERY_SECONDS = 0.004
+"""The seconds from the begin of one turn to the begin of the next turn of any thread."""
+
+
+LONGEST_SECONDS = 0.04
+"""The longest wait for a turn in seconds; with very many subscribers some turns therefore begin together."""
 RUN = 256
 """The number of events that a thread takes out of its queue together if deliveries are short."""
 _IDLE_SECONDS = 1.0
@@ -21,6 +36,31 @@ _IDLE_SECONDS = 1.0
 
 The keeper, which normally wakes it, may be waiting for a slow disk.
 """
+
+
+class Pace:
+    """Reserve turns, `EVERY_SECONDS` apart, for the event loop and for the threads of subscribers.
+
+    The keeper wakes several threads at once. Each holds the interpreter for a fraction of a training step; if
+    all ran in the same step, that step would take twice as long. So a thread waits for its turn before it
+    begins to work.
+
+    Only the begins of turns are spread: no thread waits for the end of another thread's turn, so a writer
+    that waits for its disk delays no other writer. A thread that has to catch up, as in a flush, begins
+    without a turn.
+    """
+
+    def __init__(self) -> None:
+        self._free = 0.0
+        self._lock = threading.Lock()
+
+    def next_turn(self) -> float:
+        """Reserve a turn and return the seconds until it begins."""
+        now = perf_counter()
+        with self._lock:
+            turn = min(max(now, self._free), now + LONGEST_SECONDS)
+            self._free = turn + EVERY_SECONDS
+        return turn - now
 
 
 class ThreadRunner(Runner):
