@@ -83,7 +83,7 @@ class Background:
         """True in a forked child process, if the subscribers belong to the parent."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
-        self._looked: Callable[[], None] | None = None
+        self._polled: Callable[[], None] | None = None
         self._stopping = self._ending = False
         self._woken = Latch()
 
@@ -157,7 +157,7 @@ class Background:
     def remove(self, subscriber: Subscriber) -> None:
         """End the queue of a subscriber whose subscription was cancelled."""
         subscriber.give_up("cancelled")
-        self.health.tell_drops([subscriber])  # the keeper no longer looks at this subscriber
+        self.health.report_drops([subscriber])  # the keeper no longer looks at this subscriber
         with suppress(ValueError):  # a close has replaced the list
             self.subscribers.remove(subscriber)
 
@@ -182,14 +182,14 @@ class Background:
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
-    def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
+    def record(self, recorder: SpanRecorder | None, polled: Callable[[], None] | None = None) -> None:
         """Record deliveries and queue depths with `recorder`; None stops the recording.
 
         Args:
             recorder: collects the spans and depths.
-            looked: called each time the keeper has looked at the queues.
+            polled: called each time the keeper has looked at the queues.
         """
-        self.recorder, self._looked = recorder, looked
+        self.recorder, self._polled = recorder, polled
         for subscriber in self.subscribers:
             subscriber.recorder = recorder
 
@@ -272,7 +272,7 @@ class Background:
 
     # --- the keeper's thread -------------------------------------------------------------------------------
 
-    def go_on_from(self, former: Background) -> None:
+    def continue_from(self, former: Background) -> None:
         """Take over the state of a closed background that this one replaces.
 
         The state is the last event of each type that it created, and what becomes of undelivered events.
@@ -292,7 +292,7 @@ class Background:
             return
         with self.starting:
             if self.thread is None and not self.finished:
-                thread = BackgroundThread(target=self._keep, name="eventloop background", daemon=True)
+                thread = BackgroundThread(target=self._run, name="eventloop background", daemon=True)
                 self.thread = thread
                 try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
                     thread.start()
@@ -300,24 +300,24 @@ class Background:
                     self.thread = None  # so that a close has nothing to wait for
                     raise
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         while not self._stopping:
             self._woken.clear()
             try:
-                self._look()
+                self._poll()
             except BaseException:
                 logger.exception("the keeper of the background failed and goes on; please report this")
             self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self.posted:
             self._make_posted()
         now = perf_counter()
         dropping = [each for each in tuple(self.subscribers) if supervise(each, now)]
         if dropping and not self.closed:
-            self.health.tell_drops(dropping, DROP_REPORT_SECONDS)
-        if self._looked is not None:
-            self._looked()
+            self.health.report_drops(dropping, DROP_REPORT_SECONDS)
+        if self._polled is not None:
+            self._polled()
         if self._ending:
             self._end_if_empty()
 

@@ -14,7 +14,7 @@ from time import monotonic
 from eventloop.background.background import Background
 from eventloop.background.overtime import Deadline, advice
 from eventloop.background.queues.awaited import add_vain_wait, stuck, waited
-from eventloop.background.queues.leftover import abandon, keep_left_events
+from eventloop.background.queues.leftover import abandon, save_undelivered
 from eventloop.background.queues.runner import Flush
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import end_filter_call
@@ -85,7 +85,7 @@ def _flush_once(background: Background, deadline: Deadline, noting: Noting) -> b
         return [each for each in background.subscribers if each.emitted != flushed.get(each, 0)]
 
     complete = _flush_each(background, background.subscribers, deadline, calls=True)
-    reported = background.health.tell_drops(background.subscribers)
+    reported = background.health.report_drops(background.subscribers)
     if complete and (reported or fed_since()):
         with noting:  # only now, because it changes the routes
             # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
@@ -211,7 +211,7 @@ def _close(background: Background, deadline: Deadline, *, advises: bool) -> None
     background.flush_ends = lambda: False  # it is about flushes before this close
     began, subscribers = monotonic(), list(background.subscribers)
     for each in subscribers:
-        each.hurry()
+        each.drain()
     quiet, dropped, ended = _deliver_rest(background, subscribers, deadline)
     for each in subscribers:
         abandon(each)
@@ -220,7 +220,7 @@ def _close(background: Background, deadline: Deadline, *, advises: bool) -> None
     quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
     background.complete = quiet and ended and not left
     took, timeout = monotonic() - began, deadline.seconds
-    answers = {keep_left_events(each, background.keep_left) for each in subscribers}
+    answers = {save_undelivered(each, background.keep_left) for each in subscribers}
     if not background.complete:
         remedy = _remedy(background.replay_command, answers)
         text = _undelivered(background, subscribers, remedy, quiet=quiet, advises=advises)
@@ -256,7 +256,7 @@ def _deliver_rest(
     ended = _end([each for each in subscribers if each not in last], deadline, spare)
     for each in subscribers:
         end_filter_call(each)
-    background.health.tell_drops(subscribers)
+    background.health.report_drops(subscribers)
     _flush_each(background, last, deadline, calls=False, reserve=spare / 2)
     background.reports = False  # else the last to end would count those about each other's ends as dropped
     return quiet, dropped, _end([each for each in subscribers if each in last], deadline, 0.0) and ended

@@ -54,9 +54,9 @@ class Health:
             handler=subscriber.name, error=text, count=max(1, subscriber.account.failed), cost=cost
         )
         # a failure on a report goes to `mail` only: two such subscribers would report each other forever
-        self._tell(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
+        self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def tell_drops(self, subscribers: Iterable[Subscriber], every: float = 0.0) -> bool:
+    def report_drops(self, subscribers: Iterable[Subscriber], every: float = 0.0) -> bool:
         """Report the events dropped since the last report; return whether there were any.
 
         Args:
@@ -66,11 +66,11 @@ class Health:
         now, told = perf_counter(), False
         for subscriber in subscribers:
             if count := subscriber.new_drops(now, every):
-                self._tell(EventsDropped(handler=subscriber.name, count=count))
+                self._publish(EventsDropped(handler=subscriber.name, count=count))
                 told = True
         return told
 
-    def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
+    def report_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
         """Report a handler whose p99 exceeds its budget.
 
         Args:
@@ -83,9 +83,9 @@ class Health:
             "slow_handler reports it, too",
             name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
         )  # fmt: skip
-        self._tell(SlowHandler(handler=name, count=calls, cost=p99))
+        self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
-    def _tell(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:
+    def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:
         self.latest[type(event)] = event
         if type(event) in self.mail_types:
             self.mail.append(event)

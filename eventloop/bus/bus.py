@@ -529,7 +529,7 @@ class Bus:
         self._background.check_replaceable(self.drain_timeout)
         background = Background()
         background.start()
-        background.go_on_from(self._background)
+        background.continue_from(self._background)
         self._background, self.health = background, background.health
         watch(self, background)
         if self._recording is not None and (recording := self._recording()) and not recording.stopped:

@@ -386,7 +386,7 @@ class Subscribers:
         def exceeded(p99: float) -> None:  # reported once per subscription
             if not subscription.over_budget:
                 subscription.over_budget = True
-                self._background.health.tell_slow(name, event, seconds, p99, timing.clocked)
+                self._background.health.report_slow(name, event, seconds, p99, timing.clocked)
 
         return Budget(seconds, exceeded)
 

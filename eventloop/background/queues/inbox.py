@@ -78,8 +78,8 @@ class Inbox:
         self.spills = options.overflow == "spill"
         self.capacity = options.capacity
         self.caught_up = True  # whether `incoming` was empty since the keeper looked
-        self.last_taken: list[Queued] = []
-        self.taken_at = 0.0  # when the last events were taken out
+        self.last_popped: list[Queued] = []
+        self.popped_at = 0.0  # when the last events were taken out
         self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
         self._fail = fail
         self._has_posts = False  # whether deferred events were ever posted to it
@@ -241,7 +241,7 @@ class Inbox:
 
     # --- taking out (the subscriber's own thread or task) --------------------------------------------------
 
-    def take(self, most: int) -> list[Any]:
+    def pop(self, most: int) -> list[Any]:
         """Remove and return at most `most` events; an empty list if the queue is empty.
 
         They are `Stamped` if the subscriber is given times.
@@ -251,13 +251,13 @@ class Inbox:
             others_move = self.wake_filter is not None or self.moving.locked()
             older = self.buffer or self.spill.count or account.ended_by
             if self.spills and not (others_move or older):  # it has caught up: the order is kept
-                return self._started(self._take_incoming(most))
+                return self._started(self._pop_incoming(most))
         self._refill()
         with account.lock:
             count = 0 if account.ended_by else min(most, len(self.buffer))
             return self._started([self.buffer.popleft() for _ in range(count)])
 
-    def _take_incoming(self, most: int) -> list[Any]:
+    def _pop_incoming(self, most: int) -> list[Any]:
         """Take at most `most` events from `incoming`, without putting them into the queue first."""
         found: list[Any]  # without deferred events
         if self._has_posts:
@@ -283,9 +283,9 @@ class Inbox:
                 elif self._timed:
                     items[at] = Stamped(item, self._emitted)
         self.account.in_flight += len(items)
-        self.last_taken = items
+        self.last_popped = items
         if self._linger and items:
-            self.taken_at = perf_counter()
+            self.popped_at = perf_counter()
         return items
 
     def put_back(self, rest: list[Event]) -> None:

@@ -37,7 +37,7 @@ def abandon(subscriber: Subscriber) -> None:
     runner.kill()
 
 
-def keep_left_events(subscriber: Subscriber, keep: KeepLeft | None) -> bool | None:
+def save_undelivered(subscriber: Subscriber, keep: KeepLeft | None) -> bool | None:
     """Call `keep` with the events that a close left undelivered, including those of the current delivery.
 
     Return its answer, or None if nothing is kept. Its error is logged, because the close must go on.

@@ -110,7 +110,7 @@ class Runner(ABC):
     def in_flight(self) -> list[Event]:
         """Return the events that were taken out of the queue, and are neither delivered nor failed yet."""
         count = self.account.in_flight - self.account.progress[0]
-        return [unstamped(item) for item in self.inbox.last_taken[-count:]] if count > 0 else []
+        return [unstamped(item) for item in self.inbox.last_popped[-count:]] if count > 0 else []
 
     def current(self) -> Delivery | None:
         """Return the current delivery: an event, or a list of events with `batch`."""

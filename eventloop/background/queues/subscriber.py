@@ -33,7 +33,7 @@ HELD_SECONDS = 0.1
 """A delivery longer than this, in seconds, is slow: events beyond the capacity are then spilled."""
 FILTER_SECONDS = 0.2
 """The longest wait in seconds for `when=` to check the last events, when the counts are read."""
-_LOOK_SECONDS = 0.05
+_CHECK_SECONDS = 0.05
 """The interval in seconds at which a thread that waits for room wakes the subscriber."""
 
 
@@ -170,7 +170,7 @@ class Subscriber:
             return
         with waiting("background", self.name):
             self.runner.wake()
-            while not self.room.wait_for(self._has_room, _LOOK_SECONDS):
+            while not self.room.wait_for(self._has_room, _CHECK_SECONDS):
                 self.runner.wake()
 
     def _has_room(self) -> bool:
@@ -193,7 +193,7 @@ class Subscriber:
         self.runner.wake()
         return flush
 
-    def hurry(self) -> None:
+    def drain(self) -> None:
         """Deliver without pauses, because a close is waiting."""
         self._closing = True
         self.runner.wake()
@@ -253,21 +253,21 @@ class Subscriber:
 
     # --- delivering (the runner's thread or task) ----------------------------------------------------------
 
-    def in_a_hurry(self) -> bool:
+    def is_draining(self) -> bool:
         """Return whether a flush or close waits for the queue, or it grows faster than it is delivered."""
         wanted = self._closing or bool(self._flushes) or bool(self.account.ended_by)
         count = len(self.inbox.buffer) + len(self.inbox.incoming)
         return wanted or count > self.inbox.capacity // 4 or self.inbox.spill.count > 0
 
-    def gathers(self) -> bool:
+    def lingers(self) -> bool:
         """Return whether waiting events are to wait for others, so that one delivery has more of them."""
         linger = self.options.linger
-        return linger > 0 and perf_counter() - self.inbox.taken_at < linger and not self.in_a_hurry()
+        return linger > 0 and perf_counter() - self.inbox.popped_at < linger and not self.is_draining()
 
     def next_delivery(self) -> Delivery | list[Timed] | None:
         """Take the next delivery out of the queue, which begins now; None if the queue is empty."""
         most = self.runner.most
-        events = self.inbox.take(most or 1)
+        events = self.inbox.pop(most or 1)
         if not events:
             return None
         self.runner.began = perf_counter()

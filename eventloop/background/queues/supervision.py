@@ -25,8 +25,8 @@ def supervise(subscriber: Subscriber, now: float) -> bool:
     """Give up a subscriber that hangs, keep its queue bounded, and wake it; return whether it dropped events.
 
     It hangs if a delivery, `on_flush`, `on_close` or `when=` exceeds `stall_timeout`. One whose thread or
-    loop has ended is given up as well. Events beyond the capacity go to the spill file only if the subscriber has
-    been in one delivery for long, has not caught up for a second, or has very many events waiting. A file
+    loop has ended is given up as well. Events beyond the capacity go to the spill file only if the
+    subscriber is in a long delivery, has not caught up for a second, or has very many events waiting. A file
     costs more than the memory of a short burst.
     """
     account, inbox, runner = subscriber.account, subscriber.inbox, subscriber.runner
@@ -56,7 +56,7 @@ def _move_and_wake(subscriber: Subscriber, now: float) -> None:
     behind = now - subscriber.behind_since > BEHIND_SECONDS or len(inbox.incoming) > BURST
     if behind or not inbox.spills or subscriber.held:
         inbox.move(own=False)
-    if not subscriber.gathers():
+    if not subscriber.lingers():
         subscriber.runner.wake()
 
 

@@ -111,7 +111,7 @@ class ThreadRunner(Runner):
             self._ready.clear()
             held = inf  # the first delivery waits for its turn too
             while (inbox.incoming or inbox.buffer or inbox.spill.count) and not account.ended_by:
-                if subscriber.gathers():
+                if subscriber.lingers():
                     break
                 if held > HOLD_SECONDS:
                     self._wait_for_turn()
@@ -129,7 +129,7 @@ class ThreadRunner(Runner):
         """Deliver the next events, and return the seconds; None if the queue is empty."""
         subscriber = self.subscriber
         if self._fast and self._may_run:
-            if not (events := self.inbox.take(RUN)):
+            if not (events := self.inbox.pop(RUN)):
                 return None
             took = self._deliver_run(events)
             self._fast = took < HOLD_SECONDS
@@ -154,13 +154,13 @@ class ThreadRunner(Runner):
         If a flush or close waits, or events come faster than they are delivered, only yield to other threads
         once.
         """
-        if self.subscriber.in_a_hurry():
+        if self.subscriber.is_draining():
             sleep(0.0)
             return
         until = perf_counter() + self._pace.next_turn()
         while (left := until - perf_counter()) > 0:
             self._ready.clear()
-            if self.subscriber.in_a_hurry():  # checked after the clear, so that no wake-up is missed
+            if self.subscriber.is_draining():  # checked after the clear, so that no wake-up is missed
                 return
             self._ready.wait(left)
 

@@ -54,11 +54,11 @@ class Flights:
         """Return the first delivery that was not sent to the current worker."""
         return self.waiting[self.sent]
 
-    def forget_next(self) -> None:
+    def remove_next(self) -> None:
         """Remove the next delivery, because none of its events can be encoded."""
         del self.waiting[self.sent]
 
-    def land(self, count: int) -> None:
+    def acknowledge(self, count: int) -> None:
         """Remove the deliveries that were acknowledged; they have `count` events in total."""
         self.suspects = max(0, self.suspects - count)
         while count > 0:
@@ -77,7 +77,7 @@ class Flights:
             self._account.in_flight -= self.events
         self.clear()
 
-    def keep_unconfirmed(self, count: int, unconfirmed: int) -> None:
+    def retain_unconfirmed(self, count: int, unconfirmed: int) -> None:
         """Keep the last acknowledged events, which the destination has not accepted.
 
         Args:

@@ -52,7 +52,7 @@ START_SECONDS = 120.0
 """The seconds after which a worker that imports its handler is killed, unless it has computed in them."""
 _ACK_SLACK = 0.1
 """The longest time in seconds from the end of a delivery to its acknowledgement."""
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 def process_subscriber(
@@ -188,9 +188,9 @@ class ProcessRunner(Runner):
         if self.worker is None:
             self._start_worker()
             return
-        self._feed(self.worker)
+        self._send(self.worker)
         left = self._seconds_left()
-        patience = None if left == inf else max(0.0, min(_LOOK_SECONDS, left))
+        patience = None if left == inf else max(0.0, min(_CHECK_SECONDS, left))
         for message in self.worker.exchange(patience, self._pipe.fd):
             self._receive(message)
         if self._finished or self._killed:  # events of a worker that `kill` has ended stay queued
@@ -227,26 +227,26 @@ class ProcessRunner(Runner):
 
     # --- sending -------------------------------------------------------------------------------------------
 
-    def _feed(self, worker: WorkerProcess) -> None:
+    def _send(self, worker: WorkerProcess) -> None:
         subscriber, flights, ready = self.subscriber, self.flights, not self.starting
         ending = subscriber.no_more or bool(self.account.ended_by)  # before the queue is checked for events
         if ready and self._recording != (subscriber.recorder is not None):
             self._recording = not self._recording
             worker.push(frame(Kind.RECORD, int(self._recording)))
         while ready and worker.backlog < BACKLOG_BYTES and not flights.held:
-            if subscriber.gathers() or not self._sender.has_next():
+            if subscriber.lingers() or not self._sender.has_next():
                 break
             frames = self._sender.next_frames(self.restarts.deaths)
             if flights.next:
-                self._ask(*frames)
+                self._push(*frames)
                 flights.sent += 1
             else:
                 worker.push(*frames)
-                flights.forget_next()
+                flights.remove_next()
         subscriber.flush_if_due()
         idle = ready and not flights.waiting and not self._close_sent
         if ending and idle and (self.account.ended_by or not subscriber.queued):
-            self._ask(frame(Kind.CLOSE))
+            self._push(frame(Kind.CLOSE))
             self._close_sent = True
 
     def forward_flush(self, flush: Flush) -> bool:
@@ -254,11 +254,11 @@ class ProcessRunner(Runner):
         if self.worker is None or not (flush.calls or self._unflushed):  # all its events are acknowledged
             flush.made.set()
         else:
-            self._ask(frame(Kind.FLUSH))
+            self._push(frame(Kind.FLUSH))
             self._unflushed.append(flush)
         return True
 
-    def _ask(self, *messages: bytes) -> None:
+    def _push(self, *messages: bytes) -> None:
         assert self.worker is not None
         if not (self.calling or self.starting):
             self._since = monotonic()
@@ -299,8 +299,8 @@ class ProcessRunner(Runner):
             for delivery, (began, seconds) in self.flights.with_spans(count, progress.spans):
                 self.subscriber.record(recorder, delivery, began, seconds)
         if progress.untaken or self.flights.unconfirmed:
-            self.flights.keep_unconfirmed(count, progress.untaken)
-        self._land(count)
+            self.flights.retain_unconfirmed(count, progress.untaken)
+        self._acknowledge(count)
         self.account.end_calls(len(progress.took), sum(progress.took), count)
         for seconds in progress.took:
             self.subscriber.busy.add(seconds)
@@ -312,7 +312,7 @@ class ProcessRunner(Runner):
         if subscriber.recorder is not None:
             subscriber.record(subscriber.recorder, item, perf_counter() - seconds, seconds)
         self._acknowledged += count
-        self._land(count)
+        self._acknowledge(count)
         self.account.end_calls(1, seconds, count, error)
         if subscriber.options.on_error == "disable" and not bad_events(
             error, count
@@ -321,8 +321,8 @@ class ProcessRunner(Runner):
         subscriber.fail(error, item, seconds)
         subscriber.room.ring()
 
-    def _land(self, count: int) -> None:
-        self.flights.land(count)
+    def _acknowledge(self, count: int) -> None:
+        self.flights.acknowledge(count)
         self._since = monotonic()
         self.restarts.in_a_row = 0
 

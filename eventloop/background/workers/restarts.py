@@ -49,7 +49,7 @@ class Restarts:
             f"stall_timeout={subscriber.options.stall_timeout:g} s on one delivery; its worker process was "
             "killed"
         )
-        flights.land(len(delivery))
+        flights.acknowledge(len(delivery))
         self.in_a_row = 0
         account.end_calls(1, seconds, len(delivery), error)
         item = flights.as_delivered(delivery)

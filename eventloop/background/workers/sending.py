@@ -59,7 +59,7 @@ class Sender:
         if flights.unsent:
             return True
         room = self._limit - flights.events
-        flight = self._subscriber.inbox.take(min(room, flights.most or 1)) if room > 0 else []
+        flight = self._subscriber.inbox.pop(min(room, flights.most or 1)) if room > 0 else []
         if flight:
             flights.waiting.append(flight)
         return bool(flight)

@@ -99,7 +99,7 @@ class Worker:
             return refused
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
         while (message := self._next()) is not None and message.kind != Kind.CLOSE:
-            self._obey(message)
+            self._handle(message)
         closed = self._call(self._target.on_close)
         return frame(Kind.CLOSED, 0, closed)
 
@@ -116,11 +116,11 @@ class Worker:
             self._target = unpack(setup.target)
         except BaseException as error:  # an imported module may call sys.exit
             return frame(Kind.REFUSED, 0, pack_error(error))
-        _keep_torch_small()
+        _limit_torch_threads()
         self._acks.send(frame(Kind.READY))
         return None
 
-    def _obey(self, message: Frame) -> None:
+    def _handle(self, message: Frame) -> None:
         match message.kind:
             case Kind.BEGIN:
                 self._begin = message
@@ -152,22 +152,22 @@ class Worker:
         try:
             events = [self._decoder.decode(message) for message in messages]
             if self._begin is not None:
-                self._say_begin(self._begin, events[0])
+                self._send_begin(self._begin, events[0])
                 self._begin = None
             batched = with_times(events, times) if times else events
             self._target.fn(batched if batch else events[0])
         except BaseException as error:  # a SystemExit in a handler ends nothing else
             seconds = perf_counter() - began
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.send(
                 frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
             )
             self._stopped = self._stop_on_error and not bad_events(error, len(messages))
         else:
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
-    def _say_begin(self, message: Frame, first: Event) -> None:
+    def _send_begin(self, message: Frame, first: Event) -> None:
         owner = owner_of(self._target.fn)
         if owner is not None:
             import pickle
@@ -184,7 +184,7 @@ class Worker:
         except BaseException as error:
             return pack_error(error)
         finally:
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
         return b""
 
     def _next(self) -> Frame | None:
@@ -239,7 +239,7 @@ class _Acks:
                 self._spans.append((began, seconds))
         self._news.set()
 
-    def note_untaken(self, count: int) -> None:
+    def set_unconfirmed(self, count: int) -> None:
         """Note how many of the last events the destination has not taken yet."""
         with self._lock:
             self._untaken = count
@@ -291,7 +291,7 @@ def _readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1e3))
 
 
-def _keep_torch_small() -> None:
+def _limit_torch_threads() -> None:
     """Limit torch to one thread; its default is one for each processor, which the training needs."""
     torch = sys.modules.get("torch")
     if torch is not None:
