@@ -125,7 +125,7 @@ class Plan:
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
         )(**namespace)
 
-    def _poll(self, count: int) -> tuple[int, int]:
+    def _look(self, count: int) -> tuple[int, int]:
         """Choose the events after event number `count` that are clocked (measured).
 
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is

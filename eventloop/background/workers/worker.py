@@ -191,7 +191,7 @@ class Worker:
         """Return the next command, or None at the end; acknowledge finished deliveries before waiting."""
         while not self._frames:
             if not _readable(self._commands, 0.0):
-                self._acks.tell()
+                self._acks.acknowledge()
                 while not _readable(self._commands, LOOK_SECONDS):
                     if self._orphaned():
                         return None
@@ -220,10 +220,10 @@ class _Acks:
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
         self._fd = fd
         self._orphaned = orphaned
-        self._lock = threading.RLock()  # a finalizer that runs in `_tell` may log
+        self._lock = threading.RLock()  # a finalizer that runs in `_acknowledge` may log
         self._news = threading.Event()
-        self._finished = self._told = 0  # events of finished and of acknowledged deliveries
-        self._untaken = self._untaken_told = 0
+        self._finished = self._acknowledged = 0  # events of finished and of acknowledged deliveries
+        self._untaken = self._untaken_acknowledged = 0
         self.recording = False
         self._awaited = ""
         self._took: list[float] = []
@@ -240,22 +240,22 @@ class _Acks:
         self._news.set()
 
     def set_unconfirmed(self, count: int) -> None:
-        """Note how many of the last events the destination has not taken yet."""
+        """Set how many of the last events the destination has not taken yet."""
         with self._lock:
             self._untaken = count
 
-    def tell(self) -> None:
+    def acknowledge(self) -> None:
         """Acknowledge the finished deliveries."""
         with self._lock:
-            self._tell()
+            self._acknowledge()
 
     def send(self, message: bytes, failed: int = 0) -> None:
         """Send a message, after acknowledging the finished deliveries."""
         with self._lock:
-            self._tell()
+            self._acknowledge()
             _write_all(self._fd, message)
             self._finished += failed
-            self._told += failed
+            self._acknowledged += failed
 
     def watch(self) -> None:
         """Acknowledge finished deliveries while another one runs, and end the worker if the program is gone.
@@ -267,14 +267,14 @@ class _Acks:
                 self._news.clear()
                 sleep(ACK_SECONDS)
                 with suppress(OSError):
-                    self.tell()
+                    self.acknowledge()
             if self._orphaned():
                 sleep(ORPHAN_SECONDS)
                 os._exit(1)
 
-    def _tell(self) -> None:
-        if (self._told, self._untaken_told) != (self._finished, self._untaken):
-            self._told, self._untaken_told = self._finished, self._untaken
+    def _acknowledge(self) -> None:
+        if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
+            self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
             progress = Progress(self._took, self._spans, self._untaken, self._awaited)
             self._took, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
