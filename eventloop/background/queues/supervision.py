@@ -54,9 +54,9 @@ def _move_and_wake(subscriber: Subscriber, now: float) -> None:
     if not (inbox.incoming or inbox.buffer):
         return
     behind = now - subscriber.behind_since > BEHIND_SECONDS or len(inbox.incoming) > BURST
-    if behind or not inbox.spills or subscriber.held:
+    if behind or not inbox.spills or (subscriber.runner.began and subscriber.held):
         inbox.move(own=False)
-    if not subscriber.lingers():
+    if not (subscriber.options.linger and subscriber.lingers()):
         subscriber.runner.wake()
 
 
