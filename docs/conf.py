@@ -13,7 +13,7 @@ from sphinx.application import Sphinx
 import eventloop
 from docs._generate.docstrings import to_rst
 from docs._generate.links import offer_files
-from docs._generate.references import keep_public_bases, resolve_by_public_name
+from docs._generate.references import drop_private_bases, resolve_by_public_name
 
 project = "eventloop"
 author = "the authors of eventloop"
@@ -44,5 +44,5 @@ def setup(app: Sphinx) -> None:
     """Connect the rewrites: of docstrings, before napoleon reads them, and of links and base classes."""
     app.connect("source-read", offer_files)
     app.connect("autodoc-process-docstring", to_rst, priority=100)
-    app.connect("autodoc-process-bases", keep_public_bases)
+    app.connect("autodoc-process-bases", drop_private_bases)
     app.connect("missing-reference", resolve_by_public_name)

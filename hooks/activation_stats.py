@@ -67,11 +67,11 @@ class ActivationStats(Hook):
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Subscribe to the modules' forward passes."""
 
-        def look(name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
+        def record(name: str, module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
             self._put(trainer, name, outputs)
 
         self._subscription = trainer.bus.subscribe_module(
-            look, unwrap(trainer.model), self._modules, "forward", every=self._interval
+            record, unwrap(trainer.model), self._modules, "forward", every=self._interval
         )
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:

@@ -56,9 +56,9 @@ class CallbackHook(Hook):
         name: str | None = None,
         **points: Callable[..., Any] | None,
     ) -> None:
-        self._take({point: fn for point, fn in points.items() if fn is not None}, priority, name)
+        self._set_functions({point: fn for point, fn in points.items() if fn is not None}, priority, name)
 
-    def _take(
+    def _set_functions(
         self, points: Mapping[str, Callable[..., Any]], priority: Priority | int | str, name: str | None
     ) -> None:
         if not points:
@@ -105,7 +105,7 @@ class ClosureHook(CallbackHook):
         priority: Priority | int | str = Priority.NORMAL,
         name: str | None = None,
     ) -> None:
-        self._take({fn_name: fn}, priority, name)
+        self._set_functions({fn_name: fn}, priority, name)
 
 
 def _adapted(fn: Callable[..., Any]) -> Callable[..., Any]:

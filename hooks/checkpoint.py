@@ -16,9 +16,9 @@ from eventloop.checkpoint.retention.best import Best, BestMetrics, Rule, file_pa
 from eventloop.checkpoint.retention.pending import Saves, all_failed
 from eventloop.checkpoint.retention.retention import Retention, Values
 from eventloop.checkpoint.retention.run_directory import (
-    note_another_run,
-    note_where_it_went_back,
-    note_where_to_resume,
+    add_resume_note,
+    record_rewind,
+    warn_of_other_run,
     where_to_resume,
 )
 from eventloop.checkpoint.saving.publish import PublishedFormat, Publisher
@@ -159,12 +159,12 @@ class CheckpointHook(Hook):
         self.retention = Retention(self._watched, max_keep_ckpts, keep_best)
         self._publisher = Publisher(published_keys, published_format)
         kept = {"optimizer": save_optimizer, "param_schedulers": save_param_scheduler}
-        self._left_out = [key for key, is_kept in kept.items() if not is_kept]
+        self._omitted = [key for key, is_kept in kept.items() if not is_kept]
         self._out_dir = None if out_dir is None else Path(out_dir)
         self._template = folder_template(filename_tmpl)
         self._overlap, self._when_busy = overlap, when_busy
         self.directory = Path()
-        self.can_be_resumed = not self._left_out
+        self.can_be_resumed = not self._omitted
         self._training = False
         self._resumed = False  # whether the loaded state watched the same metrics
         self._validated: list[tuple[Mapping[str, float], int]] = []  # scores of weights to save later
@@ -248,16 +248,16 @@ class CheckpointHook(Hook):
     def _inspect_directory(self, trainer: Trainer) -> None:
         found = self.retention.scan_directory(self.directory)
         resumed_here = trainer.state.resumed_from in {path.absolute() for path in found.manifests}
-        self.retention.keep_existing([path.name for path in found.manifests], bests=resumed_here)
+        self.retention.drop_missing([path.name for path in found.manifests], bests=resumed_here)
         newest = next(iter(found.newest_first()), None)
         if newest is not None and newest.absolute() == trainer.state.resumed_from:
             # so that a resumed run that is already complete does not save again
             self.retention.resumed_from(found.manifests[newest].iter)
         resumed, trainer.state.went_back_to = trainer.state.went_back_to, None
         if resumed is not None:
-            note_where_it_went_back(trainer.state.directories, resumed)
+            record_rewind(trainer.state.directories, resumed)
         if trainer.iter == 0 and trainer.state.resumed_from is None:
-            note_another_run(found, self.directory)
+            warn_of_other_run(found, self.directory)
 
     # --- when ----------------------------------------------------------------------------------------------
 
@@ -310,7 +310,7 @@ class CheckpointHook(Hook):
             self.retention.validated(metrics, iteration)
             if not self._watched:
                 continue
-            self._watched.settle(metrics)
+            self._watched.check(metrics)
             names = {metric: self._best_name(trainer, metric) for metric in self._watched.metrics}
             due, bests = decided_by_rank_0(partial(self.retention.due, metrics, names))
             if due and trainer.rank > 0:
@@ -336,7 +336,7 @@ class CheckpointHook(Hook):
         for hook in _checkpoint_hooks(trainer):  # the newest checkpoint is known when all saves are done
             hook.saves.finish(trainer)  # a save that failed is retried once
         if event.reason == ERROR and trainer.rank == 0:
-            note_where_to_resume(trainer.failure, *_usable(trainer))
+            add_resume_note(trainer.failure, *_usable(trainer))
         if at_end and decided_by_rank_0(lambda: trainer.iter != self.retention.saved_at):
             whole_epochs = bool(self._by_epoch) and trainer.batch_idx == 0
             self._save(
@@ -378,7 +378,7 @@ class CheckpointHook(Hook):
         if skips and trainer.world_size == 1:
             self.saves.skip(trainer, path)
             return
-        self.retention.set_aside_if(trainer.metrics.look_for_lost_loss)
+        self.retention.set_aside_if(trainer.metrics.check_losses)
         if best:  # the checkpoint's own state must list it as one of the best
             replaced = self.retention.begin_best(Best(score, name, best))
         else:
@@ -388,7 +388,7 @@ class CheckpointHook(Hook):
         except BaseException:
             self.retention.failed(name)
             raise
-        for key in self._left_out:
+        for key in self._omitted:
             del state[key]
         if skips:  # only now: the other ranks do not know this, and `gather` needs all ranks
             self.retention.failed(name)

@@ -50,18 +50,18 @@ class IterationTimer(IterTimerHook):
         check_bools(ignore_warmup_time=ignore_warmup_time)
         at_least("warmup_iter", warmup_iter, 0)
         self._warmup = warmup_iter if ignore_warmup_time else 0
-        self._left_out = self._counted = 0
+        self._warmed_up = self._counted = 0
         self._worked = self._began = self._excluded_at_start = 0.0
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Start the clock and the warm-up."""
-        self._left_out = 0
+        self._warmed_up = 0
         self._start(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Record the times of this iteration as metrics, unless it belongs to the warm-up."""
-        if self._left_out < self._warmup:
-            self._left_out += 1
+        if self._warmed_up < self._warmup:
+            self._warmed_up += 1
             self._start(trainer)
             return
         super().after_train_iter(trainer, event)

@@ -139,19 +139,19 @@ class LoggerHook(Hook):
         """Start the background loop, and reset the state of the last run.
 
         Otherwise the first log would start the background loop in the middle of an iteration. The callback
-        `metrics.relieve` posts metrics when too many have accumulated within an interval or a validation, and
-        at the very end of the run.
+        `metrics.post_pending` posts metrics when too many have accumulated within an interval or a
+        validation, and at the very end of the run.
         """
         self._ended_well = False
         trainer.metrics.crowded = False  # may be set by a stop that came after the logger's turn
         if self._out_dir is not None and trainer.rank == 0:
             trainer.during_run.push(partial(self._copy_logs, trainer, self._out_dir))
         self._unheard = 0
-        if self._is_heard(trainer):
+        if self._has_subscribers(trainer):
             trainer.bus.warm_up()
         if self._reducer is not None:
             self._reducer.begin_run()
-        trainer.metrics.relieve = lambda: self._post(trainer)
+        trainer.metrics.post_pending = lambda: self._post(trainer)
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
         """Log at the interval, in the last iteration, and at the end of an epoch shorter than an interval."""
@@ -180,17 +180,17 @@ class LoggerHook(Hook):
     def after_run(self, trainer: Trainer, event: AfterRun) -> None:
         """Log the metrics that were recorded since the last log, such as those of hooks at the run's end.
 
-        Metrics that are recorded after this call are posted at the end of the run, by `metrics.relieve`.
+        Metrics that are recorded after this call are posted at the end of the run, by `metrics.post_pending`.
         """
         if trainer.bus.wants(InvalidLoss):  # the background, which reads the rest too, may be later
-            trainer.metrics.look_for_lost_loss()
+            trainer.metrics.check_losses()
         if trainer.metrics.losses.lost is not self._announced:
             self._announce_lost_loss(trainer)
         self._log_rest(trainer)
         if self._reducer is not None and event.reason == ERROR:
             self._reducer.stop()
         elif self._reducer is not None:
-            self._reducer.hurry(trainer.bus.patience / 2)
+            self._reducer.limit_wait(trainer.bus.patience / 2)
         self._ended_well = event.reason != ERROR
 
     def after_val_epoch(self, trainer: Trainer, event: AfterValEpoch) -> None:
@@ -257,12 +257,12 @@ class LoggerHook(Hook):
     def _log(self, trainer: Trainer) -> None:
         for name, rate in _rates(trainer).items():
             trainer.metrics.put_scalar(name, rate, smoothing_hint=False)
-        if self._is_heard(trainer) or trainer.metrics.crowded:
+        if self._has_subscribers(trainer) or trainer.metrics.crowded:
             self._post(trainer, trainer.iter)
         else:
             self._unheard = trainer.iter + 1
 
-    def _is_heard(self, trainer: Trainer) -> bool:
+    def _has_subscribers(self, trainer: Trainer) -> bool:
         """Return whether the metrics of an interval have a use now, beyond their histories."""
         collects = self._reducer is not None or self._statistics is not None or trainer.metrics.pending_media
         return bool(collects) or trainer.bus.wants(ScalarsLogged)
@@ -274,10 +274,10 @@ class LoggerHook(Hook):
     def _post(self, trainer: Trainer, iteration: int | None = None) -> None:
         """Post the metrics since the last log to the background, reduced over ranks if all ranks log now."""
         metrics, place = trainer.metrics, trainer.place
-        packet: Packet | Reduced = (taken := metrics.collect(place, since=self._unheard))
+        packet: Packet | Reduced = (collected := metrics.collect(place, since=self._unheard))
         self._unheard = 0
         if self._reducer is not None and iteration is not None:
-            packet = self._reducer.reduce(taken, iteration)
+            packet = self._reducer.reduce(collected, iteration)
         trainer.bus.post(packet if self._statistics is None else self._statistics.wrap(packet), ScalarsLogged)
         if metrics.pending_media:
             trainer.bus.post(metrics.collect_media(place), ImageLogged, HistogramLogged)

@@ -2,22 +2,24 @@
 
     hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3, warmup="linear", warmup_iters=500)]
 
-The fields of a class are its arguments, and its formula is one of `eventloop.optim.formulas`. In a formula p
-is the epoch, or the iteration with `by_epoch=False`, and P is the number of epochs or iterations in the run.
-The last one trains with p = P - 1, as with PyTorch's schedulers. After a completed run the rate is that of p
-= P, the exact end of the schedule.
+The fields of a class are its arguments; a policy that the momentum has too is in `eventloop.optim.policies`.
+In a formula p is the epoch, or the iteration with `by_epoch=False`, and P is the number of epochs or
+iterations in the run. The last one trains with p = P - 1, as with PyTorch's schedulers. After a completed run
+the rate is that of p = P, the exact end of the schedule.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.optim import formulas
-from eventloop.optim.formulas import Formula, minimum
+from eventloop.optim import policies
 from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.policies import Formula, annealing_cos
 from eventloop.util.checks import number, positive
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class FixedLrUpdaterHook(LrUpdaterHook):
 
 
 @dataclass(eq=False, repr=False)
-class StepLrUpdaterHook(LrUpdaterHook):
+class StepLrUpdaterHook(policies.Step, LrUpdaterHook):
     """Multiply the learning rate by `gamma` every `step` epochs or at listed epochs, down to `min_lr`.
 
         hooks=[StepLrUpdaterHook(step=[16, 22], gamma=0.1)]
@@ -50,13 +52,7 @@ class StepLrUpdaterHook(LrUpdaterHook):
             or `min_lr` is below 0.
     """
 
-    step: int | Sequence[int]
-    gamma: float = 0.1
     min_lr: float | None = None
-
-    def formula(self) -> Formula:
-        """Return the formula max(base gamma^n, min_lr) after n steps."""
-        return formulas.step_decay(self.step, self.gamma, "min_lr", self.min_lr)
 
 
 @dataclass(eq=False, repr=False)
@@ -73,7 +69,8 @@ class ExpLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula base gamma^p."""
-        return formulas.exponential(self.gamma)
+        gamma = number("gamma", self.gamma, above=0)
+        return lambda base, p, total: base * gamma**p
 
 
 @dataclass(eq=False, repr=False)
@@ -91,7 +88,8 @@ class InvLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula base (1 + gamma p)^-power."""
-        return formulas.inverse(self.gamma, self.power)
+        gamma, power = number("gamma", self.gamma, above=0), number("power", self.power, above=0)
+        return lambda base, p, total: base * (1 + gamma * p) ** -power
 
 
 @dataclass(eq=False, repr=False)
@@ -111,11 +109,12 @@ class PolyLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return min_lr + (base - min_lr) (1 - p / P)^power."""
-        return formulas.polynomial(self.power, "min_lr", self.min_lr)
+        power, low = number("power", self.power, above=0), self._lowest()
+        return lambda base, p, total: low + (base - low) * (1 - p / total) ** power
 
 
 @dataclass(eq=False, repr=False)
-class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
+class CosineAnnealingLrUpdaterHook(policies.CosineAnnealing, LrUpdaterHook):
     """Lower the learning rate to a minimum along half a cosine.
 
         hooks=[CosineAnnealingLrUpdaterHook(min_lr_ratio=1e-3)]
@@ -127,18 +126,12 @@ class CosineAnnealingLrUpdaterHook(LrUpdaterHook):
         TypeError, ValueError: both minima or neither are given, or one is below 0.
     """
 
-    reaches_end = True
-
     min_lr: float | None = None
     min_lr_ratio: float | None = None
 
-    def formula(self) -> Formula:
-        """Return the formula min + (base - min) (1 + cos(pi p / P)) / 2."""
-        return formulas.cosine(minimum("min_lr", self.min_lr, self.min_lr_ratio))
-
 
 @dataclass(eq=False, repr=False)
-class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
+class LinearAnnealingLrUpdaterHook(policies.LinearAnnealing, LrUpdaterHook):
     """Lower the learning rate to a minimum along a line.
 
         hooks=[LinearAnnealingLrUpdaterHook(min_lr=0.0)]
@@ -150,14 +143,8 @@ class LinearAnnealingLrUpdaterHook(LrUpdaterHook):
         TypeError, ValueError: both minima or neither are given, or one is below 0.
     """
 
-    reaches_end = True
-
     min_lr: float | None = None
     min_lr_ratio: float | None = None
-
-    def formula(self) -> Formula:
-        """Return the formula base + (min - base) p / P."""
-        return formulas.line(minimum("min_lr", self.min_lr, self.min_lr_ratio))
 
 
 @dataclass(eq=False, repr=False)
@@ -185,7 +172,18 @@ class FlatCosineAnnealingLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula: base until s = round(start_percent P), then half a cosine from s to P."""
-        return formulas.flat_cosine(self.start_percent, minimum("min_lr", self.min_lr, self.min_lr_ratio))
+        flat, low = self.start_percent, self._lowest_or_ratio()
+        if not isinstance(flat, float):
+            raise TypeError(f"start_percent must be a float in [0, 1), got {flat!r}")
+        number("start_percent", flat, least=0, below=1)
+
+        def value(base: float, p: int, total: int) -> float:
+            start = round(total * flat)
+            if p < start:
+                return base
+            return annealing_cos(base, low(base), (p - start) / (total - start) if total > start else 1.0)
+
+        return value
 
 
 @dataclass(eq=False, repr=False)
@@ -213,12 +211,29 @@ class CosineRestartLrUpdaterHook(LrUpdaterHook):
 
     def formula(self) -> Formula:
         """Return the formula min + weight (base - min) (1 + cos(pi q)) / 2; q is 0 to 1 in each period."""
-        low = minimum("min_lr", self.min_lr, self.min_lr_ratio)
-        return formulas.restarts(self.periods, self.restart_weights, low)
+        periods, weights, low = self.periods, self.restart_weights, self._lowest_or_ratio()
+        if not isinstance(periods, list | tuple) or not periods:
+            raise TypeError(f"periods must be a list of ints, got {periods!r}")
+        for period in periods:
+            positive("each of periods", period)
+        if len(weights) != len(periods):
+            raise ValueError(
+                f"restart_weights must have one number for each of {len(periods)} periods, got {len(weights)}"
+            )
+        ends = [*accumulate(periods)]
+
+        def value(base: float, p: int, total: int) -> float:
+            if ends[-1] < total:
+                raise ValueError(f"periods are {ends[-1]} together, and the run has {total}: add periods")
+            index = min(bisect_right(ends, p), len(ends) - 1)
+            done = 1 - (ends[index] - p) / periods[index]
+            return annealing_cos(base, low(base), done, weights[index])
+
+        return value
 
 
 @dataclass(eq=False, repr=False)
-class CyclicLrUpdaterHook(LrUpdaterHook):
+class CyclicLrUpdaterHook(policies.Cyclic, LrUpdaterHook):
     """Raise the learning rate to a peak and lower it to an end value in each of several cycles.
 
         hooks=[CyclicLrUpdaterHook(target_ratio=(10.0, 1e-4), cyclic_times=3)]
@@ -237,22 +252,6 @@ class CyclicLrUpdaterHook(LrUpdaterHook):
         TypeError, ValueError: an argument is not as above, `by_epoch` is True; or, when the trainer is built,
             there are more cycles than iterations.
     """
-
-    reaches_end = True
-    counts_iterations = True
-
-    by_epoch: bool = False
-    target_ratio: float | Sequence[float] = (10.0, 1e-4)
-    cyclic_times: int = 1
-    step_ratio_up: float = 0.4
-    anneal_strategy: str = "cos"
-    gamma: float = 1.0
-
-    def formula(self) -> Formula:
-        """Return the formula of a cycle, which `eventloop.optim.formulas.cycles` defines."""
-        return formulas.cycles(
-            self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -298,10 +297,10 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
         """
         if self.total_steps is not None:
             positive("total_steps", self.total_steps)
-        formulas.check_given("max_lr", self.max_lr)
+        policies.check_given("max_lr", self.max_lr)
         up = number("div_factor", self.div_factor, above=0)
         down = number("final_div_factor", self.final_div_factor, above=0)
-        cycle = formulas.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
+        cycle = policies.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
         return lambda base, p, total: cycle(base, base * up, base / down, p, total)
 
     def max_progress(self, trainer: Trainer) -> int:
@@ -321,6 +320,6 @@ class OneCycleLrUpdaterHook(LrUpdaterHook):
 
     def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
-            rates = formulas.per_group("max_lr", self.max_lr, name, optimizer)
+            rates = policies.per_group("max_lr", self.max_lr, name, optimizer)
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["initial_lr"] = rate / self.div_factor

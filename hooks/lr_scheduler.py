@@ -41,7 +41,7 @@ class LRScheduler(ParamSchedulerHook):
 
     def __init__(
         self, optimizer: Any = None, scheduler: Any = None, by_epoch: bool = False, monitor: str = "loss"
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(by_epoch, monitor)
         self._optimizer, self._scheduler = optimizer, scheduler
         self._shown: list[tuple[str, Group]] = []
@@ -50,9 +50,12 @@ class LRScheduler(ParamSchedulerHook):
         """Subscribe so that the rate is recorded before the logger runs, and schedulers step after it."""
         super().attach(bus)
         bus.subscribe(
-            self._put_lr, AfterTrainIter, priority=BEFORE_THE_LOGGER, name=f"{type(self).__name__}.put_lr",
+            self._put_lr,
+            AfterTrainIter,
+            priority=BEFORE_THE_LOGGER,
+            name=f"{type(self).__name__}.put_lr",
             budget_us=self.budget_us,
-        )  # fmt: skip
+        )
 
     def check(self, trainer: Trainer) -> None:
         """Add the scheduler to the trainer's, and refuse schedulers that would never be stepped.

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from eventloop.events import COMPLETED, AfterTrain, BeforeRun, BeforeTrainEpoch, BeforeTrainIter
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
-from eventloop.optim.formulas import Formula
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import (
     Group,
@@ -18,6 +17,7 @@ from eventloop.optim.param_groups import (
     read_value,
     write_value,
 )
+from eventloop.optim.policies import Policy
 from eventloop.optim.schedulers import build_schedulers
 from eventloop.util.checks import check_bools, check_choice, number, positive
 
@@ -27,27 +27,35 @@ if TYPE_CHECKING:
 WARMUPS = ("constant", "linear", "exp")
 
 
-@dataclass(eq=False, repr=False, kw_only=True)
-class ParamUpdaterHook(Hook):
+@dataclass(init=False, eq=False, repr=False, kw_only=True)
+class ParamUpdaterHook(Policy, Hook):
     """Set one value of every param group from its initial value and the counters of the run.
 
     This is the base class of `LrUpdaterHook` and `MomentumUpdaterHook`. The dataclass fields of a subclass
     are its arguments.
     """
 
-    param_name: ClassVar[str] = "lr"
     getter: ClassVar[str] = "get_lr"
     """The method with which a subclass computes the value."""
-    reaches_end: ClassVar[bool] = False
-    """True if the policy depends on the run's length; a completed run then sets the policy's final value."""
-    counts_iterations: ClassVar[bool] = False
-    """True for a policy that refuses `by_epoch=True`."""
 
     by_epoch: bool = True
     warmup: str | None = None
     warmup_iters: int = 0
     warmup_ratio: float = 0.1
     warmup_by_epoch: bool = False
+
+    # the constructor of a subclass that is no dataclass, in which these arguments may be given by position
+    def __init__(
+        self,
+        by_epoch: bool = True,
+        warmup: str | None = None,
+        warmup_iters: int = 0,
+        warmup_ratio: float = 0.1,
+        warmup_by_epoch: bool = False,
+    ) -> None:
+        self.by_epoch, self.warmup, self.warmup_iters = by_epoch, warmup, warmup_iters
+        self.warmup_ratio, self.warmup_by_epoch = warmup_ratio, warmup_by_epoch
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         """Check the arguments, and make the formula; refuse a class with neither a formula nor the getter."""
@@ -70,10 +78,6 @@ class ParamUpdaterHook(Hook):
                 f"{type(self).__name__} has no {self.getter}(trainer, base_{self.param_name}): define it, or "
                 "use a subclass that does"
             )
-
-    def formula(self) -> Formula | None:
-        """Check the policy's arguments and return its formula; None if the class computes values itself."""
-        return None
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of the policy: all its public attributes, those of your subclass included."""
@@ -167,7 +171,8 @@ class ParamUpdaterHook(Hook):
 
     def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
         """Return the policy's value for a param group, before the warm-up is applied."""
-        raise NotImplementedError
+        value: float = getattr(self, self.getter)(trainer, group[self._initial_name])
+        return value
 
     def _apply_warmup(self, value: float, factor: float) -> float:
         """Apply a warm-up factor, in (0, 1], to a value."""
@@ -271,19 +276,6 @@ class LrUpdaterHook(ParamUpdaterHook):
     priority = Priority.VERY_HIGH
     owns = "the learning rate or momentum of each iteration"
 
-    def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
-        warmup_ratio: float = 0.1,
-        warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
-            warmup_by_epoch=warmup_by_epoch,
-        )  # fmt: skip
-
     def get_lr(self, trainer: Trainer, base_lr: float) -> float:
         """Return the rate of a group whose initial rate is `base_lr`, without warm-up."""
         return self.from_formula(trainer, base_lr)
-
-    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
-        return self.get_lr(trainer, group["initial_lr"])

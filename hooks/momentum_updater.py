@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from eventloop.events.priority import Priority
 from eventloop.hooks.lr_updater import ParamUpdaterHook
-from eventloop.optim import formulas
-from eventloop.optim.formulas import Formula, minimum
+from eventloop.optim import policies
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import Group, groups_of, initial_value, write_value
+from eventloop.optim.policies import Formula
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer
@@ -47,14 +47,14 @@ class MomentumUpdaterHook(ParamUpdaterHook):
     warmup_ratio: float = 0.9
 
     def __init__(
-        self, by_epoch: bool = True, warmup: str | None = None, warmup_iters: int = 0,
+        self,
+        by_epoch: bool = True,
+        warmup: str | None = None,
+        warmup_iters: int = 0,
         warmup_ratio: float = 0.9,
         warmup_by_epoch: bool = False,
-    ) -> None:  # fmt: skip
-        super().__init__(
-            by_epoch=by_epoch, warmup=warmup, warmup_iters=warmup_iters, warmup_ratio=warmup_ratio,
-            warmup_by_epoch=warmup_by_epoch,
-        )  # fmt: skip
+    ) -> None:
+        super().__init__(by_epoch, warmup, warmup_iters, warmup_ratio, warmup_by_epoch)
 
     def check(self, trainer: Trainer) -> None:
         """Refuse a trainer that the hook cannot serve, and warn if the warm-up has a momentum of 1 or more.
@@ -82,15 +82,12 @@ class MomentumUpdaterHook(ParamUpdaterHook):
         """Return the momentum of a group whose initial momentum is `base_momentum`, without warm-up."""
         return self.from_formula(trainer, base_momentum)
 
-    def _value_without_warmup(self, trainer: Trainer, group: Group) -> float:
-        return self.get_momentum(trainer, group["initial_momentum"])
-
     def _apply_warmup(self, value: float, factor: float) -> float:
         return value / factor
 
 
 @dataclass(eq=False, repr=False)
-class StepMomentumUpdaterHook(MomentumUpdaterHook):
+class StepMomentumUpdaterHook(policies.Step, MomentumUpdaterHook):
     """Multiply the momentum by `gamma` every `step` epochs or at listed epochs, down to `min_momentum`.
 
         hooks=[StepMomentumUpdaterHook(step=[16, 22], gamma=0.9)]
@@ -101,17 +98,12 @@ class StepMomentumUpdaterHook(MomentumUpdaterHook):
         TypeError, ValueError: see `StepLrUpdaterHook`.
     """
 
-    step: int | Sequence[int]
     gamma: float = 0.5
     min_momentum: float | None = None
 
-    def formula(self) -> Formula:
-        """Return the formula max(base gamma^n, min_momentum) after n steps."""
-        return formulas.step_decay(self.step, self.gamma, "min_momentum", self.min_momentum)
-
 
 @dataclass(eq=False, repr=False)
-class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
+class CosineAnnealingMomentumUpdaterHook(policies.CosineAnnealing, MomentumUpdaterHook):
     """Lower the momentum to a minimum along half a cosine.
 
         hooks=[CosineAnnealingMomentumUpdaterHook(min_momentum=0.85)]
@@ -124,41 +116,25 @@ class CosineAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
         TypeError, ValueError: both minima or neither are given, or one is below 0.
     """
 
-    reaches_end = True
-
     min_momentum: float | None = None
     min_momentum_ratio: float | None = None
 
-    def formula(self) -> Formula:
-        """Return the formula min + (base - min) (1 + cos(pi p / P)) / 2."""
-        return formulas.cosine(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
-
 
 @dataclass(eq=False, repr=False)
-class LinearAnnealingMomentumUpdaterHook(MomentumUpdaterHook):
+class LinearAnnealingMomentumUpdaterHook(policies.LinearAnnealing, MomentumUpdaterHook):
     """Lower the momentum to a minimum along a line.
 
         hooks=[LinearAnnealingMomentumUpdaterHook(min_momentum_ratio=0.9)]
 
-    Args:
-        min_momentum, min_momentum_ratio: see `CosineAnnealingMomentumUpdaterHook`.
-
-    Raises:
-        TypeError, ValueError: both minima or neither are given, or one is below 0.
+    The arguments and their errors are those of `CosineAnnealingMomentumUpdaterHook`.
     """
-
-    reaches_end = True
 
     min_momentum: float | None = None
     min_momentum_ratio: float | None = None
 
-    def formula(self) -> Formula:
-        """Return the formula base + (min - base) p / P."""
-        return formulas.line(minimum("min_momentum", self.min_momentum, self.min_momentum_ratio))
-
 
 @dataclass(eq=False, repr=False)
-class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
+class CyclicMomentumUpdaterHook(policies.Cyclic, MomentumUpdaterHook):
     """Lower the momentum while `CyclicLrUpdaterHook` raises the rate, and the other way round.
 
         hooks=[CyclicLrUpdaterHook(cyclic_times=3), CyclicMomentumUpdaterHook(cyclic_times=3)]
@@ -171,21 +147,7 @@ class CyclicMomentumUpdaterHook(MomentumUpdaterHook):
         TypeError, ValueError: see `CyclicLrUpdaterHook`.
     """
 
-    reaches_end = True
-    counts_iterations = True
-
-    by_epoch: bool = False
     target_ratio: float | Sequence[float] = (0.85 / 0.95, 1.0)
-    cyclic_times: int = 1
-    step_ratio_up: float = 0.4
-    anneal_strategy: str = "cos"
-    gamma: float = 1.0
-
-    def formula(self) -> Formula:
-        """Return the formula of a cycle, which `eventloop.optim.formulas.cycles` defines."""
-        return formulas.cycles(
-            self.target_ratio, self.cyclic_times, self.step_ratio_up, self.anneal_strategy, self.gamma
-        )
 
 
 @dataclass(eq=False, repr=False)
@@ -225,15 +187,15 @@ class OneCycleMomentumUpdaterHook(MomentumUpdaterHook):
         The formula applies only to param groups that are added during the run. For all others
         `_value_without_warmup` computes the momentum of the cycle.
         """
-        formulas.check_given("base_momentum", self.base_momentum)
-        formulas.check_given("max_momentum", self.max_momentum)
-        self._cycle = formulas.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
+        policies.check_given("base_momentum", self.base_momentum)
+        policies.check_given("max_momentum", self.max_momentum)
+        self._cycle = policies.one_cycle(self.pct_start, self.anneal_strategy, three_phase=self.three_phase)
         return lambda base, p, total: base
 
     def _set_initial_values(self, trainer: Trainer) -> None:
         for name, optimizer in named_optimizers(trainer.optimizer).items():
-            lows = formulas.per_group("base_momentum", self.base_momentum, name, optimizer)
-            highs = formulas.per_group("max_momentum", self.max_momentum, name, optimizer)
+            lows = policies.per_group("base_momentum", self.base_momentum, name, optimizer)
+            highs = policies.per_group("max_momentum", self.max_momentum, name, optimizer)
             for group, low, high in zip(optimizer.param_groups, lows, highs, strict=True):
                 group["base_momentum"], group["max_momentum"] = low, high
                 write_value(group, "momentum", high)

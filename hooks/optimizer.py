@@ -2,32 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from eventloop.costs.step_clock import BACKWARD_BEGINS, BACKWARD_ENDS, OPTIMIZER_ENDS
-from eventloop.events import AfterBackward, AfterOptimizerStep, AfterTrainIter, BeforeOptimizerStep, Event
+from eventloop.events import (
+    COMPLETED,
+    AfterBackward,
+    AfterOptimizerStep,
+    AfterTrain,
+    AfterTrainEpoch,
+    AfterTrainIter,
+    BeforeOptimizerStep,
+    BeforeRun,
+    BeforeSaveCheckpoint,
+    BeforeTrain,
+    BeforeTrainIter,
+    Event,
+    OptimizerStepSkipped,
+)
 from eventloop.events.priority import Priority
-from eventloop.hooks.hook import Hook
+from eventloop.hooks.hook import Hook, on
 from eventloop.migration.names import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
 from eventloop.optim.clipping import GradClip
 from eventloop.optim.optimizers import named_optimizers, named_values
-from eventloop.util.checks import check_bools
+from eventloop.state.schema import read_as
+from eventloop.training.accumulation import Accumulation, SavedWindow
+from eventloop.training.mixed_precision import LossScale, MixedPrecision
+from eventloop.training.outputs import detached, explain_freed_graph, loss_of
+from eventloop.util.checks import check_bools, positive
 
 if TYPE_CHECKING:
+    from eventloop.bus import Bus
     from eventloop.training.trainer import Trainer
 
 
-StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
+logger = logging.getLogger("eventloop")
 
-_STEPS_ITSELF = (
-    "A train_step or loop that calls backward() and step() itself needs default_hooks=dict(optimizer=None)"
-)
+StepEvent = AfterBackward | BeforeOptimizerStep | AfterOptimizerStep
 
 
 class OptimizerHook(Hook):
@@ -47,16 +67,21 @@ class OptimizerHook(Hook):
     per optimizer, or steps in turn, write a `train_step` that makes the steps, and pass
     `default_hooks=dict(optimizer=None)`.
 
+    With `cumulative_iters` the hook works like `GradientCumulativeOptimizerHook`, and with `dtype` or
+    `loss_scale` like `AmpOptimizerHook`; those two have the same options in another order.
+
     Args:
         grad_clip: keyword arguments of `torch.nn.utils.clip_grad_norm_` or, with type="value", of
             `clip_grad_value_`; applied to all parameters of an optimizer together, in the model's order.
             Parameters that no optimizer has are neither clipped nor in the norm.
         detect_anomalous_params: log the trainable parameters that the loss does not reach, in the first
             iteration and whenever the set changes. This walks the graph in every iteration, which is slow.
+        cumulative_iters: iterations per optimizer step; without it each iteration has a step.
+        loss_scale, dtype: see `AmpOptimizerHook`; without them the model is trained in its own types.
 
     Raises:
-        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or
-            `detect_anomalous_params` is not a bool.
+        TypeError, ValueError: `grad_clip` has an unknown type or argument, or lacks its bound; or another
+            option is of the wrong type, unknown or out of range.
     """
 
     priority = Priority.HIGH
@@ -65,26 +90,92 @@ class OptimizerHook(Hook):
 
     @knowing_others
     def __init__(
-        self, grad_clip: Mapping[str, Any] | None = None, detect_anomalous_params: bool = False
+        self,
+        grad_clip: Mapping[str, Any] | None = None,
+        detect_anomalous_params: bool = False,
+        *,
+        cumulative_iters: int | None = None,
+        loss_scale: LossScale | None = None,
+        dtype: str | torch.dtype | None = None,
     ) -> None:
         check_bools(detect_anomalous_params=detect_anomalous_params)
         self._clip = None if grad_clip is None else GradClip(grad_clip)
+        if cumulative_iters is not None:
+            positive("cumulative_iters", cumulative_iters)
+        self._cumulative_iters = cumulative_iters or 1
+        plain = loss_scale is None and dtype is None
+        self._precision = None if plain else MixedPrecision(loss_scale, dtype)
+        self._window = None if plain and cumulative_iters is None else Accumulation(self._cumulative_iters)
         self._places: dict[Tensor, int] = {}  # of the model's parameters, for the order of the norm
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._other_seconds = 0.0  # seconds that other handlers took within this hook's call
-        self._count = 0
-        """Iterations whose gradients wait for the step, within a window of several iterations."""
         self._given: Any = None
         self._optimizers: list[torch.optim.Optimizer] = []
         self._wanted: Mapping[type[Event], bool] = {}
 
+    @property
+    def stateful(self) -> bool:
+        """True when the hook accumulates gradients or scales losses, or a subclass has a state."""
+        return self._window is not None or type(self).state_dict is not OptimizerHook.state_dict
+
     def check(self, trainer: Trainer) -> None:
-        """Set `trainer.steps_in_hook`, because this hook steps the optimizer, not the train step."""
+        """Set `trainer.steps_in_hook`, because this hook steps the optimizer, not the train step.
+
+        With accumulation it warns of BatchNorm layers, and stores the optimizers, which the gradients of a
+        checkpoint need. In mixed precision it makes the `GradScaler`, which a checkpoint's state needs.
+
+        Raises:
+            RuntimeError: the device does not support autocast to the type.
+        """
         trainer.steps_in_hook = True
         self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
+        if self._window is not None:
+            self._window.model, self._window.loss_fn = trainer.model, trainer.loss_fn
+            if trainer.optimizer is not None:
+                self._set_optimizers(trainer.optimizer)
+            modules = trainer.model.modules()
+            if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
+                warnings.warn(
+                    f"cumulative_iters={self._cumulative_iters} makes the gradients those of larger batches, "
+                    "but the statistics of BatchNorm remain those of each batch",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        if self._precision is not None:
+            self._precision.prepare(trainer.model)
+            trainer.autocast = self._precision.autocast
+
+    def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
+        """Yield the methods with their events; the default hook is called once in an iteration."""
+        for method, events in super()._subscriptions(bus):
+            own = getattr(OptimizerHook, method.__name__, None) is getattr(method, "__func__", None)
+            if self._window is not None or not own or method.__name__ == "after_train_iter":
+                yield method, events
+
+    # --- before the forward pass ---------------------------------------------------------------------------
+
+    def before_run(self, trainer: Trainer, event: BeforeRun) -> None:
+        """Choose the autocast type and the `GradScaler` again if the model was moved to another device."""
+        if self._precision is not None:
+            self._precision.prepare(trainer.model)
+
+    def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
+        """Find the modules that FSDP2 shards, and store a checkpoint's gradients in the parameters."""
+        if self._window is not None:
+            self._window.open(trainer.model)
+
+    @on(priority=Priority.LOWEST)
+    def before_train_iter(self, trainer: Trainer, event: BeforeTrainIter) -> None:
+        """Suspend the exchange of gradients in an iteration without a step, and enter autocast."""
+        if self._window is not None:
+            self._window.suspend_exchange(trainer)
+        if self._precision is not None:
+            self._precision.begin_forward()
+
+    # --- backward and the step -----------------------------------------------------------------------------
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
-        """Run backward, clip the gradients and step the optimizers.
+        """Run backward, clip the gradients and step the optimizers; or add the gradients to the window's.
 
         Raises:
             TypeError: `trainer.outputs` holds no loss tensor.
@@ -94,32 +185,109 @@ class OptimizerHook(Hook):
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
             self._set_optimizers(trainer.optimizer)
-        loss = loss_of(trainer.outputs)
-        for optimizer in self._optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        loss, window = loss_of(trainer.outputs), self._window
+        if window is None or not window.count:
+            if window is not None:
+                window.divisor = window.length(trainer)
+            for optimizer in self._optimizers:
+                optimizer.zero_grad(set_to_none=True)
         if self._anomalous is not None:
-            self._anomalous.look(loss, trainer.model)
+            self._anomalous.check(loss, trainer.model)
         self._other_seconds = 0.0
         backward = perf_counter() - clock.excluded
         if device is not None:
             device.mark(BACKWARD_BEGINS)
         try:
-            loss.backward()
+            if window is None:
+                loss.backward()
+            else:
+                window.backward(loss, self._precision)
         except RuntimeError as error:
             explain_freed_graph(error)
             raise
         clock.backward = perf_counter() - clock.excluded - backward
         if device is not None:
             device.mark(BACKWARD_ENDS)
+        steps = window is None or window.ends(trainer)
         if self._wanted[AfterBackward]:
             self._announce(trainer, AfterBackward)
-        self._step(trainer)
+        if steps:
+            self._step(trainer)
         if device is not None:
             device.mark(OPTIMIZER_ENDS)
         trainer.outputs = detached(trainer.outputs)
         clock.optimizer = perf_counter() - clock.excluded - began - clock.backward - self._other_seconds
 
+    def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
+        """Step with the accumulated gradients when the last epoch ended within a window."""
+        window = self._window
+        if window is None:
+            return
+        if self._precision is not None:
+            self._precision.end_forward()  # still open after a failed forward pass, or a skipped batch
+        window.resume_exchange()
+        if window.count and event.reason == COMPLETED and self.is_last_train_epoch(trainer):
+            if window.count < window.divisor:
+                if window.postpones_reduction(trainer):
+                    return  # FSDP2 reduces gradients only in the backward of the window's last iteration
+                window.rescale(trainer.model)
+            self._step(trainer)
+
+    def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
+        """Warn if accumulated gradients are left without a step."""
+        window = self._window
+        if window is not None and window.count:
+            keeper = (
+                "FSDP2 keeps them on each rank, and only another train() of this trainer uses them"
+                if window.postpones_reduction(trainer)
+                else "a checkpoint saved now holds them, and a run resumed from it uses them"
+            )
+            left = f"the gradients of {window.count} iterations accumulated and not yet in a step"
+            logger.warning("training ended (%s) with %s; %s", event.reason, left, keeper)
+
     def _step(self, trainer: Trainer) -> None:
+        """Step with the gradients, unless losses are scaled and a gradient is not finite.
+
+        Raises:
+            RuntimeError: losses are scaled, and no parameter has a gradient.
+        """
+        precision, window = self._precision, self._window
+        if precision is None or window is None or precision.scaler is None:
+            self._clip_and_step(trainer)
+            return
+        found_inf = precision.unscale(precision.scaler, self._optimizers)
+        if found_inf is None:
+            window.count = 0
+            raise RuntimeError(
+                "backward left no gradient for any parameter of the optimizer, so there is nothing to step: "
+                "compute the loss with the model whose parameters were passed to the optimizer"
+            )
+        try:
+            if precision.scaling == "dynamic":
+                trainer.metrics.put_scalar("loss_scale", precision.scaler.scale(torch.ones_like(found_inf)))
+            # the step's only wait for the device; GradScaler.step would wait after clipping and return no
+            # result. The gradients are unscaled by now, so finite ones only need optimizer.step()
+            if found_inf.item():
+                self._skip_step(trainer, window)
+            else:
+                self._clip_and_step(trainer)
+        finally:
+            if window.count:  # an error prevented the step, which is retried later, with scaled gradients
+                gradients = [each.grad for each in window.parameters() if each.grad is not None]
+                torch._foreach_mul_(gradients, precision.scaler.get_scale())
+                precision.scaler.update(precision.scaler.get_scale())
+            else:
+                precision.update(precision.scaler)
+
+    def _skip_step(self, trainer: Trainer, window: Accumulation) -> None:
+        window.count = 0
+        trainer.within = trainer.within or "iter"
+        window.allow_schedulers()
+        began = perf_counter()
+        trainer.announce(OptimizerStepSkipped, reason="non-finite gradients")
+        self._other_seconds += perf_counter() - began
+
+    def _clip_and_step(self, trainer: Trainer) -> None:
         """Clip the gradients and step; after an error before the step, only the step is repeated."""
         if self._clip is not None:
             self._clip_gradients(trainer)
@@ -132,7 +300,8 @@ class OptimizerHook(Hook):
                 copying.before_step(optimizer)
             optimizer.step()
             # set even if a later optimizer's step fails: this step is not made twice
-            self._count = 0
+            if self._window is not None:
+                self._window.count = 0
             trainer.within = trainer.within or "iter"  # "epoch" for the step at the end of an epoch
         if wanted[AfterOptimizerStep]:
             self._announce(trainer, AfterOptimizerStep)
@@ -149,8 +318,51 @@ class OptimizerHook(Hook):
         self._other_seconds += perf_counter() - clock.excluded - began
 
     def settings(self) -> dict[str, Any]:
-        """Return how gradients are clipped, and the iterations per step."""
-        return {"grad_clip": None if self._clip is None else self._clip.options, "cumulative_iters": 1}
+        """Return the options of clipping, accumulation and loss scaling."""
+        clip = None if self._clip is None else self._clip.options
+        own = {"grad_clip": clip, "cumulative_iters": self._cumulative_iters}
+        return own if self._precision is None else {**own, **self._precision.settings()}
+
+    # --- saving and resuming -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the unfinished window with its gradients, and in mixed precision the scaler's state."""
+        if self._window is None:
+            return {}
+        if self._precision is None:
+            return self._window.state("none")
+        return {**self._window.state(self._precision.scaling), "scaler": self._precision.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load the saved gradients of an unfinished window, and a saved loss scale.
+
+        Raises:
+            CheckpointError: `state` does not have the fields of this hook's state.
+            ValueError: the losses were scaled in another way, or the gradients do not fit the trainer's
+                parameters.
+        """
+        if self._window is None:
+            return
+        name, precision = type(self).__name__, self._precision
+        saved = read_as(SavedWindow, state, f"{name} cannot take its state")
+        scaling = "none" if precision is None else precision.scaling
+        if saved.loss_scaling != scaling:
+            raise ValueError(
+                f"the checkpoint's run had loss scaling {saved.loss_scaling!r}, this hook has "
+                f"{scaling!r}: give the hook the loss_scale and dtype of that run, or load only "
+                "the weights, with load_checkpoint"
+            )
+        self._window = self._window.loaded(saved)
+        if precision is not None:
+            precision.load(state, name)
+
+    @on(priority=Priority.HIGHEST)
+    def before_save_checkpoint(self, trainer: Trainer, event: BeforeSaveCheckpoint) -> None:
+        """Save an unfinished window's gradients as means over ranks, so that all ranks can resume."""
+        window = self._window
+        means = window.means(trainer.model) if window is not None and window.count else None
+        if means is not None and trainer.checkpoint is not None:
+            trainer.checkpoint["hooks"][self.name]["gradients"] = means
 
     def _set_optimizers(self, given: Any) -> None:
         """Store the trainer's optimizers, one or several, as a list."""
@@ -160,6 +372,8 @@ class OptimizerHook(Hook):
                 "the optimizer hook has no optimizer to step: pass optimizer=... to the Trainer"
             )
         self._given = given
+        if self._window is not None:
+            self._window.use(given, self._optimizers)
 
     def _clip_gradients(self, trainer: Trainer) -> None:
         assert self._clip is not None
@@ -169,52 +383,3 @@ class OptimizerHook(Hook):
             norm = self._clip(optimizer, self._places)
             if norm is not None:
                 trainer.metrics.put_scalar(name, norm)
-
-
-def loss_of(outputs: Any) -> torch.Tensor:
-    """Return the loss tensor of a train step, ready for backward.
-
-    Raises:
-        TypeError: `outputs` is not a mapping with a "loss" tensor of one element.
-        RuntimeError: the loss needs no grad.
-    """
-    loss = outputs.get("loss") if type(outputs) is dict or isinstance(outputs, Mapping) else None
-    if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-        if isinstance(loss, torch.Tensor):
-            got = f"a loss of shape {tuple(loss.shape)}: take its mean()"
-        else:
-            got = f"{outputs!r}{f'. {_STEPS_ITSELF}' if isinstance(loss, int | float) else ''}"
-        raise TypeError(
-            "expected trainer.outputs to be a mapping with a 'loss' tensor of one element, set in this "
-            f"iteration; got {got}"
-        )
-    if not loss.requires_grad:
-        raise RuntimeError(
-            "the loss needs no grad, so backward would train nothing: was it computed under torch.no_grad(), "
-            f"detached, or are all parameters frozen? {_STEPS_ITSELF}"
-        )
-    return loss
-
-
-def explain_freed_graph(error: RuntimeError) -> None:
-    """Add the cause and the remedy to PyTorch's error about a second backward through one graph."""
-    if "backward through the graph a second time" in str(error):
-        error.add_note(
-            f"The optimizer hook calls backward() on trainer.outputs['loss']. {_STEPS_ITSELF}. Call detach() "
-            "on a tensor that is kept from an earlier iteration, such as a recurrent state."
-        )
-
-
-def detached(outputs: Any) -> Any:
-    """Return a copy of a dict with its tensors detached from their graph; return other objects unchanged.
-
-    A mapping of another class is returned unchanged, because a copy as a dict would lose its attributes.
-    """
-    if type(outputs) is not dict:
-        return outputs
-    kept = outputs.copy()
-    for name, value in outputs.items():
-        # the exact type first: `isinstance` runs a metaclass's check, which is slower
-        if (type(value) is Tensor or isinstance(value, Tensor)) and value.requires_grad:
-            kept[name] = value.detach()
-    return kept

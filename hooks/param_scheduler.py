@@ -23,7 +23,6 @@ from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook
 from eventloop.optim.foreign_schedulers import refuse_needed_arguments
 from eventloop.optim.horizons import mistaken_unit
-from eventloop.optim.lean_step import stepper
 from eventloop.optim.optimizers import each_optimizer
 from eventloop.optim.schedulers import build_schedulers, check_windows
 from eventloop.optim.windows import PlateauWindow
@@ -128,8 +127,7 @@ class ParamSchedulerHook(Hook):
         self._plateaus = [s for s in trainer.schedulers if _uses_metric(s)]
         others = [s for s in trainer.schedulers if not isinstance(s, ReduceLROnPlateau)]
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
-        each_iter = [s for s in others if s not in self._each_epoch]
-        self._each_iter = [stepper(s) for s in each_iter]
+        self._each_iter = [s.step for s in others if s not in self._each_epoch]
         # max_iters is None for a loader without a length, and for a hand-written loop
         if trainer.max_iters is None and not self._warned and (said := self._unit_warnings(trainer)):
             self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class PeriodicWriter(LoggerHook):
-    """Feed writers every `period` iterations of the run, in the last iteration, and at the end of the run.
+    """Write every `period` iterations of the run, in the last iteration, and at the end of the run.
 
         Trainer(..., hooks=[PeriodicWriter([JSONLWriter(), TensorBoardWriter()], period=20)])
 

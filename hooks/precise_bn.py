@@ -10,10 +10,10 @@ import msgspec
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from eventloop.checkpoint.weights import keep_modes, unwrap
+from eventloop.checkpoint.weights import save_modes, unwrap
 from eventloop.data.loader_info import refuse_samples
 from eventloop.data.side_pass import position_of
-from eventloop.evaluation.evaluation import keep_fields
+from eventloop.evaluation.evaluation import save_fields
 from eventloop.events import COMPLETED, AfterTrainEpoch, AfterTrainIter, BeforeTrain, BeforeTrainEpoch
 from eventloop.hooks.hook import Hook
 from eventloop.migration.names import knowing_others
@@ -132,7 +132,7 @@ class PreciseBN(Hook):
             return
         undo = Undo()
         with undo, undo:
-            keep_modes(undo, unwrap(trainer.model))
+            save_modes(undo, unwrap(trainer.model))
             _set_training_modes(trainer, self._missed)
             self.update_stats(trainer)
 
@@ -185,7 +185,7 @@ class PreciseBN(Hook):
         undo = Undo()
         undo.attributes(trainer.clock.waits, "place")
         with undo, undo, trainer.clock.excluding():
-            keep_fields(undo, trainer)
+            save_fields(undo, trainer)
             # DistributedDataParallel's collectives would wait for ranks with more batches
             trainer.model = unwrap(trainer.model)
             ran = update_bn_stats(

@@ -100,4 +100,4 @@ class PreemptionHook(Hook):
             )
         here = [getattr(signal, name) for name in self._signals if hasattr(signal, name)]
         hint = HINT if trainer.rank == 0 else ""
-        trainer.during_run.enter_context(StopSignals(trainer, here, hint=hint, exits=True))
+        StopSignals(trainer, here, hint=hint, exits=True).install_until(trainer.during_run)

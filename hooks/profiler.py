@@ -114,7 +114,7 @@ class ProfilerHook(Hook):
         self._profile: profile | None = None
         self._advance: Callable[[], None] | None = None
         self._done = False
-        self._total = self._left = self._traces = 0
+        self._total = self._remaining = self._traces = 0
 
     def check(self, trainer: Trainer) -> None:
         """Choose the unit, and refuse a profile that would be empty or would not end.
@@ -153,7 +153,7 @@ class ProfilerHook(Hook):
             ready = partial(self._trace_ready, trainer)
         profiler = self._profile = profile(on_trace_ready=ready, **self._options)
         self._advance = self._step_of(profiler)
-        self._total = self._left = 0 if self._by_epoch else self._times
+        self._total = self._remaining = 0 if self._by_epoch else self._times
         profiler.__enter__()
 
     def after_train_iter(self, trainer: Trainer, event: AfterTrainIter) -> None:
@@ -162,9 +162,9 @@ class ProfilerHook(Hook):
             return
         if not self._total:
             # the length is known now; -1 never counts down to 0, so the end of the epoch stops the profiler
-            self._total = self._left = trainer.position.length or -1
-        self._left -= 1
-        if not self._left:
+            self._total = self._remaining = trainer.position.length or -1
+        self._remaining -= 1
+        if not self._remaining:
             # a step beyond the last would begin another, empty trace of the schedule
             if not self._by_epoch:
                 self._end()
@@ -173,7 +173,7 @@ class ProfilerHook(Hook):
                 self._advance()
             except BaseException:
                 # stopping a profiler whose step raised ends the process with a segmentation fault in torch
-                self._forget_profile()
+                self._drop_profile()
                 raise
 
     def after_train_epoch(self, trainer: Trainer, event: AfterTrainEpoch) -> None:
@@ -201,11 +201,11 @@ class ProfilerHook(Hook):
             return
         if self._advance is None:
             # the last iteration makes no step, nor does an epoch without an iteration
-            profiler.step_num = max(0, self._total - self._left - (not self._left))
-        self._forget_profile()
+            profiler.step_num = max(0, self._total - self._remaining - (not self._remaining))
+        self._drop_profile()
         profiler.__exit__(None, None, None)
 
-    def _forget_profile(self) -> None:
+    def _drop_profile(self) -> None:
         self._profile, self._advance, self._done = None, None, True
 
     def _trace_ready(self, trainer: Trainer, profiler: profile) -> None:

@@ -49,7 +49,7 @@ class RuntimeInfoHook(Hook):
         check_bools(model_summary=model_summary)
         self._info = dict(info or {})
         self._model_summary = model_summary
-        self._looked = False  # whether the outputs of an iteration were looked at
+        self._checked = False  # whether the outputs of an iteration were checked
         if model_summary:
             import_torchinfo()
 
@@ -89,16 +89,16 @@ class RuntimeInfoHook(Hook):
         outputs = trainer.outputs
         # for other types the optimizer hook raises an error
         if type(outputs) is dict or isinstance(outputs, Mapping):
-            if not self._looked:
-                self._look(outputs)
+            if not self._checked:
+                self._warn_unlogged(outputs)
             outputs = with_log_vars(outputs) if "log_vars" in outputs else outputs
             if taken := trainer.logged_by_host:
                 outputs = {f"outputs/{k}" if k in taken else k: value for k, value in outputs.items()}
             trainer.metrics.put_numbers(outputs)
 
-    def _look(self, outputs: Mapping[str, Any]) -> None:
+    def _warn_unlogged(self, outputs: Mapping[str, Any]) -> None:
         """Warn, in the first iteration, of numbers in mappings within the outputs."""
-        self._looked = True
+        self._checked = True
         if names := unlogged(outputs):
             logger.warning(
                 "the train step returned %s as mappings of numbers, which are not logged: return the numbers "

@@ -84,7 +84,7 @@ class ThroughputHook(Hook):
         self._reset()
 
     def _reset(self) -> None:
-        self._left_out = self._iterations = 0
+        self._excluded = self._iterations = 0
         self._began = 0.0
         self._totals: dict[str, Number] = dict.fromkeys(self._counts, 0)
         self._flops, self._peak = 0, self._given_peak
@@ -99,11 +99,11 @@ class ThroughputHook(Hook):
         """Discard the counts of an earlier training, and make sure that the counting of FLOPs ends."""
         self._reset()
         if self._wants_flops:
-            trainer.during_run.callback(self._leave_counter)
+            trainer.during_run.callback(self._exit_counter)
 
     def begin_flops(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Begin to count FLOPs, in the first iteration of a training."""
-        if not self._left_out and self._counter is None:
+        if not self._excluded and self._counter is None:
             self._counter = FlopCounter()
             self._counter.__enter__()
 
@@ -114,9 +114,9 @@ class ThroughputHook(Hook):
             TypeError: a function of `count` returned something other than one number.
         """
         if self._counter is not None:
-            self._take_flops(trainer, self._counter)
-        if self._left_out < WARM_UP:
-            self._left_out += 1
+            self._store_flops(trainer, self._counter)
+        if self._excluded < WARM_UP:
+            self._excluded += 1
             self._began = trainer.clock.now()
             return
         self._iterations += 1
@@ -141,9 +141,9 @@ class ThroughputHook(Hook):
         self._iterations, self._began = 0, now
         self._totals = dict.fromkeys(self._counts, 0)
 
-    def _take_flops(self, trainer: Trainer, counter: FlopCounter) -> None:
+    def _store_flops(self, trainer: Trainer, counter: FlopCounter) -> None:
         """Stop counting FLOPs, store their number, and look up the device's peak FLOP/s."""
-        self._leave_counter()
+        self._exit_counter()
         self._flops = counter.flops
         device = trainer.device or next((p.device for p in trainer.model.parameters()), torch.device("cpu"))
         if self._peak is None:
@@ -156,7 +156,7 @@ class ThroughputHook(Hook):
                 "peak_flops=, the FLOP/s of the data sheet without sparsity", device, counter.dtype,
             )  # fmt: skip
 
-    def _leave_counter(self) -> None:
+    def _exit_counter(self) -> None:
         counter, self._counter = self._counter, None
         if counter is not None:
             counter.__exit__(None, None, None)

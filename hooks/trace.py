@@ -119,10 +119,16 @@ class TraceHook(Hook):
             self._begin_at(trainer.iter, trainer.max_iters)
         if self._next_window(trainer.iter) is not None:
             trainer.during_run.callback(self._end_run, trainer)
+            trainer.during_run.callback(
+                self._close_open, trainer
+            )  # also after an interrupt before after_train
             self._open_or_wait(trainer, trainer.iter)
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Close a window whose end the training does not reach."""
+        self._close_open(trainer)
+
+    def _close_open(self, trainer: Trainer) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
         if self._window is not None:
@@ -194,7 +200,7 @@ class TraceHook(Hook):
     def _close(self, window: TraceWindow, run: Path) -> None:
         """End the window; its file is written once its events are delivered."""
         self._window = None
-        facts, recorder = window.leave(), window.recorder
+        facts, recorder = window.close(), window.recorder
         self._recording = ref(window.recording)
         if not facts.iterations:  # the next training opens it again
             window.recording.stop()

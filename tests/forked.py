@@ -60,7 +60,7 @@ class Forked(subprocess.Popen[str]):
             with its_end:
                 socket.send_fds(_server().control, [pickle.dumps(request)], [*fds, its_end.fileno()])
             vars(self)["_child_created"] = True
-            self.pid = self._told()
+            self.pid = self._received_status()
             getattr(self, "_close_pipe_fds")(*streams)  # noqa: B009  # Popen's own
 
         def _internal_poll(self, *_: Any, **__: Any) -> int | None:
@@ -72,11 +72,11 @@ class Forked(subprocess.Popen[str]):
             if self.returncode is None:
                 if not select.select([self._status], [], [], timeout)[0]:
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
-                self.returncode = self._told()
+                self.returncode = self._received_status()
                 self._status.close()
             return self.returncode
 
-        def _told(self) -> int:
+        def _received_status(self) -> int:
             message = self._status.recv(NUMBER.size)
             if not message:
                 raise RuntimeError("the server that forks the tests' scripts is gone")

@@ -34,3 +34,30 @@ def test_refused_words_are_named(tmp_path: Path, name: str, text: str, found: li
 
     assert ran.stdout.splitlines() == [f"{file}:{line}" for line in found]
     assert ran.returncode == bool(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("def tell_losses():\n    pass\n", ["1: the name 'tell_losses'"]),
+        ("class Queue:\n    async def _take(self):\n        pass\n", ["2: the name '_take'"]),
+        ("class Queue:\n    asked: int = 0\n", ["2: the name 'asked'"]),
+        ("def start(self):\n    self._asking = True\n", ["2: the name '_asking'"]),
+        ("def start(noted=0, *, seconds_told=0):\n    pass\n", ["1: the name 'noted'", "1: the name 'seconds_told'"]),
+        ("class Scope:\n    def __enter__(self):\n        self.retained = 0\n", []),
+        ("def test_it_is_told():\n    told = 0\n", []),
+        ("def add(note, taken):\n    trainer.asked_to_stop = True\n", []),
+    ],
+)  # fmt: skip
+def test_refused_names_are_named(tmp_path: Path, text: str, names: list[str]) -> None:
+    """A function that begins with a refused verb fails the check, and so does an attribute or parameter with one."""
+    file = tmp_path / "module.py"
+    file.write_text(text)
+
+    ran = subprocess.run(
+        [sys.executable, str(SCRIPT), str(file)], capture_output=True, text=True, check=False
+    )
+
+    found = [line.removeprefix(f"{file}:").partition(" has ")[0] for line in ran.stdout.splitlines()]
+    assert found == names
+    assert ran.returncode == bool(names)

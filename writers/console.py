@@ -132,13 +132,13 @@ class ConsoleWriter(Writer):
                 self._start_over()
             case BeforeVal() | BeforeTest():
                 if self._bar is not None:
-                    self._bar.note(event.mode)
+                    self._bar.show_activity(event.mode)
             case _:
                 if self._bar is not None and isinstance(event, ScalarsLogged):
-                    self._bar.note("")  # the evaluation is over
-                self._settle(ended=isinstance(event, AfterRun))
-                if self._bar is None or not self._bar.running or not self._bar.takes(event):
-                    self._say(self._line(event), lines=isinstance(event, TextLogged))
+                    self._bar.show_activity("")  # the evaluation is over
+                self._flush_held(ended=isinstance(event, AfterRun))
+                if self._bar is None or not self._bar.running or not self._bar.shows(event):
+                    self._write_line(self._line(event), lines=isinstance(event, TextLogged))
 
     def _line(self, event: Event) -> str:
         if isinstance(event, ScalarsLogged):
@@ -149,7 +149,7 @@ class ConsoleWriter(Writer):
         self._show(self._flush_out)
 
     def _flush_out(self) -> None:
-        self._settle()
+        self._flush_held()
         self._out.flush()
 
     def close(self) -> None:
@@ -159,7 +159,7 @@ class ConsoleWriter(Writer):
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
-        self._settle()
+        self._flush_held()
 
     def _show(self, show: Callable[[], None]) -> None:
         """Call `show` unless the output is closed.
@@ -192,8 +192,8 @@ class ConsoleWriter(Writer):
         if not scalars and event.scalars:
             return  # the shares of `CostsHook`, one for each handler, are for curves
         if "time" not in event.scalars and is_after_epoch(event, self._run):
-            self._settle_line()
-            self._say(between_line(event, scalars, self._run))
+            self._print_held()
+            self._write_line(between_line(event, scalars, self._run))
             return
         self._scalars.update(scalars)
         self._pace.update(event.scalars.get("time", 0.0))
@@ -212,39 +212,39 @@ class ConsoleWriter(Writer):
 
     def _print(self, event: ScalarsLogged) -> None:
         if self._has_times and "time" not in self._scalars:  # no column but the first would be filled
-            self._say(between_line(event, self._scalars, self._run))
+            self._write_line(between_line(event, self._scalars, self._run))
         else:
-            self._say(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
+            self._write_line(train_line(event, self._scalars, self._run, self._pace, self._columns["train"]))
         if not self._has_times or "time" in self._scalars:  # else the next regular line would be late
             self._printed = event.step
         self._scalars = {}
         self._held = None
 
-    def _settle(self, *, ended: bool = False) -> None:
+    def _flush_held(self, *, ended: bool = False) -> None:
         """Print the training line that was held back, because a line of a later event follows.
 
         Args:
             ended: whether the run has ended, so that the bar is stopped.
         """
-        self._settle_line()
+        self._print_held()
         if self._bar is not None and ended:
             self._bar.stop()
         elif self._bar is not None:
             self._bar.draw()
         self._ended = self._ended or ended
 
-    def _settle_line(self) -> None:
+    def _print_held(self) -> None:
         if self._held is not None:
             self._print(self._held)
 
-    def _say(self, text: str, *, lines: bool = False) -> None:
+    def _write_line(self, text: str, *, lines: bool = False) -> None:
         """Print `text` without control characters; with `lines` it keeps its line breaks."""
         line = printable(text) if lines else on_a_line(text)
         encoding = getattr(self._out, "encoding", None)
         if encoding:  # a character that the output cannot encode must not disable the writer
             line = line.encode(encoding, "backslashreplace").decode(encoding)
         if self._bar is not None and self._bar.running:
-            self._bar.say(line)
+            self._bar.print_line(line)
         else:
             self._out.write(line + "\n")
             self._out.flush()

@@ -55,7 +55,7 @@ class Table:
             if self._cut_torn_row():  # else the header itself was torn
                 self.columns = header
                 for key, _ in self._rows():
-                    self._note(*key)
+                    self._record_step(*key)
         self._file = FileIO(self.path, "ab")
 
     def add(self, rows: Mapping[Key, Mapping[str, str]]) -> None:
@@ -82,14 +82,14 @@ class Table:
         self._writer(text, {mode for mode, _ in rows}).writerows([self.columns, *lines] if empty else lines)
         write_all(self._file, text.getvalue().encode())
         for key in rows:
-            self._note(*key)
+            self._record_step(*key)
 
     def merge(self) -> None:
         """Rewrite the file with one row per key, in the order of steps, unless it is so already."""
         if self._unmerged:
             self._rewrite()
 
-    def forget_after(self, step: int) -> None:
+    def remove_after(self, step: int) -> None:
         """Remove the rows of all steps after `step`."""
         self._rewrite(upto=step)
 
@@ -133,7 +133,7 @@ class Table:
             text.detach()
         self.last, self._unmerged = {}, False
         for key in kept:
-            self._note(*key)
+            self._record_step(*key)
         self._file.close()
         self._file = FileIO(self.path, "ab")
 
@@ -146,7 +146,7 @@ class Table:
         found = any("\r" in text for text in (*self.columns, *modes))
         return csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL if found else csv.QUOTE_MINIMAL)
 
-    def _note(self, mode: str, step: int) -> None:
+    def _record_step(self, mode: str, step: int) -> None:
         if step > self.last.get(mode, -1):
             self.last[mode] = step
         else:

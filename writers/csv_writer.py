@@ -104,6 +104,6 @@ def _begin(table: Table, completed: int) -> None:
     if max(table.last.values(), default=0) <= completed:
         return
     if completed > 0:
-        table.forget_after(completed)
+        table.remove_after(completed)
     else:
         logger.info("%s belongs to an earlier run and is kept as %s", table.path, table.set_aside().name)

@@ -47,7 +47,7 @@ class NotebookBar:
         self._name = name  # of this bar's displays; "" while it is not running
         self._shown: set[str] = set()
         self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
-        self._note = self._saved = ""
+        self._activity = self._saved = ""
         self._rows: deque[dict[str, str]] = deque(maxlen=MOST_ROWS)
         self._columns: dict[str, None] = {}
         self._drawn = self._tabled = float("-inf")
@@ -62,16 +62,16 @@ class NotebookBar:
         """Update the bar; draw it unless it was drawn less than `REFRESH_SECONDS` ago."""
         if not self._name:
             self._begin(uuid4().hex)
-        self._state, self._note = (event, dict(latest), pace), ""
+        self._state, self._activity = (event, dict(latest), pace), ""
         if monotonic() - self._drawn >= REFRESH_SECONDS:
             self.draw()
 
-    def note(self, activity: str) -> None:
+    def show_activity(self, activity: str) -> None:
         """Show `activity`, such as "val", at the head of the bar until the next `show`."""
-        self._note = activity
+        self._activity = activity
         self.draw()
 
-    def takes(self, event: Event) -> bool:
+    def shows(self, event: Event) -> bool:
         """Show an event in the table or in the bar, and return whether it is shown there."""
         if isinstance(event, ScalarsLogged):
             self._add_row(event)
@@ -82,7 +82,7 @@ class NotebookBar:
             return False
         return True
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print an ordinary line."""
         self._stream.write(line + "\n")
         self._stream.flush()
@@ -96,7 +96,7 @@ class NotebookBar:
 
     def stop(self) -> None:
         """Draw bar and table a last time."""
-        self._note, self._tabled = "", float("-inf")
+        self._activity, self._tabled = "", float("-inf")
         self.draw()
         self._begin("")
 
@@ -105,10 +105,10 @@ class NotebookBar:
     def _bar(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> tuple[str, str]:
         """Return the bar as HTML and as text."""
         done, total = event.step, event.max_iters
-        head = self._note or "iter"
+        head = self._activity or "iter"
         if event.max_epochs is not None:
             epoch = of(min(event.epoch + 1, event.max_epochs), event.max_epochs)
-            head = f"{self._note or 'epoch'} {epoch}"
+            head = f"{self._activity or 'epoch'} {epoch}"
         fields = [of(done, total), *map(str.strip, bar_fields(event, latest, pace)), self._saved]
         text = " · ".join(on_a_line(field) for field in fields if field)
         length = "" if total is None else f' value="{min(done, total)}" max="{total}"'

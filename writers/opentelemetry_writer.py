@@ -234,7 +234,7 @@ class OpenTelemetryWriter(TrackerWriter):
         bad = {at: name for name, at in points if at in self._unsent}
         for at in sorted(bad)[:count]:
             self._unsent.remove(at)
-            self._bad.append(BadEvent(event_name(ScalarsLogged), bad[at], why, told=True))
+            self._bad.append(BadEvent(event_name(ScalarsLogged), bad[at], why, reported=True))
 
     def _requests_of(self, events: list[Timed]) -> list[tuple[str, bytes]]:
         points: dict[str, list[tuple[int, float]]] = {}

@@ -121,7 +121,7 @@ class Spans:
     def take(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
-        self._outcome.take(event)
+        self._outcome.receive(event)
         if self._of_log and isinstance(event, BeforeRun):
             self.stages = Stages()
         self._of_log = False

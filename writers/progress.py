@@ -35,7 +35,7 @@ class ProgressBar:
         self._console = Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
         self._live: Live | None = None
         self._state: tuple[ScalarsLogged, Mapping[str, float], Pace] | None = None
-        self._note = ""
+        self._activity = ""
         self._drawn = 0.0
 
     @property
@@ -45,7 +45,7 @@ class ProgressBar:
 
     def show(self, event: ScalarsLogged, latest: Mapping[str, float], pace: Pace) -> None:
         """Update the bar; draw it unless it was drawn less than `REFRESH_SECONDS` ago."""
-        self._state, self._note = (event, latest, pace), ""
+        self._state, self._activity = (event, latest, pace), ""
         if self._live is None:
             self._live = Live(
                 console=self._console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
@@ -55,16 +55,16 @@ class ProgressBar:
         elif monotonic() - self._drawn >= REFRESH_SECONDS:
             self.draw()
 
-    def note(self, activity: str) -> None:
+    def show_activity(self, activity: str) -> None:
         """Show `activity`, such as "val", at the head of the line until the next `show`."""
-        self._note = activity
+        self._activity = activity
         self.draw()
 
-    def takes(self, event: Event) -> bool:
+    def shows(self, event: Event) -> bool:
         """Return False, so that every event is printed as a line above the bar."""
         return False
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print an ordinary line above the bar."""
         self._console.print(line, soft_wrap=True)
         self._return()
@@ -94,11 +94,10 @@ class ProgressBar:
         Fields that do not fit are left out.
         """
         done, total = event.step, event.max_iters
-        head, tail = f"{self._note or 'iter':<5} ", f" {of(done, total)}"
+        head, tail = f"{self._activity or 'iter':<5} ", f" {of(done, total)}"
         if event.max_epochs is not None:
-            head = (
-                f"{self._note or 'epoch':<5} {of(min(event.epoch + 1, event.max_epochs), event.max_epochs)} "
-            )
+            epoch = of(min(event.epoch + 1, event.max_epochs), event.max_epochs)
+            head = f"{self._activity or 'epoch':<5} {epoch} "
         left = self._console.width - len(head) - len(tail) - 1
         for field in bar_fields(event, latest, pace):
             if len(field) > left:

@@ -141,7 +141,7 @@ class TensorBoardWriter(TimedWriter):
     def _records(self, event: Event, when: float) -> Iterator[Any]:
         """Yield the records of an event; encode each one before the next, which may reuse the object."""
         lib = self._lib
-        self._outcome.take(event)
+        self._outcome.receive(event)
         if (
             0 < self._start < getattr(event, "step", 0)
         ):  # a worker that is started again gets no `before_train`

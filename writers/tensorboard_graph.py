@@ -39,14 +39,14 @@ def trace_graph(model: torch.nn.Module, inputs: Any, *, strict: bool = True) -> 
         raise ImportError("trace_graph needs tensorboard: pip install 'torch-eventloop[demo]'") from error
     import torch
 
-    from eventloop.checkpoint.weights import keep_modes_and_buffers
+    from eventloop.checkpoint.weights import save_modes_and_buffers
     from eventloop.data.rng import rng_state, set_rng_state
     from eventloop.state.undo import Undo
 
     undo = Undo()
     with undo, undo, warnings.catch_warnings(), torch.no_grad():
         undo.step(set_rng_state, rng_state())
-        keep_modes_and_buffers(undo, model)
+        save_modes_and_buffers(undo, model)
         # torch.jit is deprecated, but TensorBoard's format needs it; torch 2.15 raises a FutureWarning
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)

@@ -238,7 +238,7 @@ class TrackerWriter(TimedWriter):
 
     def _take(self, event: Event) -> Event | None:
         """Note an event; return it without the values written before, or None if none is left."""
-        self._outcome.take(event)
+        self._outcome.receive(event)
         match event:
             case BeforeTrain():
                 self._begin_training()

@@ -252,7 +252,7 @@ class VisdomWriter(Writer):
         for event in self._unsent if self._bad else ():
             bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]
             if bad:
-                self._refused.append(BadEvent(event_name(ScalarsLogged), bad[0], "refused", told=True))
+                self._refused.append(BadEvent(event_name(ScalarsLogged), bad[0], "refused", reported=True))
         self._bad, self._unsent, self._untaken = {}, [], 0
 
     def _draw(self, name: Name, points: dict[int, float]) -> None:

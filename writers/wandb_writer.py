@@ -184,7 +184,7 @@ class WandbWriter(TrackerWriter):
             case ScalarsLogged():
                 row = values_of(event)
                 self._log(when, event.mode, event.step, row)
-                self._note_best(row, event.step)
+                self._update_best(row, event.step)
             case TextLogged():
                 self._log(when, event.mode, event.step, {key_of(event): event.text})
             case ImageLogged() | HistogramLogged():
@@ -242,7 +242,7 @@ class WandbWriter(TrackerWriter):
         except (TypeError, ValueError, ImportError) as error:
             self.tell(key, f"{key} is left out: {error}")
 
-    def _note_best(self, row: dict[str, float], step: int) -> None:
+    def _update_best(self, row: dict[str, float], step: int) -> None:
         for key in row.keys() & self._direction.keys():
             if self._is_best(key, row[key]):
                 self._best[key] = row[key]

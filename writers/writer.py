@@ -118,14 +118,18 @@ class Writer:
         self._get_run = run
         check_attributes(self, self._called)
         check_writes(self, Writer)
-        subscription = bus.subscribe(
-            self._deliver, *bus.possible(several(self.events)), name=self._called, offload=self._runs_on(),
-            queue=self.queue, overflow=self.overflow, batch=self.batch,
-            budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
-            stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger, timed=self._timed,
-        )  # fmt: skip
-        self._bus = ref(bus)
-        return subscription
+        former, self._bus = self._bus, ref(bus)
+        try:
+            return bus.subscribe(
+                self._deliver, *bus.possible(several(self.events)), name=self._called,
+                offload=self._runs_on(), queue=self.queue, overflow=self.overflow, batch=self.batch,
+                budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
+                stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger,
+                timed=self._timed,
+            )  # fmt: skip
+        except BaseException:  # Ctrl-C among them
+            self._bus = former
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a copy or a pickle, which is not attached to the bus."""

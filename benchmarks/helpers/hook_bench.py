@@ -234,7 +234,7 @@ def remember(
             for _ in range(min(HISTORY, length - first)):
                 storage.put_scalar(name, 0.5, smoothing_hint)
         storage.collect()
-        storage.settle()
+        storage.read_collected()
 
 
 def loader() -> DataLoader[Any]:

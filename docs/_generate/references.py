@@ -21,7 +21,7 @@ def resolve_by_public_name(app: Any, env: Any, node: Any, contents: Any) -> Any:
     return python.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, contents)
 
 
-def keep_public_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
+def drop_private_bases(app: Any, name: str, obj: Any, options: Any, bases: list[Any]) -> None:
     """Show only the base classes that have a page, as the event `autodoc-process-bases` asks."""
     paths = _public_paths()
     bases[:] = [b for b in bases if f"{b.__module__}.{b.__qualname__}" in paths] or [object]

@@ -14,7 +14,7 @@ from eventloop.optim.optimizers import check_optimizer
 from eventloop.util.checks import positive
 from eventloop.util.functions import check_call, check_plain
 
-_TAKEN: WeakSet[Bus] = WeakSet()
+_IN_USE: WeakSet[Bus] = WeakSet()
 """The buses that already serve a trainer; a second trainer must not use them."""
 
 
@@ -66,16 +66,16 @@ def check_bus(bus: object) -> None:
     """Refuse an object that is not a bus, and the bus of another trainer, whose hooks would act here too."""
     if bus is not None and not isinstance(bus, Bus):
         raise TypeError(f"bus must be a Bus, as Bus() makes one, got {bus!r}")
-    if bus in _TAKEN:
+    if bus in _IN_USE:
         raise ValueError(
             "the bus belongs to another trainer, whose hooks would step, log and save in these iterations "
             "too: give each trainer a bus of its own"
         )
 
 
-def take_bus(bus: Bus) -> None:
-    """Note that a bus serves a trainer, whose hooks are about to be attached."""
-    _TAKEN.add(bus)
+def register_bus(bus: Bus) -> None:
+    """Register that a bus serves a trainer, whose hooks are about to be attached."""
+    _IN_USE.add(bus)
     bus.for_runs = True
 
 

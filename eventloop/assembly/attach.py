@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from eventloop.assembly.argument_checks import take_bus
-from eventloop.assembly.dev_run import is_left_out
-from eventloop.assembly.hook_owner import taking_hooks
+from eventloop.assembly.argument_checks import register_bus
+from eventloop.assembly.dev_run import is_omitted
+from eventloop.assembly.hook_owner import owning_hooks
 from eventloop.bus import Bus
 from eventloop.data.limits import Limits
 from eventloop.events.run import CurrentRun, Run
@@ -172,7 +172,7 @@ def attach_all(
 ) -> tuple[list[Any], list[Any]]:
     """Build configs, name the hooks, and subscribe hooks and writers. Writers write on rank 0 only.
 
-    In a dev run those that `is_left_out` names are built and checked, and not subscribed.
+    In a dev run those that `is_omitted` names are built and checked, and not subscribed.
 
     Raises:
         TypeError, ValueError: an object is not a hook or writer, a name is unknown, or two hooks share a
@@ -185,13 +185,13 @@ def attach_all(
         own, default_hooks, by_epoch=trainer.by_epoch, has_optimizer=trainer.optimizer is not None
     )
     attached = [hook for _, hook in named]
-    with taking_hooks(trainer, attached):
+    with owning_hooks(trainer, attached):
         _name_hooks(named)
         trainer.hooks = attached
         for hook in attached:
             check_owner(hook, trainer.host)
             hook.check(trainer)
-        take_bus(trainer.bus)
+        register_bus(trainer.bus)
         return attached, _attach(trainer, attached, writers)
 
 
@@ -199,14 +199,14 @@ def _attach(trainer: AssembledTrainer, hooks: list[Any], writers: Sequence[Any] 
     """Subscribe the hooks and the writers, which are built and checked first; return the writers."""
     dev_run = bool(trainer.fast_dev_run)
     for hook in hooks:
-        if not (dev_run and is_left_out(hook)):
+        if not (dev_run and is_omitted(hook)):
             hook.attach(trainer.bus)
     if writers is None:
         writers = default_writers() if trainer.rank == 0 else []
     built = [build(w, WRITERS) if isinstance(w, Mapping) else w for w in writers]
     check_writers(built)
     for writer in built:
-        if trainer.rank == 0 and not (dev_run and is_left_out(writer)):
+        if trainer.rank == 0 and not (dev_run and is_omitted(writer)):
             writer.attach(trainer.bus, trainer.facts)
     return built
 

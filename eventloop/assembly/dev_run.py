@@ -85,7 +85,7 @@ def shorten(trainer: ShortenedTrainer) -> None:
     )
 
 
-def is_left_out(part: object) -> bool:
+def is_omitted(part: object) -> bool:
     """Return whether a hook or writer is not attached in a dev run: it would stop early, or leave files."""
     if hasattr(part, "write"):
         return not isinstance(part, find_class("ConsoleWriter"))

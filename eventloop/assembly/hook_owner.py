@@ -29,7 +29,7 @@ _PLAIN = (str, int, float, bool, type(None), tuple, type)
 
 
 @contextmanager
-def taking_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
+def owning_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
     """Make a trainer the owner of its hooks while it names, checks and attaches them in the context.
 
     A hook that another trainer has owned is constructed again, with the arguments of its construction. The
@@ -41,7 +41,7 @@ def taking_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
     """
     before = [(vars(hook), dict(vars(hook))) for hook in hooks if _has_owner(hook)]
     try:
-        _take(trainer, hooks)
+        _own(trainer, hooks)
         yield
     except BaseException:
         for attributes, former in before:
@@ -50,7 +50,7 @@ def taking_hooks(trainer: Any, hooks: Iterable[Any]) -> Iterator[None]:
         raise
 
 
-def _take(trainer: Any, hooks: Iterable[Any]) -> None:
+def _own(trainer: Any, hooks: Iterable[Any]) -> None:
     number = trainer.hook_owner = next(_numbers)
     _trainers[number] = trainer
     for hook in filter(_has_owner, hooks):

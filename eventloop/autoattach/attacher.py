@@ -29,7 +29,7 @@ class Attacher:
         self.options = options
         self.hosts: set[str] = set()
         """The names of the engines for which a bridge was created."""
-        self.kept: set[str] = set()
+        self.bridged: set[str] = set()
         """The names of the engines with a trainer to which the script has attached a bridge itself."""
         self.imports_bridges = False
         """Whether a bridge, and with it our trainer, was imported here rather than by the script."""
@@ -66,7 +66,7 @@ class Attacher:
     def follow(self, ride: Ride) -> None:
         """Give the trainer of a bridge its own directory, and keep the summary of each of its runs."""
         self.hosts.add(ride.host)
-        ride.place, ride.ended = self.free_directory, self._keep
+        ride.place, ride.ended = self.free_directory, self._store_summary
 
     def free_directory(self, wanted: Path | None) -> Path | None:
         """Return the wanted directory for another trainer; None lets that trainer create one.
@@ -91,7 +91,7 @@ class Attacher:
     def _child_runs(self) -> dict[Path, str]:
         return {} if self.options.summaries is None else passed_on(Path(self.options.summaries))
 
-    def _keep(self, trainer: DrivenTrainer) -> None:
+    def _store_summary(self, trainer: DrivenTrainer) -> None:
         if trainer.rank != 0:
             return
         from eventloop.reporting.summary import summarize

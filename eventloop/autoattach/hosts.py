@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial, wraps
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from types import ModuleType
+from types import MethodType, ModuleType
 from typing import Any
 
 from eventloop.autoattach.after_import import after_import
@@ -32,6 +32,8 @@ LIGHTNING_ATTRIBUTE = "_eventloop_callback"
 """The attribute of a Lightning trainer with our callback, which refers to the trainer itself."""
 MMENGINE_ATTRIBUTE = "_eventloop_hook"
 """The attribute of a runner of MMEngine with our hook."""
+TRANSFORMERS_ATTRIBUTE = "_eventloop_callback"
+"""The attribute of a Transformers trainer with our callback, and with its place in the list of callbacks."""
 
 
 def any_installed() -> bool:
@@ -85,7 +87,7 @@ def _lightning_trainers(attacher: Attacher, changes: ExitStack, module: ModuleTy
         trainer = connector.trainer
         bridge = sys.modules.get("eventloop.bridges.lightning")  # the script may have one
         if bridge is not None and _has(trainer.callbacks, bridge.EventLoopCallback):
-            attacher.kept.add("Lightning")
+            attacher.bridged.add("Lightning")
         elif _starts_ranks(trainer) and not _has_entry_point():
             attacher.problems["Lightning"] = NO_ENTRY_POINT
         else:
@@ -108,7 +110,7 @@ def _lightning_runs(attacher: Attacher, changes: ExitStack, module: ModuleType) 
 
 @contextmanager
 def _with_our_callback(trainer: Any) -> Iterator[None]:
-    """Keep our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
+    """Place our callback among a Lightning trainer's, before its checkpoint callbacks, within the block.
 
     Between runs the list is as the script has made it: the script may compare it, or pass it to another
     trainer.
@@ -136,7 +138,7 @@ def _has_entry_point() -> bool:
 
 
 def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
-    """Give each Transformers trainer our callback after its defaults, which the program may change."""
+    """Create our callback with each Transformers trainer, and have it among its callbacks during calls."""
 
     class Callback:
         def __new__(cls) -> Any:
@@ -154,25 +156,51 @@ def _transformers(attacher: Attacher, changes: ExitStack, module: ModuleType) ->
         return [Callback, *reporting(*args, **kwargs)]
 
     _replace(changes, module, "get_reporting_integration_callbacks", with_ours)
+    for name in ("train", "evaluate", "predict"):
+        _replace(changes, module.Trainer, name, _with_transformers_callback(getattr(module.Trainer, name)))
 
 
 def _join_transformers(
     attacher: Attacher, cls: Any, callback: Any, args: Any, state: Any, control: Any, **kwargs: Any
 ) -> None:
-    """Keep our callback in a new Transformers trainer, unless the script has given it one."""
+    """Add our callback to a new Transformers trainer, unless the script has given it one."""
     from eventloop.bridges.transformers.host import find_host
 
     del callback.on_init_end
-    found = find_host(callback)
-    handler = None if found is None else found.trainer.callback_handler
-    if handler is not None and any(
-        isinstance(each, cls) and each is not callback for each in handler.callbacks
-    ):
-        attacher.kept.add("Transformers")
-        handler.callbacks = [each for each in handler.callbacks if each is not callback]
+    if (found := find_host(callback)) is None:
         return
-    attacher.follow(callback._ride)
-    callback.on_init_end(args, state, control, **kwargs)
+    trainer, callbacks = found.trainer, found.trainer.callback_handler.callbacks
+    others = [each for each in callbacks if each is not callback]
+    if _has(others, cls):
+        attacher.bridged.add("Transformers")
+    else:
+        attacher.follow(callback._ride)
+        callback.on_init_end(args, state, control, **kwargs)
+        setattr(trainer, TRANSFORMERS_ATTRIBUTE, (callback, callbacks.index(callback)))
+        adding = trainer.add_callback  # refuses a second bridge, if it sees the first
+        trainer.add_callback = MethodType(_with_transformers_callback(lambda _, each: adding(each)), trainer)
+    trainer.callback_handler.callbacks = others
+
+
+def _with_transformers_callback(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a method of Transformers trainers to have our callback in its old place among theirs.
+
+    Between calls the list is as the script has made it.
+    """
+
+    @wraps(call)
+    def calling(trainer: Any, *args: Any, **kwargs: Any) -> Any:
+        callback, place = vars(trainer).get(TRANSFORMERS_ATTRIBUTE, (None, 0))
+        handler = trainer.callback_handler
+        if callback is None or any(each is callback for each in handler.callbacks):
+            return call(trainer, *args, **kwargs)
+        handler.callbacks.insert(place, callback)
+        try:
+            return call(trainer, *args, **kwargs)
+        finally:
+            handler.callbacks[:] = [each for each in handler.callbacks if each is not callback]
+
+    return calling
 
 
 def _ignite(attacher: Attacher, changes: ExitStack, module: ModuleType) -> None:
@@ -210,7 +238,7 @@ def _mmengine_hook(attacher: Attacher, runner: Any) -> Any:
         return None
     hook = vars(runner).get(MMENGINE_ATTRIBUTE)
     if _has([each for each in runner.hooks if each is not hook], bridge.EventLoopHook):
-        attacher.kept.add("MMEngine")
+        attacher.bridged.add("MMEngine")
         return None
     if hook is None:
         hook = bridge.EventLoopHook(**attacher.arguments())

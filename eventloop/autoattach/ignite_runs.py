@@ -64,7 +64,7 @@ class IgniteRuns:
         if bridges is None:
             return
         if bridges.bridge_of(engine) is not None:
-            self._attacher.kept.add("ignite")
+            self._attacher.bridged.add("ignite")
             return
         if running:
             if len(running) == 1 and running[0] in self._trainers and engine not in self._evaluators:

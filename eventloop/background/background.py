@@ -119,13 +119,16 @@ class Background:
         self.start()
         subscriber = self.make(name, fn, options, offload, loop)
         subscriber.recorder = self.recorder
-        if plan_file() is None:
-            subscriber.runner.start()
-        self.subscribers.append(subscriber)
-        if self.closed:  # another thread has just closed the bus, perhaps without this subscriber
+        try:
+            if plan_file() is None:
+                subscriber.runner.start()
+            self.subscribers.append(subscriber)
+            if self.closed:  # another thread has just closed the bus, perhaps without this subscriber
+                raise closed
+            return subscriber
+        except BaseException:  # Ctrl-C among them
             self.remove(subscriber)
-            raise closed
-        return subscriber
+            raise
 
     def make(
         self,

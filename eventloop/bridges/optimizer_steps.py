@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
@@ -13,10 +13,11 @@ from eventloop.optim.optimizers import each_optimizer, hookable
 
 
 @contextmanager
-def announced_steps(trainer: DrivenTrainer) -> Iterator[None]:
+def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
     """Emit `before_optimizer_step` and `after_optimizer_step` around each step within the block.
 
-    The time of a step counts as the optimizer phase, and its learning rate is logged.
+    The time of a step counts as the optimizer phase, and its learning rate is logged. The function that the
+    block gets is called when the trainer has another optimizer.
     """
     began, waits = 0.0, trainer.clock.waits
     wanted = trainer.bus.wanted(
@@ -35,12 +36,22 @@ def announced_steps(trainer: DrivenTrainer) -> Iterator[None]:
         if wanted[AfterOptimizerStep]:
             trainer.announce(AfterOptimizerStep)
 
-    handles = []
-    for each in each_optimizer(trainer.optimizer):
-        optimizer = hookable(each) or each  # Accelerate's wrapper calls no hooks
-        handles += [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+    handles: list[Any] = []
+
+    def release() -> None:
+        while handles:
+            handles.pop().remove()
+
+    def follow() -> None:
+        release()
+        for each in each_optimizer(trainer.optimizer):
+            optimizer = hookable(each) or each  # Accelerate's wrapper calls no hooks
+            handles.extend(
+                [optimizer.register_step_pre_hook(before), optimizer.register_step_post_hook(after)]
+            )
+
+    follow()
     try:
-        yield
+        yield follow
     finally:
-        for handle in handles:
-            handle.remove()
+        release()

@@ -130,6 +130,7 @@ class Ride:
         self.ended: Callable[[DrivenTrainer], None] = lambda trainer: None
         """A function that is called with the trainer after each run."""
         self._loaded: Mapping[str, Any] = {}  # a state that waits for the trainer
+        self._calls = 0
         if followed is not None:
             followed(self)
 
@@ -228,18 +229,44 @@ class Ride:
         finally:
             trainer.checkpoint = None
 
-    def ending_run(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that makes a call of the host, and ends the run with an error that it raises."""
+    @property
+    def within_call(self) -> bool:
+        """Whether a call that `ending_run` has wrapped is under way."""
+        return self._calls > 0
+
+    def ending_run(
+        self, call: Callable[..., Any], end: Callable[[BaseException], None] | None = None
+    ) -> Callable[..., Any]:
+        """Return a function that makes a call of the host, and ends the run with an error that it raises.
+
+        An error of a call within such a call does not end the run, because the host's user may catch it.
+
+        Args:
+            call: the call.
+            end: the function that ends the run; by default `end_run`.
+        """
 
         @wraps(call)
         def ending_run(*args: Any, **kwargs: Any) -> Any:
+            self._calls += 1
             try:
                 return call(*args, **kwargs)
             except BaseException as error:
-                self.end_run(error)
+                if self._calls == 1:
+                    (end or self.end_run)(error)
                 raise
+            finally:
+                self._calls -= 1
 
         return ending_run
+
+    def leave_run(self) -> None:
+        """End a run whose end an error of another callback has hidden."""
+        if self.trainer is not None and self.trainer.running:
+            logger.warning(
+                "%s begins a run without the end of the last one, which the bridge ends", self.host
+            )
+            self.end_run(GeneratorExit())
 
     def end_run(self, error: BaseException | None = None) -> None:
         """End the host's run: closing events, costs and writers are complete, and no thread is left.
@@ -276,7 +303,7 @@ def stop_at_sigterm(trainer: DrivenTrainer) -> None:
     A handler that the program or the host has installed stays the only one.
     """
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        trainer.during_run.enter_context(StopSignals(trainer, [signal.SIGTERM], exits=True))
+        StopSignals(trainer, [signal.SIGTERM], exits=True).install_until(trainer.during_run)
 
 
 def _refuse_hosts_own(hook: Any, host: str) -> None:

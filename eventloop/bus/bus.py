@@ -329,17 +329,6 @@ class Bus:
         signal = self._subscribers.signals.get(event_type)
         return signal.latest if signal is not None else None  # type: ignore[return-value]
 
-    def holding(self, event: str | type[Event]) -> AbstractContextManager[None]:
-        """Hold back events of a type from background subscribers until the block ends.
-
-        Sync handlers receive them at once. If the block raises, the held events are discarded, because they
-        report something that did not happen.
-
-        Raises:
-            TypeError, ValueError: no such event.
-        """
-        return self._subscribers.holding(event)
-
     def post(self, deferred: Deferred, *types: type[Event]) -> None:
         """Post events of `types` that the background creates once their values have left the device."""
         if self._background.finished:

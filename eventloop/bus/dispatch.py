@@ -50,7 +50,7 @@ from eventloop.bus.handler import Handler
 from eventloop.costs.sampling import Sampling
 from eventloop.costs.spans import SpanRecorder
 from eventloop.costs.timing import BATCH, Timing
-from eventloop.costs.waits import frames_here, leave_out_of
+from eventloop.costs.waits import excludes_waits, frames_here
 from eventloop.events import Event
 
 _PLAN = "<plan of "
@@ -117,7 +117,7 @@ class Plan:
 
     def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
         namespace = namespace | {
-            "hand_over": self._hand_over, "took": self._sampling.took.append, "now": perf_counter,
+            "hand_over": self._hand_over, "took": self._sampling.durations.append, "now": perf_counter,
             **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
         }  # fmt: skip
         source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
@@ -135,7 +135,7 @@ class Plan:
             The numbers of events from this one to the next clocked one, and to the next look.
         """
         sampled = self._sampling.sampled
-        events = self._sampling.look(count, perf_counter())
+        events = self._sampling.update(count, perf_counter())
         if self._added >= BATCH or self._sampling.sampled is not sampled:
             self._sum_up()
         if self._records or self._sampling.clocks_all:
@@ -152,7 +152,7 @@ class Plan:
 
     def _hand_over(self, event: Event, now: float) -> None:
         self._housekeeping()
-        for hand_over in self._stamped_hand_overs if self._sampling.stamps(now) else self.hand_overs:
+        for hand_over in self._stamped_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
             hand_over(event)
 
     def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
@@ -199,16 +199,16 @@ class Plan:
                 handler.calls -= 1
 
 
-@leave_out_of
+@excludes_waits
 def leave_out(seconds: float) -> None:
     """Leave a wait out of the times of the handlers that are being called on this thread."""
     for frame in frames_here():
         if frame.f_code is Handler.clocked.__code__:
-            frame.f_locals["self"].timing.leave_out(seconds)
+            frame.f_locals["self"].timing.exclude(seconds)
         elif frame.f_code.co_filename.startswith(_PLAN) and "began" in frame.f_code.co_varnames:
             plan, index = frame.f_locals["failed"].__self__, frame.f_locals["i"]
             if index >= 0 and not plan.handlers[index].filtered:  # else `Handler.clocked` measures the call
-                plan.handlers[index].timing.leave_out(seconds)
+                plan.handlers[index].timing.exclude(seconds)
 
 
 def _adder(timing: Timing) -> Callable[[float], None]:

@@ -177,12 +177,17 @@ class EventSignal(blinker.Signal):
             self._changed()
 
     def hand_over(self, event: Event) -> None:
-        """Put an event into background subscribers' queues only, after the synchronous handlers have run."""
+        """Count an event as emitted whose handlers `run_sync` has run, and put it into background queues."""
+        with self._compiling:
+            self._changed()
+            self._latest = event
+            self._emitted += 1
+            self._counted += 1
         for hand_over in () if self.is_muted else self._hand_overs:
             hand_over(event)
 
     def run_sync(self, event: Event, trainer: Any) -> None:
-        """Run only the synchronous handlers, for an event that comes from the background."""
+        """Run only the synchronous handlers, for an event of the background, or of what may be refused."""
         handlers = () if self.is_muted else self.handlers
         for index, handler in enumerate(handlers):
             try:

@@ -58,7 +58,6 @@ class Subscribers:
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
-        self._held: dict[type[Event], list[Event]] = {}
         self._noting = 0  # number of flushes that wait for events of subscribers
         self.after_close = AfterClose()
         self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
@@ -85,21 +84,23 @@ class Subscribers:
                 self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
                 options=options, runs_on="sync" if not background else (options.offload or "loop"),
             )  # fmt: skip
-            if background:
-                subscription.subscriber = self._background.add(
-                    subscription.name, fn, options.background, options.offload, options.loop
-                )
-                subscription.subscriber.busy.budget = self._budget(
-                    subscription, subscription.subscriber.busy, subscription.event
-                )
-            self._subscriptions.append(subscription)
-            for event_type in self._types_of(subscription):
-                self._attach(subscription, event_type, takes)
-            if background:  # from the next event on
-                self.refresh_routes()
-            else:
-                self._refresh_mail()
-        return subscription
+            try:
+                self._add(subscription, takes, options)
+                return subscription
+            except BaseException:  # Ctrl-C among them
+                self.remove(subscription)
+                raise
+
+    def _add(self, subscription: Subscription, takes: Takes, options: Options) -> None:
+        if subscription.runs_on != "sync":
+            subscriber = subscription.subscriber = self._background.add(
+                subscription.name, subscription.fn, options.background, options.offload, options.loop
+            )
+            subscriber.busy.budget = self._budget(subscription, subscriber.busy, subscription.event)
+        self._subscriptions.append(subscription)
+        for event_type in self._types_of(subscription):
+            self._attach(subscription, event_type, takes)
+        self.refresh_routes() if subscription.subscriber is not None else self._refresh_mail()
 
     def check(
         self,
@@ -133,12 +134,11 @@ class Subscribers:
             check_possible(each.name, each.events, self.excluded)
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription from the bus. `Subscription.cancel` calls this."""
+        """Remove a subscription; an interrupted call may be repeated. `Subscription.cancel` calls this."""
         with self._lock:
             if not subscription.active:
                 return
-            subscription.active = False
-            self._subscriptions.remove(subscription)
+            self._subscriptions[:] = [each for each in self._subscriptions if each is not subscription]
             for event_type, handler in subscription.handlers.items():
                 signal = self.signals[event_type]
                 signal.disconnect(handler)
@@ -148,6 +148,7 @@ class Subscribers:
             if subscription.subscriber is not None:
                 self.refresh_routes()
                 self._background.remove(subscription.subscriber)
+            subscription.active = False  # last: what was interrupted is done again
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
@@ -273,23 +274,6 @@ class Subscribers:
                 signal.record(recorder)
 
     @contextmanager
-    def holding(self, event: str | type[Event]) -> Iterator[None]:
-        """Hold back events of a type from background subscribers until the block ends."""
-        signal = self.signal(event)
-        held = self._held[signal.event_type] = []
-        self.refresh_routes()
-        try:
-            yield
-        except BaseException:
-            held.clear()
-            raise
-        finally:
-            del self._held[signal.event_type]
-            self.refresh_routes()
-            for each in held:
-                signal.hand_over(each)
-
-    @contextmanager
     def noting(self) -> Iterator[None]:
         """Count the events that background subscribers emit within the block, for `flush`."""
         self._note(1)
@@ -316,9 +300,6 @@ class Subscribers:
             if background.finished:
                 refuse = [partial(self.after_close.refuse, subscriber) for subscriber in subscribers]
                 signal.hand_over_to(tuple(refuse), tuple(refuse), has_background=False)
-            elif event_type in self._held and subscribers:
-                hold = self._held[event_type].append
-                signal.hand_over_to((hold,), (hold,), has_background=True)
             else:
                 feeds = [self._appenders(subscriber, event_type) for subscriber in subscribers]
                 plain, stamped = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)
@@ -353,10 +334,8 @@ class Subscribers:
         for subscription in self._subscriptions:
             if subscription.wildcard and subscription.subscriber is None and not event_type.background_born:
                 self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
-        if any(subscription.subscriber is not None for subscription in self._subscriptions):
-            self.refresh_routes()
-        else:
-            self._refresh_mail()
+        background = any(subscription.subscriber is not None for subscription in self._subscriptions)
+        self.refresh_routes() if background else self._refresh_mail()
         return signal
 
     def _publish(self, signal: EventSignal) -> None:

@@ -187,11 +187,11 @@ def commit(
             each.attempt(_Staged.write)
         _sync_contents(staged)
         for each in staged:
-            each.attempt(_Staged.take_name)
+            each.attempt(_Staged.rename_to_free_name)
         # the names that the commit before this one gave are durable now, too
         warnings = own.remove() if _sync_names(staged, disk) else []
         for each in staged:
-            each.attempt(_Staged.settle)
+            each.attempt(_Staged.replace_former)
         for each in staged:
             each.attempt(lambda save: save.rename_replaced(own))
         warnings += own.finish() if removals is None else []
@@ -282,7 +282,7 @@ class _Staged:
         files = [partial(self._disk.sync, file) for file in self._files]
         return [*files, lambda: self._disk.sync_directory(work)]
 
-    def take_name(self) -> None:
+    def rename_to_free_name(self) -> None:
         """Give the directory the checkpoint's name, or a numbered one while that name is taken."""
         assert self._work is not None
         for file in self._files:
@@ -292,7 +292,7 @@ class _Staged:
         self._name = next(name for name in names if not name.exists())
         self._disk.rename(self._work, self._name)
 
-    def settle(self) -> None:
+    def replace_former(self) -> None:
         """Replace a former checkpoint of the same name, now that the new one is durable."""
         if self._name != self.path:
             self._replace_former()

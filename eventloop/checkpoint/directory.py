@@ -58,7 +58,7 @@ class Found(NamedTuple):
         """Return the paths that have a manifest, newest first."""
         return [path for path in reversed(self.paths) if path in self.manifests]
 
-    def left_behind(self, path: Path) -> list[str]:
+    def abandoned_after(self, path: Path) -> list[str]:
         """Return the names of the abandoned checkpoints that were saved after `path`."""
         if path not in self.manifests or path in self.abandoned:
             return []
@@ -119,7 +119,7 @@ def scan(*directories: str | Path) -> Found:
     foreign: set[Path] = set()
     last = 0
     for directory in map(Path, directories):
-        here, single_files = _look_into(directory, damaged)
+        here, single_files = _scan_directory(directory, damaged)
         steps = _steps_back_of(directory, damaged)
         on_line, same_run = lineage_filter(steps), same_run_filter(steps)
         abandoned.update(path for path, manifest in here.items() if not on_line(manifest.sequence))
@@ -149,7 +149,7 @@ Seen = tuple[dict[Path, Manifest], list[tuple[int, str, Path]]]
 """Checkpoints with their manifests, and single files as (modification time in ns, name, path)."""
 
 
-def _look_into(directory: Path, damaged: list[str]) -> Seen:
+def _scan_directory(directory: Path, damaged: list[str]) -> Seen:
     """Return the checkpoints and single files of a directory.
 
     If a run removes a checkpoint during the scan, the scan may miss its successor, and is repeated.
@@ -157,10 +157,10 @@ def _look_into(directory: Path, damaged: list[str]) -> Seen:
     Args:
         damaged: gets a sentence for each path that cannot be used.
     """
-    for look in range(1, MOST_SCANS + 1):
+    for scan_number in range(1, MOST_SCANS + 1):
         reasons: list[str] = []
         gone, seen = _checkpoints_in(directory, reasons)
-        if not gone or look == MOST_SCANS:
+        if not gone or scan_number == MOST_SCANS:
             break
     damaged += reasons
     return seen

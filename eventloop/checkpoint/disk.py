@@ -167,7 +167,7 @@ class Sink:
 
 
 def start_writing_back(file: FileIO, start: int, size: int) -> None:
-    """Ask the system to write a part of a file to the disk now, and to drop it from the page cache.
+    """Request the system to write a part of a file to the disk now, and to drop it from the page cache.
 
     The final sync then has less to write. A checkpoint is rarely read again, and its pages would evict pages
     of the data set.

@@ -164,7 +164,7 @@ def load_newest(
 def read_newest(directory: str | Path | Sequence[str | Path], check: Check | None = None) -> Loaded:
     """Read the newest intact checkpoint as `load_newest` does, and return also what identifies it."""
     found, loaded = _first_whole(_places(directory), lambda found: found.paths[::-1], check)
-    if left := found.left_behind(loaded.path):
+    if left := found.abandoned_after(loaded.path):
         logger.warning(
             "%s is the newest checkpoint of the current lineage; a run went back before it saved %s, "
             "which are passed over",
@@ -243,7 +243,7 @@ def _first_whole(
         order: a function that sorts the checkpoints of a scan, the preferred one first.
         check: an additional check, as in `load_newest`.
     """
-    for look in range(1, MOST_SCANS + 1):
+    for scan_number in range(1, MOST_SCANS + 1):
         found = scan(*places)
         passed, gone = list(found.damaged), False
         for path in order(found):
@@ -252,7 +252,7 @@ def _first_whole(
                 if check is not None:
                     check(loaded.state, found.name_of(path))
             except (CheckpointError, OSError) as error:
-                if gone := look < MOST_SCANS and found.was_replaced(path):
+                if gone := scan_number < MOST_SCANS and found.was_replaced(path):
                     break
                 passed.append(str(error))
                 continue

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -50,12 +51,12 @@ def unwrap(model: torch.nn.Module) -> torch.nn.Module:
             return model
 
 
-def keep_modes(undo: Undo, model: torch.nn.Module) -> None:
+def save_modes(undo: Undo, model: torch.nn.Module) -> None:
     """Let `undo` restore the train or eval mode of each module."""
     undo.step(_set_modes, [(module, module.training) for module in model.modules()])
 
 
-def keep_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
+def save_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
     """Let `undo` restore the train or eval mode and the buffers of all modules, in place."""
     buffers = [
         (module, name, buffer, buffer.detach().clone())
@@ -64,7 +65,7 @@ def keep_modes_and_buffers(undo: Undo, model: torch.nn.Module) -> None:
         if not is_lazy(buffer)
     ]
     undo.step(_set_buffers, buffers)
-    keep_modes(undo, model)
+    save_modes(undo, model)
 
 
 def _set_modes(modes: list[tuple[torch.nn.Module, bool]]) -> None:
@@ -85,7 +86,8 @@ def check_model_state(
 ) -> list[str]:
     """Check that weights fit a model; return a line for each name that only one of them has.
 
-    A model cannot hold weights of another kind, such as floating-point values in a buffer of integers. Kinds
+    A model cannot hold weights of another kind, such as floating-point values in a buffer of integers, or
+    beyond the range of its type, such as 300 in int8 or 1e5 in float16. Kinds
     and shapes are not compared for modules with their own loading method, such as the observers of
     quantization, nor for the results of `get_extra_state`: they may depend on the data seen so far.
 
@@ -96,8 +98,9 @@ def check_model_state(
         source: the name of the checkpoint in messages.
 
     Raises:
-        CheckpointError: shapes or kinds differ, weights and model have no name in common, or with `strict`
-            names are missing or unexpected; the message lists each name with both shapes or types.
+        CheckpointError: shapes or kinds differ, values are out of range, weights and model have no name in
+            common, or with `strict` names are missing or unexpected; the message lists each name with both
+            shapes or types, and the names that may have been renamed.
         TypeError: the model is sharded over ranks.
     """
     refuse_sharded_model(
@@ -111,9 +114,9 @@ def check_model_state(
         if not name.startswith(free) and not is_extra_state(name)
     ]  # a lazy module takes the shape that is loaded
     wrong += [
-        f"{name}: the checkpoint has {_kind(state[name])}, the model {_kind(own[name])}, which cannot hold it"
+        f"{name}: the checkpoint has {what}, the model {_kind(own[name])}, which cannot hold it"
         for name in own
-        if name in state and not name.startswith(free) and not _holds(own[name], state[name])
+        if name in state and not name.startswith(free) and (what := _not_held(own[name], state[name]))
     ]
     strangers = [
         f"{name}: {_shape(own[name])} in the model, not in the checkpoint"
@@ -128,8 +131,54 @@ def check_model_state(
     named = strict or (bool(own) and own.keys().isdisjoint(state))
     if wrong or (named and strangers):
         lines = "\n  ".join(wrong + (strangers if named else []))
-        raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{_ADVICE}")
+        advice = renaming_advice(own, state) + _ADVICE if named else _ADVICE
+        raise CheckpointError(f"{source} does not fit the model; nothing was loaded:\n  {lines}\n{advice}")
     return strangers
+
+
+def renaming_advice(own: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    """Return how to load entries that were probably renamed, as a part of an error's text; "" if none were.
+
+    Args:
+        own: the model's tensors by name.
+        state: the weights by name.
+    """
+    pairs = _renamed(
+        {name: _shape(value) for name, value in state.items() if name not in own},
+        {name: _shape(value) for name, value in own.items() if name not in state},
+    )
+    if not pairs:
+        return ""
+    parts = Counter(_without_common_end(*pair) for pair in pairs.items())
+    fits = ", ".join(f"{old!r} -> {new!r} ({count} of them)" for (old, new), count in parts.items())
+    old, new = next(iter(pairs.items()))
+    return (
+        f"By their shapes these may be the same under other names: {fits}. If so, write for each in a "
+        f"handler of after_load_checkpoint: weights = trainer.checkpoint['state_dict']; weights[{new!r}] = "
+        f"weights.pop({old!r}). A resume then finds the state of the optimizer, too. Otherwise: "
+    )
+
+
+def _renamed(gone: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
+    """Return the new name of each gone one that only one fits, by the shape and the end of the name."""
+
+    def fitting(name: str, shape: Any, others: Mapping[str, Any]) -> list[str]:
+        ends = {each: len(_common_end(name, each)) for each, other in others.items() if other == shape}
+        return [each for each, length in ends.items() if length == max(ends.values())]
+
+    found = {name: fits[0] for name, shape in gone.items() if len(fits := fitting(name, shape, new)) == 1}
+    return {old: name for old, name in found.items() if fitting(name, new[name], gone) == [old]}
+
+
+def _common_end(a: str, b: str) -> list[str]:
+    """Return the last parts, separated by dots, that two names have in common, the last one first."""
+    pairs = zip(reversed(a.split(".")), reversed(b.split(".")), strict=False)
+    return [one for one, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+
+
+def _without_common_end(a: str, b: str) -> tuple[str, str]:
+    length = sum(len(part) + 1 for part in _common_end(a, b))
+    return a[: len(a) - length], b[: len(b) - length]
 
 
 def log_strangers(strangers: list[str], source: str) -> None:
@@ -224,10 +273,27 @@ def _is_plainly_loaded(module: torch.nn.Module) -> bool:
     return not any(hooks) and all(map(_is_of_torch, functions))
 
 
-def _holds(own: Any, saved: Any) -> bool:
-    """Return whether a tensor of the model can hold a saved one by PyTorch's rules of casting."""
+def _not_held(own: Any, saved: Any) -> str:
+    """Return what of a saved tensor its place in the model cannot hold, or "".
+
+    That is its type, by PyTorch's rules of casting, or values out of the range of the model's type.
+    """
     both = isinstance(own, torch.Tensor) and isinstance(saved, torch.Tensor)
-    return not both or is_lazy(own) or own.is_quantized or torch.can_cast(saved.dtype, own.dtype)
+    if not both or is_lazy(own) or own.is_quantized or own.dtype == saved.dtype:
+        return ""
+    if not torch.can_cast(saved.dtype, own.dtype):
+        return _kind(saved)
+    if saved.is_meta or not saved.numel() or saved.layout is not torch.strided or saved.is_quantized:
+        return ""
+    if not (own.is_floating_point() or own.is_complex()):
+        limits = torch.iinfo(own.dtype)
+        wide = saved.to(torch.float64 if saved.dtype == torch.uint64 else torch.int64)
+        least, most = int(wide.min()), int(wide.max())
+        return "" if limits.min <= least and most <= limits.max else f"{_kind(saved)} from {least} to {most}"
+    sizes = (saved if saved.is_floating_point() or saved.is_complex() else saved.double()).abs()
+    limit = torch.finfo(own.dtype).max
+    beyond = sizes[torch.isfinite(sizes) & (sizes > limit)] if torch.finfo(sizes.dtype).max > limit else ()
+    return f"{_kind(saved)} up to {float(max(beyond)):g}" if len(beyond) else ""
 
 
 def _kind(value: Any) -> str:

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.output_file import failed, tell
+from eventloop.cli.output_file import failed, print_stderr
 from eventloop.util.errors import WorkDirInUseError
-from eventloop.util.terminal import at_least_one, say
+from eventloop.util.terminal import at_least_one, print_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.checkpoint.listing import Stock
@@ -95,9 +95,9 @@ def _list(options: argparse.Namespace, stock: Stock) -> int:
     from eventloop.cli.listing_text import as_json, as_lines
 
     inventory = stock.inventory()
-    say(as_json(inventory) if options.json else as_lines(inventory))
+    print_line(as_json(inventory) if options.json else as_lines(inventory))
     if not inventory.checkpoints and not inventory.damaged:
-        tell(f"{stock.directory} holds no checkpoint")
+        print_stderr(f"{stock.directory} holds no checkpoint")
         return 2
     return 1 if inventory.damaged else 0
 
@@ -111,21 +111,21 @@ def _prune(options: argparse.Namespace, stock: Stock) -> int:
     inventory = stock.inventory()
     shown = f"{as_lines(inventory)}\n{plan_lines(inventory, plan)}"
     if not options.json:
-        say(shown)
+        print_line(shown)
     going = bool(plan.remove or plan.leftovers)
-    agreed, code = _ask(options, shown) if going else (False, 0)
+    agreed, code = _confirm(options, shown) if going else (False, 0)
     failed = _carry_out(stock, plan) if agreed else []
     for reason in failed:
-        tell(reason)
+        print_stderr(reason)
     if options.json:
-        say(as_json(inventory, plan, removed=agreed, failed=failed))
+        print_line(as_json(inventory, plan, removed=agreed, failed=failed))
     return code or (1 if inventory.damaged or failed or not plan.keep else 0)
 
 
 def _carry_out(stock: Stock, plan: Plan) -> list[str]:
     """Remove what the plan lists as the owner of the directory; return a sentence for each failure."""
     from eventloop.checkpoint.prune import carry_out
-    from eventloop.ownership.taking import owning
+    from eventloop.ownership.acquiring import owning
 
     with owning(stock.directory, "pruning", REMEDY):
         return carry_out(stock, plan)
@@ -138,14 +138,14 @@ def _refuse_live_owner(run: Path) -> None:
         WorkDirInUseError: the directory has a live owner.
     """
     from eventloop.ownership import read_owner
-    from eventloop.ownership.taking import describe
+    from eventloop.ownership.acquiring import describe
 
     owner = read_owner(run)
     if owner is not None and owner.lives is not False:
         raise WorkDirInUseError(f"{describe(owner)}: {REMEDY}")
 
 
-def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
+def _confirm(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
     """Ask whether to remove the checkpoints; return the answer and an exit code.
 
     The code is not 0 if there is no terminal to ask on.
@@ -153,11 +153,13 @@ def _ask(options: argparse.Namespace, shown: str) -> tuple[bool, int]:
     if options.yes:
         return True, 0
     if sys.stdin is None or sys.stderr is None or not sys.stdin.isatty():
-        tell("nothing was removed, because there is no terminal to ask on: --yes removes without asking")
+        print_stderr(
+            "nothing was removed, because there is no terminal to ask on: --yes removes without asking"
+        )
         return False, 2
     sys.stderr.write(f"{shown}\nRemove it? [y/N] " if options.json else "Remove it? [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() in ("y", "yes"):
         return True, 0
-    tell("nothing was removed")
+    print_stderr("nothing was removed")
     return False, 0

@@ -20,14 +20,14 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.checkpoint import find_checkpoints
 from eventloop.checkpoint.directory import scan
-from eventloop.cli.output_file import tell
+from eventloop.cli.output_file import print_stderr
 from eventloop.eventlog.jsonl import FILE_NAME
 from eventloop.events import AfterLoadCheckpoint
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
 from eventloop.training.trainer import Trainer
 from eventloop.util.suggest import suggest
-from eventloop.util.terminal import OutputError, say
+from eventloop.util.terminal import OutputError, print_line
 from eventloop.writers import ConsoleWriter, JSONLWriter, TensorBoardWriter
 from eventloop.writers.jsonl import read_jsonl
 
@@ -136,9 +136,9 @@ def prepare(
         )
         if resume is not None:
             with trainer.bus.subscribe(check_epochs, AfterLoadCheckpoint):
-                say(f"resuming from {trainer.resume(resume, changed='keep')}")
+                print_line(f"resuming from {trainer.resume(resume, changed='keep')}")
             if seed is not None:
-                say(
+                print_line(
                     f"--seed {seed} has no effect: the weights and the random state are those of the "
                     "checkpoint"
                 )
@@ -168,7 +168,7 @@ def run(trainer: Trainer) -> int:
         KeyboardInterrupt: a second Ctrl-C.
     """
     if trainer.epoch >= (trainer.max_epochs or 0) and validated(trainer):
-        say(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
+        print_line(f"{trainer.work_dir} is complete: all {trainer.max_epochs} epochs are trained")
         trainer.close()
         return 0
     with graceful_interrupt(trainer, hint=HINT):
@@ -179,9 +179,9 @@ def run(trainer: Trainer) -> int:
             code = int(ended.code or 0)
         trainer.close()
     try:
-        read = say(f"\n{closing_lines(trainer)}")
+        read = print_line(f"\n{closing_lines(trainer)}")
     except OutputError as error:  # a job scheduler expects the code of its signal all the same
-        tell(str(error))
+        print_stderr(str(error))
         return code or 2
     read = read and not any(isinstance(w, ConsoleWriter) and w.nobody_reads for w in trainer.writers)
     return code or (0 if read else BROKEN_PIPE)
@@ -272,7 +272,7 @@ def free_name(path: Path) -> Path:
     number = 2
     while (candidate := named.with_name(f"{named.name}-{number}")).exists():
         number += 1
-    say(
+    print_line(
         f"{path} already holds a run, which stays as it is: the new run goes to {candidate} "
         "(--resume continues it)"
     )

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from eventloop.cli.output_file import failed, tell
+from eventloop.cli.output_file import failed, print_stderr
 
 TEMPLATE = Path(__file__).with_name("training_template.py")
 NEEDS = "torchmetrics tensorboard rich"
@@ -39,5 +39,5 @@ def run(options: argparse.Namespace) -> int:
         )
     except OSError as error:
         return failed(options, error, 2)
-    tell(f"{file} is written: pip install {NEEDS}, then python {file}")
+    print_stderr(f"{file} is written: pip install {NEEDS}, then python {file}")
     return 0

@@ -63,11 +63,11 @@ def failed(options: argparse.Namespace, error: Exception, code: int) -> int:
     """Report an error on one line and return the exit code; with --traceback, raise the error."""
     if options.traceback:
         raise error
-    tell(f"{error} (--traceback shows where)")
+    print_stderr(f"{error} (--traceback shows where)")
     return code
 
 
-def tell(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Write one line to standard error, with any characters in its paths; do nothing if it is closed."""
     if sys.stderr is not None:
         sys.stderr.write(f"eventloop: {on_a_line(text)}\n")

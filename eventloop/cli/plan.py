@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from eventloop.cli.output_file import failed
 from eventloop.processes.dry_run import PLAN_FILE
 from eventloop.util.formatting import on_a_line
-from eventloop.util.terminal import say
+from eventloop.util.terminal import print_line
 
 if TYPE_CHECKING:  # --help does without these imports
     from eventloop.bus.dry_run import ProgramPlan
@@ -156,9 +156,9 @@ def _show(options: argparse.Namespace, head: str, plan: ProgramPlan) -> None:
 
     if options.json:
         found = {"file": str(options.file), **msgspec.to_builtins(plan)}
-        say(json.dumps(found, indent=2))
+        print_line(json.dumps(found, indent=2))
         return
     several = len(plan.buses) > 1
     titles = [f"bus {i} of {len(plan.buses)}\n" if several else "" for i in range(1, len(plan.buses) + 1)]
     tables = [f"{title}{plan_table(rows)}" for title, rows in zip(titles, plan.buses, strict=True)]
-    say("\n\n".join([on_a_line(head), *(tables or [plan_table([])])]))
+    print_line("\n\n".join([on_a_line(head), *(tables or [plan_table([])])]))

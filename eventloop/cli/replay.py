@@ -27,7 +27,7 @@ from eventloop.util.text import error_text
 if TYPE_CHECKING:  # not for --help
     from eventloop.eventlog.replay import ReplayReport
     from eventloop.eventlog.sinks import Sink
-    from eventloop.eventlog.undelivered import Delivery, Left
+    from eventloop.eventlog.undelivered import Delivery, UndeliveredLog
 
 TARGETS = {
     "tensorboard": "TensorBoardWriter",
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     if options.to is None:
-        return _deliver_left(options)
+        return _deliver_undelivered(options)
     try:
         job = _prepare(options)
     except (ImportError, OSError, ValueError, TypeError) as error:
@@ -150,36 +150,36 @@ def _refused(job: Job, error: Exception) -> Exception:
     return refused
 
 
-def _deliver_left(options: argparse.Namespace) -> int:
+def _deliver_undelivered(options: argparse.Namespace) -> int:
     """Deliver the events that were queued at the end of a run to their writers; return the exit code."""
     try:
-        found = _find_left(options)
+        found = _find_undelivered(options)
     except (ImportError, OSError, ValueError) as error:
         return failed(options, error, 2)
     code = 0
-    for left in found:
-        if left.writer is None:
+    for each in found:
+        if each.writer is None:
             sys.stderr.write(
-                f"eventloop: {left.log} holds events for {on_a_line(left.recipe.name)}, which cannot be made "
+                f"eventloop: {each.log} holds events for {on_a_line(each.recipe.name)}, which cannot be made "
                 "again: deliver it with --to, or in Python with eventloop.replay(log, bus)\n"
             )
             code = 1
             continue
         try:
-            report = _deliver(left, options.run)
+            report = _deliver(each, options.run)
         except Exception as error:  # of a writer; the next one may well succeed
-            code = failed(options, type(error)(f"{left.recipe.name}: {error}; {left.log} stays"), 1)
+            code = failed(options, type(error)(f"{each.recipe.name}: {error}; {each.log} stays"), 1)
         else:
-            told = report.describe(into=left.recipe.name, unknown=f"{IMPORT} them")
-            sys.stderr.write(f"eventloop: {on_a_line(told)}\n")
+            description = report.describe(into=each.recipe.name, unknown=f"{IMPORT} them")
+            sys.stderr.write(f"eventloop: {on_a_line(description)}\n")
     return code
 
 
-def _deliver(left: Left, run: Path) -> ReplayReport:
+def _deliver(undelivered: UndeliveredLog, run: Path) -> ReplayReport:
     """Deliver one log; print its progress, and how far it came if it is stopped."""
     from eventloop.eventlog.undelivered import Delivery
 
-    name = on_a_line(left.recipe.name)
+    name = on_a_line(undelivered.recipe.name)
     printed = monotonic()
 
     def progress(delivery: Delivery) -> None:
@@ -190,7 +190,7 @@ def _deliver(left: Left, run: Path) -> ReplayReport:
                 f"eventloop: {name}: {delivery.written:,} of {delivery.total:,} events delivered\n"
             )
 
-    delivery = Delivery(left, run, progress)
+    delivery = Delivery(undelivered, run, progress)
     try:
         with _exiting_at_sigterm():
             return delivery.run()
@@ -217,13 +217,13 @@ def _exiting_at_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _find_left(options: argparse.Namespace) -> list[Left]:
+def _find_undelivered(options: argparse.Namespace) -> list[UndeliveredLog]:
     """Return the logs of events that were still queued when the run ended.
 
     Raises:
         ImportError, OSError, ValueError: the input is bad; the message names it.
     """
-    from eventloop.eventlog.undelivered import FOLDER, find_left
+    from eventloop.eventlog.undelivered import FOLDER, find_undelivered
 
     if options.only or options.out is not None:
         raise ValueError("--only and --out belong to --to: without it each event goes to its own writer")
@@ -231,7 +231,7 @@ def _find_left(options: argparse.Namespace) -> list[Left]:
         raise FileNotFoundError(f"no run at {options.run}: give the run's directory")
     for module in options.modules:
         _import(module)
-    if not (found := find_left(options.run)):
+    if not (found := find_undelivered(options.run)):
         raise FileNotFoundError(
             f"{options.run / FOLDER} holds nothing: no events wait there for their writers. "
             f"--to TARGET writes its event log with another writer: {', '.join(TARGETS)}"

@@ -11,8 +11,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, tell, write_output
-from eventloop.util.terminal import OutputError, output_encoding, say, say_lines
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, print_stderr, write_output
+from eventloop.util.terminal import OutputError, output_encoding, print_line, print_lines
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.reporting.report import Report
@@ -92,21 +92,21 @@ def run(options: argparse.Namespace) -> int:
             return failed(options, error, 1)
         if options.html != STANDARD_OUTPUT:
             summary = f"{options.html} is written, {size_text(Path(options.html).stat().st_size)}"
-            tell(summary)
+            print_stderr(summary)
     if options.json:
-        say(_as_json(reports))
+        print_line(_as_json(reports))
     elif options.html is None:
         from eventloop.reporting.text import as_text
 
-        say(as_text(reports, encoding=output_encoding(), width=None if options.all else _width()))
-    return _tell_missing(reports)
+        print_line(as_text(reports, encoding=output_encoding(), width=None if options.all else _width()))
+    return _report_missing(reports)
 
 
-def _tell_missing(reports: list[Report]) -> int:
+def _report_missing(reports: list[Report]) -> int:
     """Report on one line which parts of the reports are missing; return 2 if any are, else 0."""
     missing = [f"{report.run}: {' '.join(report.missing)}" for report in reports if report.missing]
     if missing:
-        tell("; ".join(missing))
+        print_stderr("; ".join(missing))
     return 2 if missing else 0
 
 
@@ -155,12 +155,12 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
 
     found = compare(reports[0], reports[1], limit)
     if options.json:
-        say(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        print_line(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
     else:
-        say_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
+        print_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
-        tell(gate_line(found))
-    missing = _tell_missing(reports)
+        print_stderr(gate_line(found))
+    missing = _report_missing(reports)
     return 3 if found.failed else missing
 
 

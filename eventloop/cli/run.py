@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eventloop.autoattach.options import RunOptions
-from eventloop.cli.output_file import failed, tell
+from eventloop.cli.output_file import failed, print_stderr
 from eventloop.util.printable import printable
 
 DESCRIPTION = """\
@@ -165,13 +165,13 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
     for directory, summary in attacher.summaries.items():
         sys.stderr.write(printable(f"\n{summary}\n"))
         shown = os.path.relpath(directory) if directory.is_relative_to(Path.cwd()) else str(directory)
-        tell(f"the run is in {shown}; each callback: eventloop report --all {shlex.quote(shown)}")
+        print_stderr(f"the run is in {shown}; each callback: eventloop report --all {shlex.quote(shown)}")
     for host, problem in attacher.problems.items():
-        tell(f"{host} ran without a bus: {problem}")
+        print_stderr(f"{host} ran without a bus: {problem}")
     if attacher.summaries or attacher.problems or not succeeded:
         return
     if attacher.hosts:
-        tell(f"no run of {' or '.join(sorted(attacher.hosts))} ended, so there is no summary")
+        print_stderr(f"no run of {' or '.join(sorted(attacher.hosts))} ended, so there is no summary")
     else:
         _advise(script, attacher)
 
@@ -179,9 +179,9 @@ def _report(script: str, attacher: Any, *, succeeded: bool) -> None:
 def _advise(script: str, attacher: Any) -> None:
     from eventloop.autoattach.written_loop import HAS_A_BRIDGE, HAS_A_TRAINER, advice
 
-    if attacher.kept:
-        tell(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.kept))))
+    if attacher.bridged:
+        print_stderr(HAS_A_BRIDGE.format(script=script, hosts=" and ".join(sorted(attacher.bridged))))
     elif "eventloop.training.trainer" in sys.modules and not attacher.imports_bridges:
-        tell(HAS_A_TRAINER.format(script=script))
+        print_stderr(HAS_A_TRAINER.format(script=script))
     else:
         sys.stderr.write(printable(f"eventloop: {advice(script)}"))

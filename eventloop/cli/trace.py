@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, tell, write_output
-from eventloop.util.terminal import at_least_one, say
+from eventloop.cli.output_file import STANDARD_OUTPUT, check_output, failed, print_stderr, write_output
+from eventloop.util.terminal import at_least_one, print_line
 
 if TYPE_CHECKING:  # not for --help
     from eventloop.tracing.files import TraceFile
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return failed(options, error, 2)
     if options.out is None:
-        say(_listing(traces))
+        print_line(_listing(traces))
         return 0
     names = ", ".join(f"{trace.first}..{trace.last}" for trace in chosen)
     return _write(options, options.out, data, f"iterations {names}")
@@ -97,7 +97,7 @@ def _write(options: argparse.Namespace, out: str, data: bytes, content: str, not
     except OSError as error:
         return failed(options, error, 1)
     where = "" if out == STANDARD_OUTPUT else f" into {out}; {OPEN}"
-    tell(f"{content}{where}{note}")
+    print_stderr(f"{content}{where}{note}")
     return 0
 
 

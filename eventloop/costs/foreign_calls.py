@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from eventloop.costs.records import HandlerCost
 from eventloop.costs.timing import BATCH, Timing
-from eventloop.costs.waits import frames_here, leave_out_of
+from eventloop.costs.waits import excludes_waits, frames_here
 
 Charge = Callable[[Literal["hooks"], float], None]
 
@@ -86,13 +86,13 @@ class ForeignCalls:
         return [_cost(*key, *call, wall) for key, call in self._calls.items() if call.timing.clocked]
 
 
-@leave_out_of
-def _leave_out(seconds: float) -> None:
-    """Leave a wait out of the callbacks that are being called on this thread, and out of the hooks phase."""
+@excludes_waits
+def _exclude_wait(seconds: float) -> None:
+    """Exclude a wait from the callbacks that are being called on this thread, and from the hooks phase."""
     for frame in frames_here():
         if frame.f_code.co_filename == __file__ and frame.f_code.co_name == "call":
             call = frame.f_locals
-            call["timing"].leave_out(seconds)
+            call["timing"].exclude(seconds)
             if call["in_iteration"] and not call["within"]:
                 call["charge"]("hooks", -seconds)
 

@@ -46,7 +46,7 @@ class HandlerTrend:
         self._stride = HANDLER_POINT
 
     def mark(self, iterations: int) -> None:
-        """Note the seconds of each handler so far, if this number of iterations ends a point of the trend."""
+        """Record the seconds of each handler so far, if this number of iterations ends a point."""
         if iterations % self._stride:
             return
         timings = [handler.timing for signal in self._signals for handler in signal.handlers]

@@ -24,7 +24,7 @@ the events in which it works.
 """
 RARITY = 4
 """The factor by which fewer events are sampled in a tight loop than the limit of 0.3 % would allow."""
-STAMP_SECONDS = 0.01
+WAIT_SECONDS = 0.01
 """The least time between two events whose wait in the background queues is measured."""
 
 
@@ -32,46 +32,46 @@ class Sampling:
     """Choose the events of one type that are clocked, from the time between them.
 
         if count == due:
-            due += sampling.look(count, perf_counter())
+            due += sampling.update(count, perf_counter())
         elif not sampling.clocks_all:
             ...  # the event's handlers, not clocked
             return
         began = perf_counter()
         ...  # the event's handlers
-        sampling.took.append(perf_counter() - began)
+        sampling.durations.append(perf_counter() - began)
 
     Attributes:
         handlers: the number of functions that each event calls.
-        sampled: whether the event of the last `look` also stands for events before it that were not clocked.
-        clocks_all: whether all events up to the next `look` are clocked, or none of them.
-        took: the seconds that all handlers of one clocked event took together, for each since the last
+        sampled: whether the event of the last `update` also stands for earlier events that were not clocked.
+        clocks_all: whether all events up to the next `update` are clocked, or none of them.
+        durations: the seconds that all handlers of one clocked event took together, for each since the last
             decision.
     """
 
     __slots__ = (
         "_at",
         "_count",
+        "_measured_at",
         "_period",
         "_slow",
-        "_stamped_at",
         "clocks_all",
+        "durations",
         "handlers",
         "sampled",
-        "took",
     )
 
     def __init__(self) -> None:
         self.handlers = 0
         self.sampled = False
         self.clocks_all = True
-        self.took: list[float] = []
+        self.durations: list[float] = []
         self._period = 1  # events from a clocked one to the next
         self._count, self._at = 0, perf_counter()  # number and time of the event at the last decision
         self._slow = False  # whether events were rare in the last period; a single pause looks like that
-        self._stamped_at = float("-inf")
+        self._measured_at = float("-inf")
 
-    def look(self, count: int, now: float) -> int:
-        """Return the number of events from this one, which is clocked, to the next `look`.
+    def update(self, count: int, now: float) -> int:
+        """Return the number of events from this one, which is clocked, to the next `update`.
 
         Args:
             count: the number of this event.
@@ -81,19 +81,19 @@ class Sampling:
         if self.sampled or count - self._count >= WINDOW:
             self._decide(count - self._count, now - self._at)
             self._count, self._at = count, now
-            self.took.clear()
+            self.durations.clear()
         self.clocks_all = self._period == 1 and not self.sampled
         return self._count + WINDOW - count if self.clocks_all else self._period
 
-    def stamps(self, now: float) -> bool:
+    def measures_wait(self, now: float) -> bool:
         """Return whether the wait of an event in the queues is to be measured.
 
         Args:
             now: the time of its emit, by `perf_counter`.
         """
-        if now - self._stamped_at < STAMP_SECONDS:
+        if now - self._measured_at < WAIT_SECONDS:
             return False
-        self._stamped_at = now
+        self._measured_at = now
         return True
 
     def _decide(self, events: int, seconds: float) -> None:
@@ -105,7 +105,7 @@ class Sampling:
         """
         enough = min(ALWAYS_SECONDS, max(1, self.handlers) * HANDLER_SECONDS)
         slow = seconds >= events * enough
-        longest = max(self.took, default=0.0)
+        longest = max(self.durations, default=0.0)
         if longest >= enough or (slow and (self._slow or self._period == 1)):
             self._period = 1
         elif not slow:

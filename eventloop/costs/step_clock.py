@@ -37,13 +37,13 @@ class PhaseMarks(Protocol):
         """The phases, summed over the measured iterations."""
 
     def begin(self, iterations: int) -> None:
-        """Note that a forward pass begins, after `iterations` completed iterations."""
+        """Record that a forward pass begins, after `iterations` completed iterations."""
 
     def mark(self, what: int) -> None:
-        """Note one of the marks, such as `FORWARD_ENDS`."""
+        """Record one of the marks, such as `FORWARD_ENDS`."""
 
     def end(self) -> None:
-        """Note that the iteration ends."""
+        """Record that the iteration ends."""
 
 
 class StepClock:
@@ -75,7 +75,7 @@ class StepClock:
         self._waited_sums = dict.fromkeys(WAITS, 0.0)  # in iterations
         # seconds of waits since the end of iteration number `_waits_after`, which are not in `_total_sum` yet
         self._latest_waits, self._waits_after = 0.0, 0
-        self._last_end = self._asked = self._loaded = self._forward_began = self._forward_ended = 0.0
+        self._last_end = self._requested_at = self._loaded = self._forward_began = self._forward_ended = 0.0
         self._past_runs = self._run_began = 0.0
         self._in_step = False
         # seconds of the step's body that count in other phases, and those of backward and optimizer alone
@@ -112,7 +112,7 @@ class StepClock:
 
     @contextmanager
     def excluding(self) -> Iterator[None]:
-        """Leave the time of the block, an evaluation, out of the current iteration."""
+        """Exclude the time of the block, an evaluation, from the current iteration."""
         before, began = (self.excluded, self.evaluations), perf_counter()
         place, self.waits.place = self.waits.place, "evaluations"
         try:
@@ -123,7 +123,7 @@ class StepClock:
             self.waits.place = place
 
     def exclude(self, seconds: float) -> None:
-        """Leave seconds of an evaluation that have passed out of the current iteration."""
+        """Exclude seconds of an evaluation that have passed from the current iteration."""
         self.excluded += seconds
         self.evaluations += seconds
 
@@ -155,7 +155,7 @@ class StepClock:
         self.end_pass()
         self.waits.place = "iterations"
         self.begin()
-        self._last_end = self._asked
+        self._last_end = self._requested_at
 
     def end_pass(self, place: Literal["between", "end"] = "between") -> None:
         """End the pass over the loader: no iteration is under way until the next pass begins.
@@ -173,21 +173,21 @@ class StepClock:
         self.data = self.backward = self.optimizer = self.hooks = 0.0
         self._charged = self._charged_steps = 0.0
         self.began = perf_counter()
-        self._asked = self.began - self.excluded
+        self._requested_at = self.began - self.excluded
 
     def begin_data(self) -> None:
         """Begin the wait for the batch only now; the time since `begin` then counts as the loop's."""
-        self._asked, self.data = perf_counter() - self.excluded, 0.0
+        self._requested_at, self.data = perf_counter() - self.excluded, 0.0
 
     def end_data(self) -> None:
         """End the wait for the batch, which is on the device now."""
         self._loaded = perf_counter() - self.excluded  # no call, as below (`benchmarks.bridges`)
-        self.data += self._loaded - self._asked
+        self.data += self._loaded - self._requested_at
 
     def skip(self) -> None:
         """Count the time of handlers that skipped the batch as hooks; begin the wait for the next batch."""
-        self._asked = perf_counter() - self.excluded
-        self.hooks += self._asked - self._loaded
+        self._requested_at = perf_counter() - self.excluded
+        self.hooks += self._requested_at - self._loaded
 
     def begin_forward(self) -> None:
         """Begin the forward pass, after the handlers of `before_train_iter`."""

@@ -62,8 +62,8 @@ class Timing:
         if len(self.recent) >= BATCH:
             self.sum_up()
 
-    def leave_out(self, seconds: float) -> None:
-        """Leave a wait out of the duration of the call under way, which is the next one to be added.
+    def exclude(self, seconds: float) -> None:
+        """Exclude a wait from the duration of the call under way, which is the next one to be added.
 
         The adding thread calls it within that call.
         """

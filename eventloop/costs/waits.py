@@ -42,12 +42,12 @@ class Waiter(Protocol):
         """Count a wait that has just ended."""
 
 
-LeaveOut = Callable[[float], None]
-_measurers: list[LeaveOut] = []
+ExcludeWait = Callable[[float], None]
+_measurers: list[ExcludeWait] = []
 
 
-def leave_out_of(measurer: LeaveOut) -> LeaveOut:
-    """Register a function that leaves the seconds of a wait out of calls that are being measured; return it.
+def excludes_waits(measurer: ExcludeWait) -> ExcludeWait:
+    """Register a function that excludes the seconds of a wait from calls that are being measured; return it.
 
     It is called once for each wait, on the thread that waited. It finds the calls by their frames: a stack of
     calls would slow down each of them.
@@ -94,8 +94,8 @@ def waiting(cause: Cause, name: str = "") -> Iterator[None]:
     finally:
         wait = Wait(cause, name, began, perf_counter() - began)
         here.waits = False
-        for leave_out in _measurers:
-            leave_out(wait.seconds)
+        for exclude in _measurers:
+            exclude(wait.seconds)
         for run in here.runs:
             run.waited(wait)
 

@@ -50,7 +50,7 @@ class IndexReader:
 
         Workers are given no list of indices beyond the limit, so they read and draw nothing beyond it.
         """
-        self._settle(skip)
+        self._merge_pending(skip)
         length = length_of(loader) if limit is None else limit
         if loader.num_workers and skip and length is not None and skip >= length:
             _draw_out(loader, opened_with, limit)
@@ -172,10 +172,10 @@ class IndexReader:
             self._pending = number, worker, changed
             number += 1
             yield batch
-            self._settle(number)
+            self._merge_pending(number)
 
-    def _settle(self, batch_idx: int) -> None:
-        """Keep the random state that a worker sent with batch `batch_idx`, if that was trained on.
+    def _merge_pending(self, batch_idx: int) -> None:
+        """Store the random state that a worker sent with batch `batch_idx`, if that was trained on.
 
         Args:
             batch_idx: the number of batches of the pass that were trained on; the state of a later batch is

@@ -162,9 +162,9 @@ def state_dict_error(loader: Any) -> str:
     try:
         known = _errors.get(loader)
     except TypeError:  # the loader is not hashable
-        return _ask(loader)
+        return _state_error(loader)
     if known is None:
-        known = _errors[loader] = _ask(loader)
+        known = _errors[loader] = _state_error(loader)
     return known
 
 
@@ -184,7 +184,7 @@ def state_falls_short(loader: Any) -> bool:
     )
 
 
-def forget_iterators(loader: Any) -> None:
+def reset_iterators(loader: Any) -> None:
     """Let torchdata's loaders open their next pass like a second one, which draws a seed.
 
     The first pass of a process does not, where the loader was asked for its state before, as Accelerate does.
@@ -194,7 +194,7 @@ def forget_iterators(loader: Any) -> None:
             part.load_state_dict({})  # type: ignore[attr-defined]
 
 
-def _ask(loader: Any) -> str:
+def _state_error(loader: Any) -> str:
     now = rng_state()
     try:
         loader.state_dict()

@@ -85,7 +85,7 @@ class PlainReader:
         return {"batch_idx": batch_idx, "last_batch": self._last.print(), "read_with": [*self._read_with]}
 
     def load_state_dict(self, loader: Any, state: Mapping[str, Any]) -> None:
-        """Keep the state; warn of persistent workers, because no checkpoint holds their random states."""
+        """Store the state; warn of persistent workers, because no checkpoint holds their random states."""
         self._saved = state
         if persists(loader):
             logger.warning(

@@ -17,11 +17,11 @@ from eventloop.data.index_reader import IndexReader
 from eventloop.data.limits import Limits
 from eventloop.data.loader_info import named_loaders, of_loader
 from eventloop.data.loader_state import (
-    forget_iterators,
     generator_states,
     lost_generators,
     own_random_state,
     random_state,
+    reset_iterators,
     set_epoch,
     set_generators,
     set_random_state,
@@ -109,11 +109,11 @@ class LoaderPosition:
         skip = self.skipped = self._trainer.batch_idx if self._resuming else 0
         self._resuming = False
         self._restore_own(loader, opening=not skip)
-        self._take_back(loader, skip)
+        self._rewind(loader, skip)
         reader = self._reader(loader)
         if self._loader_state is not None:
             if self._passes > bool(skip):
-                forget_iterators(loader)
+                reset_iterators(loader)
             reader.load_state_dict(loader, self._loader_state)
             self._loader_state = None
         if not skip:
@@ -125,7 +125,7 @@ class LoaderPosition:
             self._opened_at = self._trainer.iter, self._trainer.epoch
         return reader.open(loader, skip, self._opened_with, self._trainer.limits.cut("train", loader))
 
-    def _take_back(self, loader: Iterable[Any], skip: int) -> None:
+    def _rewind(self, loader: Iterable[Any], skip: int) -> None:
         """Restore the random state of a pass that is opened again because its first iteration failed."""
         here = self._trainer.iter, self._trainer.epoch
         if not skip and here == self._opened_at and self._current is not None and self._current[0] is loader:

@@ -17,7 +17,7 @@ logger = logging.getLogger("eventloop")
 
 NUM_SAMPLES = "num_samples"
 """The key under which `val_step` returns the number of samples of its batch, as in mmcv."""
-_SAY = f"return {NUM_SAMPLES}=... from val_step to give another number"
+_ADVICE = f"return {NUM_SAMPLES}=... from val_step to give another number"
 
 
 _PARTS = (torch.Tensor, np.ndarray, Mapping, list, tuple)
@@ -59,7 +59,7 @@ def samples_of(outputs: Mapping[str, Any], batch: Any, reported: set[str]) -> in
     size, fields = _sized(batch)
     if NUM_SAMPLES not in reported and (doubt := _doubt(batch, size, fields)):
         reported.add(NUM_SAMPLES)
-        logger.warning("%s counts as %d in means over samples: %s", doubt, size, _SAY)
+        logger.warning("%s counts as %d in means over samples: %s", doubt, size, _ADVICE)
     return size
 
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, Subset
 
 from eventloop.data.loader_info import why_not_by_index
-from eventloop.evaluation.outputs import join, join_ranks, take
+from eventloop.evaluation.outputs import join, join_ranks, select
 from eventloop.state.exchange import gather
 from eventloop.util.checks import length_of
 
@@ -108,7 +108,7 @@ def in_dataset_order(
     for row, sample in enumerate(order):
         first.setdefault(sample, row)
     rows = [first[sample] for sample in sorted(first)]
-    return whole if rows == [*range(len(order))] else take(whole, rows, of=len(order))
+    return whole if rows == [*range(len(order))] else select(whole, rows, of=len(order))
 
 
 def _warn_if_alike(ranks: Sequence[_Share]) -> None:

@@ -34,7 +34,7 @@ NESTED = (
     "val_step returned %r as a mapping of numbers, which become no metrics: return the numbers themselves, "
     "or in a mapping named log_vars"
 )
-LEFT_OUT = (
+UNUSABLE = (
     "val_step returned %s as %r, which is not a number and becomes no metric: return a number, or a tensor "
     "of one element"
 )
@@ -151,7 +151,7 @@ class Evaluation:
 
     Args:
         evaluator: one metric or several, or None.
-        left_out: names of values, such as texts, that were already reported as unusable. New ones are logged
+        unusable: names of values, such as texts, that were already reported as unusable. New ones are logged
             and added to this set, so that a set shared by all evaluations logs each name once.
         device: where the predictions are; metrics that are modules, such as torchmetrics, are moved there.
     """
@@ -159,10 +159,10 @@ class Evaluation:
     def __init__(
         self,
         evaluator: Evaluators | None,
-        left_out: set[str] | None = None,
+        unusable: set[str] | None = None,
         device: torch.device | None = None,
     ) -> None:
-        self._left_out = set() if left_out is None else left_out
+        self._unusable = set() if unusable is None else unusable
         self._evaluators = name_evaluators(evaluator)
         self._averages = Averages()
         self._sources: dict[str, str] = {}
@@ -176,8 +176,8 @@ class Evaluation:
         """Add the outputs of one batch."""
         outputs = with_log_vars(outputs)
         for name in unlogged(outputs):
-            if name not in self._left_out:
-                self._left_out.add(name)
+            if name not in self._unusable:
+                self._unusable.add(name)
                 logger.warning(NESTED, name)
         for name, value in outputs.items():
             if name in ("preds", "target", NUM_SAMPLES):  # not metrics, even with one element
@@ -185,9 +185,9 @@ class Evaluation:
             if is_single(value):
                 self._claim(name, "val_step")
                 self._averages.add(name, value, samples)
-            elif name not in self._left_out and not isinstance(value, _SEVERAL):
-                self._left_out.add(name)
-                logger.warning(LEFT_OUT, f"{value!r:.80}", name)
+            elif name not in self._unusable and not isinstance(value, _SEVERAL):
+                self._unusable.add(name)
+                logger.warning(UNUSABLE, f"{value!r:.80}", name)
         preds, target = outputs.get("preds"), outputs.get("target")
         evaluators = self._evaluators
         if not evaluators and is_classification(preds, target):
@@ -264,7 +264,7 @@ class HasFields(Protocol):
     metrics: EventStorage
 
 
-def keep_fields(undo: Undo, trainer: HasFields) -> None:
+def save_fields(undo: Undo, trainer: HasFields) -> None:
     """Let `undo` restore the trainer's model, batch, outputs and metrics.
 
     Until then, metrics that are put, also by `get_event_storage`, go to another storage and are discarded.

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import keep_modes_and_buffers
+from eventloop.checkpoint.weights import save_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.loader_info import named_loaders, of_loader, persists, to_device, why_not_by_index
 from eventloop.data.loader_state import has_state_dict, random_state, samplers_of, set_random_state
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.evaluation.batch_sizes import samples_of
-from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, keep_fields
+from eventloop.evaluation.evaluation import Evaluation, Evaluator, Metric, save_fields
 from eventloop.metrics import EventStorage
 from eventloop.state.exchange import raised_together
 from eventloop.state.undo import Undo
@@ -300,8 +300,8 @@ def _prepare(undo: Undo, trainer: CheckedTrainer) -> None:
             undo.step(evaluator.reset)
     undo.attributes(trainer, "mode", "sanity_checking")
     undo.attributes(trainer.clock.waits, "place")
-    keep_fields(undo, trainer)
-    keep_modes_and_buffers(undo, model)
+    save_fields(undo, trainer)
+    save_modes_and_buffers(undo, model)
     trainer.mode, trainer.sanity_checking = "val", True
     model.eval()
 

@@ -94,7 +94,7 @@ def join_ranks(parts: Sequence[Any]) -> Any:
     )
 
 
-def take(outputs: Any, rows: Sequence[int], of: int) -> Any:
+def select(outputs: Any, rows: Sequence[int], of: int) -> Any:
     """Return some rows of joined outputs.
 
     Args:
@@ -102,9 +102,9 @@ def take(outputs: Any, rows: Sequence[int], of: int) -> Any:
         of: the number of samples. A field with another length has no rows, and is left as it is.
     """
     if isinstance(outputs, dict):
-        return {name: take(value, rows, of) for name, value in outputs.items()}
+        return {name: select(value, rows, of) for name, value in outputs.items()}
     if isinstance(outputs, tuple):
-        return _tuple_like(outputs, [take(value, rows, of) for value in outputs])
+        return _tuple_like(outputs, [select(value, rows, of) for value in outputs])
     if len(outputs) != of:
         return outputs
     return [outputs[row] for row in rows] if isinstance(outputs, list) else outputs[list(rows)]

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
-from eventloop.checkpoint.weights import keep_modes
+from eventloop.checkpoint.weights import save_modes
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_state import own_random_state, set_samplers
 from eventloop.data.rng import module_generators, set_module_generators
@@ -31,7 +31,7 @@ from eventloop.util.functions import check_call, handler_name, is_coroutine_func
 
 BACKLOG_BYTES = 256 * 2**20
 """Outputs that may wait for `to`. The prediction waits for a subscriber that is further behind."""
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 
 class PredictingTrainer(Protocol):
@@ -56,7 +56,7 @@ class Sink(Protocol):
     """Takes the outputs of each batch in order, on the host."""
 
     def receive(self, outputs: Any) -> None:
-        """Take the outputs of the next batch."""
+        """Receive the outputs of the next batch."""
 
     def end(self, *, complete: bool) -> Any:
         """Return the result of the prediction; `complete` is False if a stop cut the pass short."""
@@ -89,10 +89,10 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
     if loader is not trainer.loader:
         undo.step(set_samplers, loader, own_random_state(loader)["samplers"])
     reading = apart(undo, loader)
-    keep_modes(undo, trainer.model)
+    save_modes(undo, trainer.model)
     trainer.model.eval()
-    noted = NotedIndices(reading)
-    return Prediction(reading, Collection(noted) if to is None else Stream(undo, trainer, to, noted))
+    recorded = NotedIndices(reading)
+    return Prediction(reading, Collection(recorded) if to is None else Stream(undo, trainer, to, recorded))
 
 
 class Prediction:
@@ -111,17 +111,17 @@ class Prediction:
     def add(self, outputs: Any) -> None:
         """Begin to copy the outputs of a batch, and pass on those of the batch before."""
         begun = OnHost(outputs)
-        self._settle()
+        self._send_copied()
         self._copy = begun
 
-    def _settle(self) -> None:
+    def _send_copied(self) -> None:
         if self._copy is not None:
             copied, self._copy = self._copy.wait(), None
             self._sink.receive(copied)
 
     def end(self, *, complete: bool) -> Any:
         """Pass on the outputs of the last batch, and return the result of the prediction."""
-        self._settle()
+        self._send_copied()
         return self._sink.end(complete=complete)
 
     def close(self) -> None:
@@ -130,21 +130,21 @@ class Prediction:
 
 
 class Collection:
-    """Keep the outputs of all batches."""
+    """Collect the outputs of all batches."""
 
-    def __init__(self, noted: NotedIndices) -> None:
-        self._noted = noted
+    def __init__(self, recorded: NotedIndices) -> None:
+        self._recorded = recorded
         self._batches: list[Any] = []
 
     def receive(self, outputs: Any) -> None:
-        """Keep the outputs of the next batch."""
+        """Store the outputs of the next batch."""
         self._batches.append(outputs)
 
     def end(self, *, complete: bool) -> Any:
         """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
-        noted = self._noted
-        data_set = noted.data_set() if has_other_ranks() else ()
-        return in_dataset_order(self._batches, noted.all(), data_set) if complete else None
+        recorded = self._recorded
+        data_set = recorded.data_set() if has_other_ranks() else ()
+        return in_dataset_order(self._batches, recorded.all(), data_set) if complete else None
 
     def close(self) -> None:
         """Do nothing."""
@@ -160,8 +160,8 @@ class Stream:
         TypeError, ValueError: `to` cannot be called with outputs, or is a writer of other events.
     """
 
-    def __init__(self, undo: Undo, trainer: PredictingTrainer, to: Any, noted: NotedIndices) -> None:
-        self._trainer, self._noted = trainer, noted
+    def __init__(self, undo: Undo, trainer: PredictingTrainer, to: Any, recorded: NotedIndices) -> None:
+        self._trainer, self._recorded = trainer, recorded
         self._errors: list[Exception] = []  # of a function; the first ends the subscription
         subscriptions: list[Subscription] = []
         undo.step(_cancel, subscriptions)
@@ -179,7 +179,7 @@ class Stream:
             RuntimeError: the subscriber has ended.
         """
         data = encode(outputs)
-        indices = self._noted.of_batch(self._sent)
+        indices = self._recorded.of_batch(self._sent)
         self._trainer.announce(BatchPredicted, batch_idx=self._sent, indices=indices, data=data)
         self._sent += 1
         self._sizes.append(len(data))
@@ -201,7 +201,7 @@ class Stream:
     def _wait_for(self, most: int) -> None:
         while self._backlog() > most and not self._subscriber.done:
             with waiting("background", self._subscriber.name):
-                self._subscriber.request_flush(calls=False).made.wait(_LOOK_SECONDS)
+                self._subscriber.request_flush(calls=False).made.wait(_POLL_SECONDS)
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
@@ -240,8 +240,7 @@ def _subscribe(trainer: PredictingTrainer, to: Any, errors: list[Exception]) -> 
                 f"to: the writer {type(to).__name__} must receive batch_predicted, got events={to.events!r}: "
                 "set its events = (BatchPredicted,)"
             )
-        subscription: Subscription = to.attach(trainer.bus, trainer.facts)
-        return subscription
+        return cast(Subscription, to.attach(trainer.bus, trainer.facts))
     check_call("to", to, "outputs")
     offload = None if is_coroutine_function(to) else "thread"
     return trainer.bus.subscribe(_receiver(to, errors), BatchPredicted, offload=offload)
@@ -251,7 +250,7 @@ def _receiver(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[Ba
     """Return a handler that calls `to` with the outputs of an event, and appends its error to `errors`."""
 
     @contextmanager
-    def noting() -> Iterator[None]:
+    def recording() -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -259,11 +258,11 @@ def _receiver(to: Callable[[Any], Any], errors: list[Exception]) -> Callable[[Ba
             raise
 
     async def receive_async(event: BatchPredicted) -> None:
-        with noting():
+        with recording():
             await to(outputs_of(event))
 
     def receive(event: BatchPredicted) -> None:
-        with noting():
+        with recording():
             to(outputs_of(event))
 
     receiver = receive_async if is_coroutine_function(to) else receive

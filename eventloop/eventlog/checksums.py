@@ -55,7 +55,7 @@ def _behind(difference: int, length: int) -> int:
     power = 0
     while blocks:
         if blocks & 1:
-            difference = _looked_up(_tables(power), difference)
+            difference = _lookup(_tables(power), difference)
         blocks >>= 1
         power += 1
     return difference
@@ -66,7 +66,7 @@ def _tables(power: int) -> tuple[list[int], ...]:
     """Return what each value of each of a difference's four bytes becomes behind `2**power` blocks."""
     if power:
         half = _tables(power - 1)
-        bits = [_looked_up(half, _looked_up(half, 1 << bit)) for bit in range(32)]
+        bits = [_lookup(half, _lookup(half, 1 << bit)) for bit in range(32)]
     else:
         bits = [crc32(_ZEROS, 1 << bit) ^ crc32(_ZEROS) for bit in range(32)]
     tables = []
@@ -78,7 +78,7 @@ def _tables(power: int) -> tuple[list[int], ...]:
     return tuple(tables)
 
 
-def _looked_up(tables: tuple[list[int], ...], difference: int) -> int:
+def _lookup(tables: tuple[list[int], ...], difference: int) -> int:
     first, second, third, fourth = tables
     return (
         first[difference & 255]

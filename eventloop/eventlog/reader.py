@@ -172,7 +172,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         if tag.startswith("$"):  # of another version
             return _skip
         if self._only is not None and tag not in self._only:
-            return self._leave_out
+            return self._count_skipped
         try:
             kind: Any = EventRecord[find_event(tag)]  # type: ignore[misc]
             decode: Callable[[bytes], EventRecord[Event]]
@@ -187,7 +187,7 @@ class EventReader(Iterator[EventRecord[Event]]):
         except msgspec.DecodeError:
             _count(self.unreadable, RUN_TAG)
 
-    def _leave_out(self, payload: bytes) -> None:
+    def _count_skipped(self, payload: bytes) -> None:
         self.left_out += 1
 
     # --- framing -------------------------------------------------------------------------------------------

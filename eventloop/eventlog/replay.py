@@ -30,7 +30,7 @@ from eventloop.events import Event
 from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
-from eventloop.ownership.taking import owning
+from eventloop.ownership.acquiring import owning
 from eventloop.registry import WRITERS
 
 REMEDY = "wait until it has ended, or choose another folder (--out DIR, work_dir=)"
@@ -240,8 +240,8 @@ def _onto_bus(reader: EventReader, bus: Bus) -> tuple[int, bool]:
         bus.emit(record.event)
         emitted += 1
         if emitted % BUS_BATCH == 0:
-            _settle(bus, emitted)
-    _settle(bus, emitted)
+            _drain(bus, emitted)
+    _drain(bus, emitted)
     flushed = bus.flush().complete
     bus.poll()  # a queue counts a failure before the bus has it, and `flush` waits only for the queue
     return emitted, flushed
@@ -260,7 +260,7 @@ def _lost_since(before: list[SubscriptionStats], after: list[SubscriptionStats])
     return lost
 
 
-def _settle(bus: Bus, emitted: int) -> None:
+def _drain(bus: Bus, emitted: int) -> None:
     """Wait until the background subscribers have processed the emitted events.
 
     `bus.flush` is not used, because some writers take it as the end. A subscriber that hangs is ended after
@@ -298,7 +298,7 @@ def into_writers(
     writers: list[Sink],
     work_dir: Path,
     closing: ExitStack,
-    note: Callable[[int], None] = lambda sequence: None,
+    on_written: Callable[[int], None] = lambda sequence: None,
 ) -> tuple[int, int]:
     """Write the events; return the numbers of written events and of events that no writer takes.
 
@@ -311,7 +311,7 @@ def into_writers(
     """
     wanted = [_types_of(writer) for writer in writers]
     everything = None in wanted
-    taken = {kind for kinds in wanted for kind in kinds or ()}
+    received = {kind for kinds in wanted for kind in kinds or ()}
     emitted = not_taken = 0
     opened = False
     for records in reader.blocks():
@@ -327,8 +327,8 @@ def into_writers(
             opened = True
         for writer, kinds in zip(writers, wanted, strict=True):
             wanted_here = [r for r in records if kinds is None or type(r.event) in kinds]
-            _feed(writer, wanted_here, note)
-        count = len(events) if everything else sum(type(event) in taken for event in events)
+            _write_all(writer, wanted_here, on_written)
+        count = len(events) if everything else sum(type(event) in received for event in events)
         emitted += count
         not_taken += len(events) - count
     if opened:
@@ -358,7 +358,7 @@ def _types_of(writer: Sink) -> frozenset[type[Event]] | None:
     return None if "*" in events else frozenset(find_event(event) for event in events)
 
 
-def _feed(writer: Sink, records: list[EventRecord[Event]], note: Callable[[int], None]) -> None:
+def _write_all(writer: Sink, records: list[EventRecord[Event]], on_written: Callable[[int], None]) -> None:
     most = max(1, len(records)) if writer.batch is True else writer.batch or 1
     timed = writer if isinstance(writer, TimedSink) and writer.takes_times else None
     for start in range(0, len(records), most):
@@ -369,7 +369,7 @@ def _feed(writer: Sink, records: list[EventRecord[Event]], note: Callable[[int],
             writer.write_batch([record.event for record in several])
         else:
             writer.write(several[0].event)
-        note(several[-1].sequence)
+        on_written(several[-1].sequence)
 
 
 def _facts(run: Run | None, events: list[Event], work_dir: Path) -> Run:

@@ -60,7 +60,7 @@ class Recipe(msgspec.Struct, frozen=True):
     """The number of events at the start of the log that have been delivered."""
 
 
-def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
+def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """Make `bus` write the events that its close leaves undelivered to the folder `undelivered`.
 
     Args:
@@ -70,7 +70,7 @@ def keep_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
-    bus.keep_left(_Undelivered(facts, writers).keep, f"eventloop replay {quote(facts.run.work_dir)}")
+    bus.keep_left(_Undelivered(facts, writers).store, f"eventloop replay {quote(facts.run.work_dir)}")
 
 
 class _Undelivered:
@@ -79,7 +79,7 @@ class _Undelivered:
         self._writers = writers
         self._logs: set[str] = set()
 
-    def keep(self, name: str, events: Iterable[Event]) -> bool:
+    def store(self, name: str, events: Iterable[Event]) -> bool:
         """Write the events of the subscriber `name`, after the class and arguments of its writer.
 
         Return whether the command can make that writer again, and deliver them.
@@ -135,7 +135,7 @@ def set_aside(work_dir: Path) -> None:
     )  # fmt: skip
 
 
-class Left(NamedTuple):
+class UndeliveredLog(NamedTuple):
     """The log of one subscriber, with its writer; None if the writer cannot be created again."""
 
     log: Path
@@ -143,7 +143,7 @@ class Left(NamedTuple):
     writer: Sink | None
 
 
-def find_left(work_dir: Path) -> list[Left]:
+def find_undelivered(work_dir: Path) -> list[UndeliveredLog]:
     """Return the event logs in a run's folder `undelivered`, each with its writer.
 
     Raises:
@@ -155,7 +155,7 @@ def find_left(work_dir: Path) -> list[Left]:
             recipe = msgspec.json.decode(log.with_suffix(".json").read_bytes(), type=Recipe)
         except (OSError, msgspec.MsgspecError):
             recipe = Recipe(log.stem)
-        found.append(Left(log, recipe, _made_again(log, recipe) if recipe.writer else None))
+        found.append(UndeliveredLog(log, recipe, _made_again(log, recipe) if recipe.writer else None))
     return found
 
 
@@ -167,7 +167,7 @@ class Delivery:
     so after a kill the next delivery repeats this one.
 
     Args:
-        left: the log, with its writer.
+        undelivered: the log, with its writer.
         work_dir: the run's directory.
         progress: called after each write, with the delivery.
 
@@ -175,13 +175,15 @@ class Delivery:
         OSError, EventLogError: the log cannot be read.
     """
 
-    def __init__(self, left: Left, work_dir: Path, progress: Callable[[Delivery], None]) -> None:
-        assert left.writer is not None
-        self._log, self._recipe, self._writer = left.log, left.recipe, left.writer
+    def __init__(
+        self, undelivered: UndeliveredLog, work_dir: Path, progress: Callable[[Delivery], None]
+    ) -> None:
+        assert undelivered.writer is not None
+        self._log, self._recipe, self._writer = undelivered.log, undelivered.recipe, undelivered.writer
         self._work_dir, self._progress = work_dir, progress
-        self.written = self.stored = left.recipe.delivered
+        self.written = self.stored = undelivered.recipe.delivered
         """The numbers of events that were written, and that the next delivery leaves out."""
-        blocks = EventReader(left.log, on_torn="ignore").blocks()
+        blocks = EventReader(undelivered.log, on_torn="ignore").blocks()
         self.total = max((block[-1].sequence + 1 for block in blocks), default=0)
         """The number of events in the log, with those that were delivered."""
 
@@ -194,7 +196,7 @@ class Delivery:
         """
         reader, closing = _Rest(self._log, self.stored), ExitStack()
         try:
-            counts = into_writers(reader, [self._writer], self._work_dir, closing, self._note)
+            counts = into_writers(reader, [self._writer], self._work_dir, closing, self._record_written)
         except WorkDirInUseError:  # nothing has been written
             raise
         except BaseException as error:
@@ -207,7 +209,7 @@ class Delivery:
             self._log.parent.rmdir()
         return report_of(reader, [self._writer], *counts)
 
-    def _note(self, sequence: int) -> None:
+    def _record_written(self, sequence: int) -> None:
         self.written = sequence + 1
         self._progress(self)
 

@@ -1,7 +1,7 @@
 """Encode events as msgpack, in frames of type number, length and body, and decode them.
 
-Spill files of full queues and worker processes use it. Types are numbered in the order of `enter`, so an
-object that decodes must enter the same types in the same order; `encode` enters a new type itself.
+Spill files of full queues and worker processes use it. Types are numbered in the order of `add`, so an
+object that decodes must add the same types in the same order; `encode` adds a new type itself.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Frames:
         kind = type(event)
         number = self._numbers.get(kind)
         if number is None:
-            number = self.enter(kind)
+            number = self.add(kind)
         body = self._encode(event)
         if not self._exact[number] and self._decoders[number].decode(body) != event:
             raise TypeError("decoding would return another value than was encoded")
@@ -91,7 +91,7 @@ class Frames:
                 yield self._decode(number, data[start : start + length])
             start += length
 
-    def enter(self, kind: type[Event]) -> int:
+    def add(self, kind: type[Event]) -> int:
         """Assign the next number to a type of event, and return it."""
         exact = _exact(inspect.type_info(kind), set())
         self._decoders.append(msgspec.msgpack.Decoder(kind))

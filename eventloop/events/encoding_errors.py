@@ -23,7 +23,7 @@ class BadEvent(NamedTuple):
     field: str
     """The first field that cannot be encoded, and the type of its value; "" if unknown."""
     why: str
-    told: bool = False
+    reported: bool = False
     """Whether the subscriber has logged it already."""
 
     def __str__(self) -> str:

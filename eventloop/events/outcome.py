@@ -15,7 +15,7 @@ PREEMPTED = "preempted by "
 """The begin of the reason of a run that another signal has ended; its name follows."""
 ENDING = (BeforeRun, AfterRun)
 """The events that decide how a run ended."""
-_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|{PREEMPTED}SIG\w+)$")
+_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|(?:{PREEMPTED})?SIG\w+)$")
 """A reason that names a signal, perhaps of another rank: "rank 1 asked to stop: preempted by SIGTERM"."""
 
 
@@ -32,8 +32,8 @@ class RunOutcome:
     def __init__(self) -> None:
         self._ended: AfterRun | None = None
 
-    def take(self, event: Event) -> None:
-        """Note an event; others than the begin and the end of a run change nothing."""
+    def receive(self, event: Event) -> None:
+        """Receive an event; others than the begin and the end of a run change nothing."""
         match event:
             case BeforeRun():
                 self._ended = None

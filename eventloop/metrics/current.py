@@ -30,3 +30,14 @@ def get_event_storage() -> EventStorage:
         "get_event_storage() found no storage on this thread: call it inside `with EventStorage(start_iter) "
         "as storage:`, or while a Trainer runs; pass the storage to other threads explicitly"
     )
+
+
+def exit_run(storage: EventStorage, outside: tuple[EventStorage, ...]) -> None:
+    """Leave the storage that a run has entered, if this context is the run's; it may be called again.
+
+    Args:
+        storage: the storage of the run.
+        outside: the storages that were active before the run.
+    """
+    if ENTERED.get() == (*outside, storage):
+        ENTERED.set(outside)

@@ -17,7 +17,7 @@ class PinnedPool:
     def __init__(self) -> None:
         self._free: dict[tuple[torch.dtype, int], list[torch.Tensor]] = {}
 
-    def take(self, dtype: torch.dtype, size: int) -> torch.Tensor:
+    def acquire(self, dtype: torch.dtype, size: int) -> torch.Tensor:
         """Return a flat pinned buffer of at least `size` elements; its length is a power of two."""
         capacity = 1 << max(0, size - 1).bit_length()
         free = self._free.get((dtype, capacity))
@@ -69,7 +69,7 @@ class HostCopy:
         except RuntimeError:  # the layout cannot be stacked: raise in `values`, not within a training step
             pinned = None
         else:
-            pinned = self._pool.take(tensors[0].dtype, len(indices))
+            pinned = self._pool.acquire(tensors[0].dtype, len(indices))
             pinned[: len(indices)].copy_(stacked, non_blocking=True)
         copied = torch.cuda.Event(blocking=True)  # a waiting thread sleeps instead of spinning
         copied.record(torch.cuda.current_stream(device))

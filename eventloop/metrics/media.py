@@ -80,18 +80,18 @@ class MediaPacket:
         copied: CUDA events recorded after the copies to the host.
         place: the limits of the run, for the events.
         warned: names of images for which a warning was logged; the set is shared and grows.
-        leave_out: called with the values that cannot be read.
+        count_unreadable: called with the values that cannot be read.
     """
 
     def __init__(
         self, media: list[Medium], copied: list[torch.cuda.Event], place: Place, warned: set[str],
-        leave_out: Callable[[list[Unread]], None],
+        count_unreadable: Callable[[list[Unread]], None],
     ) -> None:  # fmt: skip
         self._media = media
         self._copied = copied
         self._place = place
         self._warned = warned
-        self._leave_out = leave_out
+        self._count_unreadable = count_unreadable
 
     def __repr__(self) -> str:
         return f"MediaPacket({', '.join(repr(medium.name) for medium in self._media[:5])})"
@@ -109,7 +109,7 @@ class MediaPacket:
             try:
                 events.append(medium.event(self._place, self._warned))
             except Exception as error:  # the other events are still returned
-                self._leave_out([Unread(medium.name, medium.moment.iteration, error)])
+                self._count_unreadable([Unread(medium.name, medium.moment.iteration, error)])
         return events
 
 
@@ -146,8 +146,8 @@ class PendingMedia:
             )  # fmt: skip
             del self._media[:half]
 
-    def take(self, place: Place, leave_out: Callable[[list[Unread]], None]) -> MediaPacket:
-        """Take all waiting images and histograms as a packet.
+    def pop_packet(self, place: Place, count_unreadable: Callable[[list[Unread]], None]) -> MediaPacket:
+        """Remove all waiting images and histograms, and return them as a packet.
 
         The packet is ready when the devices have done all work that is queued on them now, including the
         copies.
@@ -159,7 +159,7 @@ class PendingMedia:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             copied.append(event)
-        return MediaPacket(media, copied, place, self._warned, leave_out)
+        return MediaPacket(media, copied, place, self._warned, count_unreadable)
 
 
 def image_of(name: str, image: Any) -> torch.Tensor:

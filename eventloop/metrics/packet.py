@@ -34,7 +34,7 @@ from eventloop.metrics.rows import (
 
 logger = logging.getLogger("eventloop")
 
-ENTER_AT = 1024
+APPEND_AT = 1024
 """The number of rows that are added to the histories at a time: 0.8 us an iteration instead of 4.
 
 When a history is read, all rows are added at once.
@@ -46,7 +46,7 @@ class Packet:
 
     Args:
         rows: the rows put in the interval.
-        entered: the number of rows that are already in the histories.
+        appended: the number of rows that are already in the histories.
         readings: reads the values.
         place: the limits of the run, for the events.
         copy: the copy of the rows' tensors to the host; None if no tensor is on CUDA.
@@ -56,11 +56,11 @@ class Packet:
     prompt = True
 
     def __init__(
-        self, rows: list[Row], entered: int, since: int, readings: Readings, place: Place,
+        self, rows: list[Row], appended: int, since: int, readings: Readings, place: Place,
         copy: HostCopy | None,
     ) -> None:  # fmt: skip
         self.rows = rows
-        self.entered, self._since = entered, since
+        self.appended, self._since = appended, since
         self.copy = copy
         self._readings = readings
         self._place = place
@@ -74,14 +74,14 @@ class Packet:
         """Return whether the values are on the host."""
         return self.copy is None or self.copy.ready()
 
-    def settled(self) -> list[Row]:
+    def resolve(self) -> list[Row]:
         """Return the rows after reading this and all earlier packets; waits for the device if necessary."""
-        self._readings.settle(self)
+        self._readings.read(self)
         return self.rows
 
     def events(self) -> list[Event]:
         """Return the `scalars_logged` events of the interval; waits for the device if necessary."""
-        return self.events_of(self.settled())
+        return self.events_of(self.resolve())
 
     def events_of(self, rows: list[Row]) -> list[Event]:
         """Return the `scalars_logged` events for rows whose values were already read."""
@@ -100,22 +100,22 @@ class Readings:
         self.followed = False
         """Whether code outside of the storage holds a history, so that reading must update it at once."""
         self._unread: deque[Packet] = deque()
-        self._unentered: list[Row] = []  # read, and not in the histories yet
+        self._unappended: list[Row] = []  # read, and not in the histories yet
         self._pool = PinnedPool()
         self._warned: set[str] = set()  # names that two sources put
         self._lock = threading.Lock()
         self.losses = Losses()
 
-    def pack(self, rows: list[Row], entered: int, place: Place, since: int = 0) -> Packet:
+    def pack(self, rows: list[Row], appended: int, place: Place, since: int = 0) -> Packet:
         """Start the copy of rows to the host, and return the rows as the next packet to read."""
         tensors = tensors_in(rows)
         on_device = any(tensor.is_cuda for tensor in tensors)
         copy = HostCopy(tensors, self._pool) if on_device else None
-        packet = Packet(rows, entered, since, self, place, copy)
+        packet = Packet(rows, appended, since, self, place, copy)
         self._unread.append(packet)
         return packet
 
-    def settle(self, packet: Packet | None = None) -> None:
+    def read(self, packet: Packet | None = None) -> None:
         """Read the packets in order, up to `packet` or all; waits for the device if necessary.
 
         If all are read or a history is in use, the values are added to the histories at once, else in groups.
@@ -128,27 +128,27 @@ class Readings:
                 oldest = self._unread.popleft()
                 unread += read_rows(oldest.rows, oldest.copy)
                 oldest.copy = None
-                self.losses.look(oldest.rows[oldest.entered :])
-                self._unentered += oldest.rows[oldest.entered :]
+                self.losses.check(oldest.rows[oldest.appended :])
+                self._unappended += oldest.rows[oldest.appended :]
                 if oldest is packet:
                     break
-            if packet is None or self.followed or len(self._unentered) >= ENTER_AT:
-                rows, self._unentered = self._unentered, []
-                self._enter(rows)
-        self.leave_out(unread)
+            if packet is None or self.followed or len(self._unappended) >= APPEND_AT:
+                rows, self._unappended = self._unappended, []
+                self._append(rows)
+        self.count_unreadable(unread)
 
-    def settle_with(self, rows: list[Row]) -> None:
+    def read_with(self, rows: list[Row]) -> None:
         """Read all packets, then rows that are not collected yet; rows that cannot be read are removed."""
-        self.settle()
+        self.read()
         unread = read_rows(rows, None)
-        self.losses.look(rows)
-        self._enter(rows)
-        self.leave_out(unread)
+        self.losses.check(rows)
+        self._append(rows)
+        self.count_unreadable(unread)
 
-    def look_at_unread(self, rows: list[Row]) -> None:
+    def check_unread(self, rows: list[Row]) -> None:
         """Look for a lost loss in unread packets, then in uncollected rows, up to the first on a device."""
         unread = [*self._unread]  # an atomic copy: the background reads packets at the same time
-        self.losses.look([*(row for packet in unread for row in packet.rows[packet.entered :]), *rows])
+        self.losses.check([*(row for packet in unread for row in packet.rows[packet.appended :]), *rows])
 
     def waits(self, rows: list[Row]) -> bool:
         """Return whether reading all packets, and uncollected rows, would wait for a device."""
@@ -157,7 +157,7 @@ class Readings:
         on_device = any(tensor.device.type != "cpu" for tensor in tensors_in([*uncopied, *rows]))
         return on_device or not all(packet.ready() for packet in unread)
 
-    def leave_out(self, unread: list[Unread]) -> None:
+    def count_unreadable(self, unread: list[Unread]) -> None:
         """Count values that could not be read, and log the 1st, 2nd, 4th, 8th, ... of each name."""
         for name, iteration, error in unread:
             with self._lock:
@@ -180,7 +180,7 @@ class Readings:
                     name, iteration,
                 )  # fmt: skip
 
-    def _enter(self, rows: list[Row]) -> None:
+    def _append(self, rows: list[Row]) -> None:
         for block in blocks_of(rows):
             iterations = [row.iteration for row in block.rows]
             for name, values in zip(block.shape.names, block.columns, strict=True):
@@ -192,28 +192,28 @@ class Readings:
 
 
 class Losses:
-    """Look at the training losses in order, and note each time at which they stop being finite."""
+    """Check the training losses in order, and record each time at which they stop being finite."""
 
     def __init__(self) -> None:
         self.lost: Loss | None = None
         """The first loss that is NaN or infinite since losses were last finite."""
-        self._lock = threading.Lock()  # the background looks, and a save on the training thread
-        self.forget()
+        self._lock = threading.Lock()  # the background checks, and a save on the training thread
+        self.reset()
 
-    def forget(self) -> None:
-        """Forget the losses, because other weights were loaded."""
+    def reset(self) -> None:
+        """Reset the record, because other weights were loaded."""
         with self._lock:
-            self.lost, self._is_lost, self._found, self._looked_at = None, False, 0, -1
+            self.lost, self._is_lost, self._found, self._checked_at = None, False, 0, -1
 
-    def look(self, rows: list[Row]) -> None:
-        """Look at the losses of these rows, and log the 1st, 2nd, 4th, ... finding; waits for no device."""
+    def check(self, rows: list[Row]) -> None:
+        """Check the losses of these rows, and log the 1st, 2nd, 4th, ... finding; waits for no device."""
         with self._lock:
-            # a save looks at rows that are read, and looked at, again later
-            for loss in losses_in(rows, self._looked_at):
-                self._look_at(loss)
+            # a save checks rows that are read, and checked, again later
+            for loss in losses_in(rows, self._checked_at):
+                self._check_loss(loss)
 
-    def _look_at(self, loss: Loss) -> None:
-        was_lost, self._is_lost, self._looked_at = self._is_lost, not isfinite(loss.value), loss.iteration
+    def _check_loss(self, loss: Loss) -> None:
+        was_lost, self._is_lost, self._checked_at = self._is_lost, not isfinite(loss.value), loss.iteration
         if not self._is_lost or was_lost or (self.lost and self.lost.iteration == loss.iteration):
             return
         self.lost = loss

@@ -94,25 +94,25 @@ class Reduced:
 
     def ready(self) -> bool:
         """Return whether the values are on the host, and reduced or no longer waiting for other ranks."""
-        return self.packet.ready() and self._reducer.settled(self)
+        return self.packet.ready() and self._reducer.advance(self)
 
     def events(self) -> list[Event]:
         """Return the events of the packet, with the reduced values if there are any."""
-        return self.packet.events_of(self.settled())
+        return self.packet.events_of(self.resolve())
 
-    def settled(self) -> list[Row]:
+    def resolve(self) -> list[Row]:
         """Return the rows to log, after reading them; waits for the device if necessary, never for a rank.
 
         The packet's own rows are not changed, because histories are per rank.
         """
-        own = self.packet.settled()
+        own = self.packet.resolve()
         return own if self._rows is None else self._rows
 
-    def take(self, values: list[float], begin: int) -> int:
+    def store(self, values: list[float], begin: int) -> int:
         """Store this packet's part of the reduced `values`, which begins at index `begin`.
 
         Returns:
-            The index after the last value taken.
+            The index after the last value stored.
         """
         rows = []
         for row in self.packet.rows:
@@ -130,7 +130,7 @@ class Reduced:
 class Reducer:
     """Reduce the packets of one trainer over the ranks.
 
-    The background calls `settled`, and the training thread all other public methods.
+    The background calls `advance`, and the training thread all other public methods.
 
     Args:
         maxima: names, and groups of names, that are reduced to their maximum; all others to their mean.
@@ -149,7 +149,7 @@ class Reducer:
         self._began = 0.0
         self._end = inf  # `monotonic()` after which packets wait no more
         self._warned: set[str] = set()
-        self._turn = threading.Lock()  # a bus that closes or is full may call `settled` on another thread
+        self._turn = threading.Lock()  # a bus that closes or is full may call `advance` on another thread
 
     # --- the training thread -------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Reducer:
         self._run += iteration == LAST
         return reduced
 
-    def hurry(self, seconds: float) -> None:
+    def limit_wait(self, seconds: float) -> None:
         """Limit the wait of packets to `seconds` from now; called when the run has ended."""
         self._end = monotonic() + seconds
 
@@ -216,7 +216,7 @@ class Reducer:
 
     # --- the background ------------------------------------------------------------------------------------
 
-    def settled(self, reduced: Reduced) -> bool:
+    def advance(self, reduced: Reduced) -> bool:
         """Advance the exchange, and return whether `reduced` no longer waits for other ranks.
 
         Called only when the values of `reduced` are on the host.
@@ -224,7 +224,7 @@ class Reducer:
         if not self._turn.acquire(blocking=False):
             return False
         try:
-            return self._settle(reduced)
+            return self._advance(reduced)
         except Exception as error:
             self._ranks = self._exchange = None
             self._queue.clear()
@@ -236,7 +236,7 @@ class Reducer:
         finally:
             self._turn.release()
 
-    def _settle(self, reduced: Reduced) -> bool:
+    def _advance(self, reduced: Reduced) -> bool:
         if self._ranks is None:
             self._queue.clear()
             return True
@@ -257,19 +257,19 @@ class Reducer:
         Each rank decides only by reduced numbers, so all ranks start the same collectives in the same order.
         """
         # a copy, which is atomic: the training thread may append at the same time
-        taken = [*takewhile(lambda reduced: reduced.packet.ready(), [*self._queue])]
+        ready = [*takewhile(lambda reduced: reduced.packet.ready(), [*self._queue])]
         if self._one_by_one:
-            del taken[1:]
-        mark = max(reduced.mark for reduced in taken)
+            del ready[1:]
+        mark = max(reduced.mark for reduced in ready)
         while True:
-            rows = [row for reduced in taken for row in reduced.packet.settled() if _trains(row)]
+            rows = [row for reduced in ready for row in reduced.packet.resolve() if _trains(row)]
             header = torch.tensor([mark, -mark, digest := self._digest(rows), -digest], device="cpu")
             yield from _arrival(ranks.all_reduce(header, maximum=True))
             most, least, largest, smallest = header.tolist()
             if most == -least:
                 break
             mark = -least
-            taken = [reduced for reduced in taken if reduced.mark <= mark]
+            ready = [reduced for reduced in ready if reduced.mark <= mark]
         if largest != -smallest and not self._one_by_one:
             self._one_by_one = True  # again, to find the interval that differs
             return
@@ -282,9 +282,9 @@ class Reducer:
         elif rows:
             values = yield from _reduce(ranks, *self._values(rows))
             begin = 0
-            for reduced in taken:
-                begin = reduced.take(values, begin)
-        for reduced in taken:
+            for reduced in ready:
+                begin = reduced.store(values, begin)
+        for reduced in ready:
             reduced.answered = True
         while self._queue and self._queue[0].answered:
             self._queue.popleft()

@@ -25,7 +25,7 @@ from eventloop.util.checks import check_keys
 
 logger = logging.getLogger("eventloop")
 
-LOOK_SECONDS = 0.001
+POLL_SECONDS = 0.001
 """The interval in seconds at which `state_dict` checks whether the ranks have answered."""
 _KEYS = ["data_src", "method_name", "window_size", "log_name"]
 
@@ -60,9 +60,9 @@ class Statistic:
         """Return an empty window for the configured method and size."""
         return window_of(self._method, self.size)
 
-    def take(self, rows: Iterable[Row]) -> bool:
+    def add(self, rows: Iterable[Row]) -> bool:
         """Add the values of the source in `rows` to the window; return False if `rows` has no such values."""
-        return _take(self.source, self.window, rows)
+        return _add_values(self.source, self.window, rows)
 
     def number(self, result: Result) -> float | None:
         """Compute the statistic; return None if the user's function fails, which is logged once."""
@@ -78,7 +78,7 @@ class Statistic:
         """Return the state of the window, with the values of the `pending` rows added."""
         window = self.new_window()
         window.load_state_dict(self.window.state_dict())
-        _take(self.source, window, pending)
+        _add_values(self.source, window, pending)
         return {"source": self.source, "window": window.kind, **window.state_dict()}
 
     def load(self, state: Mapping[str, Any] | None) -> bool:
@@ -105,9 +105,9 @@ class LogStatistics:
                 f"custom_cfg has two statistics that are logged as {twice!r}: give one a log_name"
             )
         sources = {entry.source for entry in self.entries}
-        if taken := next((e for e in self.entries if e.name in sources and e.name != e.source), None):
+        if clash := next((e for e in self.entries if e.name in sources and e.name != e.source), None):
             raise ValueError(
-                f"log_name={taken.name!r} of custom_cfg is the name of a logged scalar: choose another"
+                f"log_name={clash.name!r} of custom_cfg is the name of a logged scalar: choose another"
             )
         self._posted: deque[PacketWithStatistics] = deque()  # packets not yet added to the windows
         self._turn = threading.Lock()
@@ -118,10 +118,10 @@ class LogStatistics:
         self._posted.append(wrapped)
         return wrapped
 
-    def take(self, last: PacketWithStatistics | None = None) -> None:
+    def add_posted(self, last: PacketWithStatistics | None = None) -> None:
         """Add the values of posted packets, up to `last` or all, to the windows; may wait for the device."""
         with self._turn:  # `state_dict` runs on the training thread, `events` in the background
-            while self._posted and (last is None or not last.taken):
+            while self._posted and (last is None or not last.added):
                 self._posted.popleft().add_to(self.entries)
 
     def state_dict(self, pending: Sequence[Row]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class LogStatistics:
         """
         for packet in [*self._posted]:
             packet.wait_for_ranks()
-        self.take()
+        self.add_posted()
         return {entry.name: entry.state_dict(pending) for entry in self.entries}
 
     def loaded(self, state: Mapping[str, Any]) -> LogStatistics:
@@ -154,11 +154,11 @@ class LogStatistics:
         return statistics
 
 
-def _take(source: str, window: Window, rows: Iterable[Row]) -> bool:
+def _add_values(source: str, window: Window, rows: Iterable[Row]) -> bool:
     """Add the training values of `source` in `rows` to a window; return False if there are none."""
     own = [row for row in rows if source in row.shape.names and row.phase.mode == "train"]
     for row in own:
-        window.take(row.scalars()[source], row.phase.epoch)
+        window.add(row.scalars()[source], row.phase.epoch)
     return bool(own)
 
 
@@ -168,7 +168,7 @@ class PacketWithStatistics:
     def __init__(self, packet: Packet | Reduced, statistics: LogStatistics) -> None:
         self._packet, self._statistics = packet, statistics
         self._results: list[tuple[Statistic, Result]] = []
-        self.taken = False
+        self.added = False
 
     def ready(self) -> bool:
         """Return whether the packet is ready: its values are on the host, and do not wait for a rank."""
@@ -179,16 +179,16 @@ class PacketWithStatistics:
         if isinstance(self._packet, Reduced):
             end = monotonic() + WAIT_SECONDS
             while not self._packet.ready() and monotonic() < end:
-                sleep(LOOK_SECONDS)
+                sleep(POLL_SECONDS)
 
     def add_to(self, entries: Iterable[Statistic]) -> None:
         """Add the packet's values to the statistics, and keep a function for the result of each.
 
         `events` calls these functions without the lock, because they may run the user's code.
         """
-        self.taken = True
-        rows = self._packet.settled()
-        self._results = [(entry, entry.window.result()) for entry in entries if entry.take(rows)]
+        self.added = True
+        rows = self._packet.resolve()
+        self._results = [(entry, entry.window.result()) for entry in entries if entry.add(rows)]
 
     def events(self) -> list[Event]:
         """Return the packet's events, with each statistic in the last event that contains its source.
@@ -196,7 +196,7 @@ class PacketWithStatistics:
         A statistic with the name of its source replaces the source in all events.
         """
         events: list[Event] = self._packet.events()
-        self._statistics.take(self)
+        self._statistics.add_posted(self)
         logged = [event for event in events if isinstance(event, ScalarsLogged) and event.mode == "train"]
         scalars = {id(event): dict(event.scalars) for event in logged}
         for entry, result in self._results:

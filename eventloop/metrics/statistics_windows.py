@@ -33,7 +33,7 @@ class Window(Protocol):
     kind: str
     """The kind of window; a window can load the state of another window of the same kind."""
 
-    def take(self, value: float, epoch: int) -> None:
+    def add(self, value: float, epoch: int) -> None:
         """Add a value."""
 
     def result(self) -> Result:
@@ -58,7 +58,7 @@ class Last:
     def __init__(self, method: Method, size: int) -> None:
         self._method, self._values = method, deque[float](maxlen=size)
 
-    def take(self, value: float, epoch: int) -> None:
+    def add(self, value: float, epoch: int) -> None:
         """Append a value; the oldest one is dropped if there are more than `size`."""
         self._values.append(value)
 
@@ -89,7 +89,7 @@ class Running:
         self._method, self._by_epoch, self._epoch = method, by_epoch, -1
         self._count, self._sum, self._least, self._most, self._current = 0, 0.0, 0.0, 0.0, 0.0
 
-    def take(self, value: float, epoch: int) -> None:
+    def add(self, value: float, epoch: int) -> None:
         """Add a value; with `by_epoch`, the first value of another epoch discards the earlier ones."""
         if not self._count or (self._by_epoch and epoch != self._epoch):
             self._count, self._sum, self._least, self._most, self._epoch = 0, 0.0, value, value, epoch

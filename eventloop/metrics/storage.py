@@ -83,11 +83,11 @@ class EventStorage:
         self._set_phase(0, "train")
         self.crowded = False
         """Whether to collect values before the end of their interval: many wait, or the run will stop."""
-        self.relieve: Callable[[], None] | None = None
+        self.post_pending: Callable[[], None] | None = None
         """A function that collects values at once when too many wait; those that remain are dropped."""
         self._dropped = False  # whether values were dropped, which is logged once
         self._rows: list[Row] = []
-        self._entered = 0  # number of rows already in the histories, because they were read early
+        self._appended = 0  # number of rows already in the histories, because they were read early
         self._checked = 0  # the number of rows at the last `_check_pending`
         self._media = PendingMedia()
         self._readings, self._shapes, self._prefix = Readings(), Shapes(), ""
@@ -255,25 +255,25 @@ class EventStorage:
             self._prefix = outer
 
     def collect(self, place: Place | None = None, *, since: int = 0) -> Packet:
-        """Take all values put since the last call, and start their copy to the host without waiting.
+        """Collect all values put since the last call, and start their copy to the host without waiting.
 
         Args:
             place: the limits of the run, for the events.
             since: values of iterations before this one enter the histories only, and become no event.
         """
         rows, self._rows = self._rows, []
-        entered, self._entered = self._entered, 0
+        appended, self._appended = self._appended, 0
         self.crowded = False
         self._checked = 0
-        return self._readings.pack(rows, entered, place or Place(), since)
+        return self._readings.pack(rows, appended, place or Place(), since)
 
     def collect_media(self, place: Place | None = None) -> MediaPacket:
-        """Take the images and histograms put since the last call, without waiting for their copies.
+        """Collect the images and histograms put since the last call, without waiting for their copies.
 
         Args:
             place: the limits of the run, for the events.
         """
-        return self._media.take(place or Place(), self._readings.leave_out)
+        return self._media.pop_packet(place or Place(), self._readings.count_unreadable)
 
     @property
     def pending(self) -> int:
@@ -290,9 +290,9 @@ class EventStorage:
         """Return the number of values of each name that could not be read."""
         return self._readings.unreadable
 
-    def look_for_lost_loss(self) -> Loss | None:
-        """Return `losses.lost`, after a look at the values that the host has; waits for no device."""
-        self._readings.look_at_unread(self._rows[self._entered :])
+    def check_losses(self) -> Loss | None:
+        """Return `losses.lost`, after a check of the values that the host has; waits for no device."""
+        self._readings.check_unread(self._rows[self._appended :])
         return self.losses.lost
 
     # --- reading, which may wait for the device ------------------------------------------------------------
@@ -333,18 +333,18 @@ class EventStorage:
         self._read_all()
         return [*self._rows]
 
-    def settle(self) -> None:
+    def read_collected(self) -> None:
         """Read the values of all collected packets; waits for the device if necessary."""
-        self._readings.settle()
+        self._readings.read()
 
     def _read_all(self) -> None:
         # values that are read early are still logged at the end of their interval: they stay, as floats
-        fresh = self._rows[self._entered :]
+        fresh = self._rows[self._appended :]
         counts = self.in_iteration and self.mode == "train" and threading.get_ident() == self.entered_in
         with self.device_reads.clocked() if counts and self._readings.waits(fresh) else nullcontext():
-            self._readings.settle_with(fresh)
-        self._rows[self._entered :] = fresh  # without those that could not be read
-        self._entered = len(self._rows)
+            self._readings.read_with(fresh)
+        self._rows[self._appended :] = fresh  # without those that could not be read
+        self._appended = len(self._rows)
 
     def _put(self, names: tuple[str, ...], values: list[Scalar], smooth: bool, cur_iter: int | None) -> None:
         if not names:
@@ -366,8 +366,8 @@ class EventStorage:
 
     def _put_medium(self, kind: Kind, name: str, on_host: torch.Tensor, source: Any) -> None:
         self._media.add(Medium(kind, self._prefix + name, self.phase.at(self.iter), on_host), source)
-        if self._media.crowded and self.relieve is not None:
-            self.relieve()
+        if self._media.crowded and self.post_pending is not None:
+            self.post_pending()
         self._media.make_room()
 
     def _check_pending(self) -> None:
@@ -377,8 +377,8 @@ class EventStorage:
         """
         read_on_host(self._rows[self._checked :])
         self.crowded = self.crowded or len(self._rows) > COLLECT_AT
-        if len(self._rows) > PENDING_LIMIT and self.relieve is not None:
-            self.relieve()
+        if len(self._rows) > PENDING_LIMIT and self.post_pending is not None:
+            self.post_pending()
         if len(self._rows) > PENDING_LIMIT:  # they were not collected
             self._drop_oldest()
         self._checked = len(self._rows)
@@ -393,4 +393,4 @@ class EventStorage:
             )
         self._read_all()
         del self._rows[: len(self._rows) // 2]
-        self._entered = len(self._rows)
+        self._appended = len(self._rows)

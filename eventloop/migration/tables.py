@@ -130,8 +130,8 @@ ARGUMENTS = {
         ("clip_grad", "grad_clip=..., the same dict"),
         ("gradient_clip_val max_norm norm_type max_grad_norm", _NORM),
         ("gradient_clip_algorithm clip_value", _VALUE),
-        ("accumulative_counts cumulative_iters accumulate_grad_batches", _ACCUMULATE),
-        ("loss_scale dtype precision", _AMP),
+        ("accumulative_counts accumulate_grad_batches gradient_accumulation_steps", "cumulative_iters=..."),
+        ("precision", 'dtype="bfloat16"'),
     ),
     "LoggerHook": table(
         ("log_every_n_steps logging_steps period", "interval=..."),

@@ -98,24 +98,24 @@ class Swap:
     """
 
     def __init__(self) -> None:
-        self._kept: tuple[list[Tensor], list[Tensor]] | None = None
+        self._replaced: tuple[list[Tensor], list[Tensor]] | None = None
 
     @property
     def active(self) -> bool:
         """True while the model has the values of the average."""
-        return self._kept is not None
+        return self._replaced is not None
 
     def put(self, pairs: Pairs) -> None:
         """Copy the values of the average into the model."""
-        if self._kept is None:
-            self._kept = (pairs.sources, [tensor.detach().clone() for tensor in pairs.sources])
+        if self._replaced is None:
+            self._replaced = (pairs.sources, [tensor.detach().clone() for tensor in pairs.sources])
             _copy(pairs.sources, pairs.averages)
 
     def back(self) -> None:
         """Restore the model's own values, unless it has them already."""
-        if self._kept is not None:
-            _copy(*self._kept)
-            self._kept = None
+        if self._replaced is not None:
+            _copy(*self._replaced)
+            self._replaced = None
 
     @contextmanager
     def undone(self, pairs: Pairs) -> Iterator[None]:

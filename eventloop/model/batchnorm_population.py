@@ -48,7 +48,8 @@ class Population:
 
     Args:
         like: a tensor with the shape (C,) and the device of the channels.
-        correction: the number subtracted from the count in the divisor of the variances given to `take`.
+        correction: the number subtracted from the count in the divisor of the variances that `add_moments`
+            receives.
     """
 
     def __init__(self, like: torch.Tensor, correction: int = 0) -> None:
@@ -72,9 +73,9 @@ class Population:
         dims = [dim for dim in range(inputs.ndim) if dim != 1]
         # the variance of a single value is 0; divided by the count less one it would be 0 / 0
         correction = self._correction if count > 1 else 0
-        self.take(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
+        self.add_moments(count, *torch.var_mean(inputs.detach(), dims, correction=correction))
 
-    def take(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
+    def add_moments(self, count: int, variance: torch.Tensor, mean: torch.Tensor) -> None:
         """Add a batch by its variances and means.
 
         Args:

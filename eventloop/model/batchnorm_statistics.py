@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.nn.modules.batchnorm import SyncBatchNorm, _BatchNorm
 
 from eventloop.bus.modules import eagerly
-from eventloop.checkpoint.weights import keep_modes_and_buffers, unwrap
+from eventloop.checkpoint.weights import save_modes_and_buffers, unwrap
 from eventloop.costs.waits import waiting
 from eventloop.data.loader_info import to_device
 from eventloop.data.side_pass import apart
@@ -91,8 +91,8 @@ def update_bn_stats(
         return 0
     for name, buffer in model.named_buffers():
         refuse_sharded(f"update_bn_stats: the buffer {name!r}", buffer)
-    told = {layer for layer in layers if tells_its_batch(layer)}
-    populations = [Population(_tensor(layer.running_mean), int(layer in told)) for layer in layers]
+    storing = {layer for layer in layers if stores_batch_moments(layer)}
+    populations = [Population(_tensor(layer.running_mean), int(layer in storing)) for layer in layers]
     inner = unwrap(model)
     together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     undo = Undo()
@@ -100,12 +100,12 @@ def update_bn_stats(
         undo.step(eagerly.leave, undo)
         eagerly.enter(undo)
         loader = apart(undo, data_loader)
-        keep_modes_and_buffers(undo, inner)
-        _let_tell(undo, told)
+        save_modes_and_buffers(undo, inner)
+        _store_batch_moments(undo, storing)
         hooks: list[Any] = []
         undo.step(_remove, hooks)
         for layer, population in zip(layers, populations, strict=True):
-            hooks.append((_record_told if layer in told else _record)(layer, population))
+            hooks.append((_record_stored if layer in storing else _record)(layer, population))
         batches = _batches(loader, num_iters)
         undo.step(batches.close)
         agreed = _agreed(batches, stop, together=together)
@@ -133,7 +133,7 @@ def forward_inputs(model: torch.nn.Module, batch: Any) -> Any:
     return model(first if isinstance(first, torch.Tensor) else batch)
 
 
-def tells_its_batch(layer: _BatchNorm) -> bool:
+def stores_batch_moments(layer: _BatchNorm) -> bool:
     """Return whether a layer with a momentum of 1 stores the exact moments of each batch in its buffers.
 
     It does if it has PyTorch's own forward and float32 or float64 buffers.
@@ -151,8 +151,8 @@ def _remove(hooks: list[Any]) -> None:
         hook.remove()
 
 
-def _let_tell(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
-    """Let layers store the moments of each batch until `undo`, which `tells_its_batch` explains."""
+def _store_batch_moments(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
+    """Let layers store the moments of each batch until `undo`, which `stores_batch_moments` explains."""
     for layer in layers:
         undo.attributes(layer, "momentum")
         layer.momentum = 1.0
@@ -160,7 +160,7 @@ def _let_tell(undo: Undo, layers: Iterable[_BatchNorm]) -> None:
             _tensor(buffer).nan_to_num_(0.0, 0.0, 0.0)  # 0 * inf of the old statistics would be NaN
 
 
-def _record_told(layer: _BatchNorm, population: Population) -> Any:
+def _record_stored(layer: _BatchNorm, population: Population) -> Any:
     variance, mean = (
         _tensor(layer.running_var),
         _tensor(layer.running_mean),
@@ -173,11 +173,11 @@ def _record_told(layer: _BatchNorm, population: Population) -> Any:
             return
         inputs, buffers = args[0] if args else kwargs["input"], module._buffers
         # a call may run without tracking, with a momentum of 0, or with other buffers
-        told = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
-        if not (told and buffers["running_mean"] is mean):
+        storing = module.momentum == 1.0 and module.track_running_stats and buffers["running_var"] is variance
+        if not (storing and buffers["running_mean"] is mean):
             population.add(inputs)
         elif count := count_of(inputs):
-            population.take(count, variance.clone(), mean.clone())
+            population.add_moments(count, variance.clone(), mean.clone())
 
     return layer.register_forward_hook(see, with_kwargs=True)
 

@@ -57,11 +57,11 @@ class FlopCounter:
                 warnings.filterwarnings("ignore", message=".*when there are global hooks on modules")
             stack.enter_context(self._types)
             stack.enter_context(self._mode)
-            self._entered = stack.pop_all()
+            self._scope = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._entered.close()
+        self._scope.close()
 
     @property
     def flops(self) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from eventloop.checkpoint.weights import keep_modes_and_buffers, unwrap
+from eventloop.checkpoint.weights import save_modes_and_buffers, unwrap
 from eventloop.data.loader_info import to_device
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
 from eventloop.state.undo import Undo
@@ -52,7 +52,7 @@ def model_summary(
         undo.step(set_module_generators, model, module_generators(model))
         undo.step(set_rng_state, rng_state())
         undo.step(torchinfo.clear_cached_forward_pass)  # a global, which would keep the layers of the model
-        keep_modes_and_buffers(undo, model)
+        save_modes_and_buffers(undo, model)
         found = torchinfo.summary(model, input_data=inputs, col_names=SIZES, mode="eval", **options)
     return str(found)
 

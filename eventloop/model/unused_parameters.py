@@ -28,7 +28,7 @@ class AnomalousParams:
     def __init__(self) -> None:
         self._last: frozenset[str] = frozenset()
 
-    def look(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
+    def check(self, loss: torch.Tensor, model: torch.nn.Module) -> None:
         """Log the parameters of `model` outside the graph of `loss`.
 
         Call it before backward, which frees the graph.

@@ -1,4 +1,4 @@
-"""Find options of an optimizer that need a state which a checkpoint does not have; the resume uses it.
+"""Find options of an optimizer that need a state which a checkpoint lacks, and states that none has.
 
 PyTorch's optimizers make the state of an option, such as `max_exp_avg_sq` of `amsgrad`, with the first state
 of a parameter, and never later. If the option is set only on a resume, their first step raises a KeyError.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -74,11 +75,38 @@ def _class_to_step(optimizer: Any) -> Any:
     defining = next((base for base in type(optimizer).__mro__ if "step" in vars(base)), object)
     if defining.__module__.startswith("torch.optim."):
         return defining
-    held = vars(optimizer)
-    own = isinstance(optimizer, torch.optim.Optimizer) and held.keys() >= {"param_groups", "state"}
-    of_torch = vars(torch.optim.SGD([torch.empty(0)])).keys() | {
-        "step",
-        "_opt_called",
-    }  # a scheduler sets these
-    others = [value for name, value in held.items() if name not in of_torch]
+    own = isinstance(optimizer, torch.optim.Optimizer) and vars(optimizer).keys() >= {"param_groups", "state"}
+    others = _attributes_of_its_own(optimizer).values()
     return type(optimizer) if own and all(isinstance(value, _PLAIN) for value in others) else None
+
+
+def _attributes_of_its_own(optimizer: Any) -> dict[str, Any]:
+    """Return the attributes that PyTorch's optimizers do not have."""
+    of_torch = {*vars(torch.optim.SGD([torch.empty(0)])), "step", "_opt_called"}  # a scheduler sets these
+    return {name: value for name, value in vars(optimizer).items() if name not in of_torch}
+
+
+def unsaved_tensors(optimizer: Any) -> list[str]:
+    """Return the attributes with tensors that an optimizer's `state_dict` does not have.
+
+    PyTorch's `state_dict` has only `state` and the param groups; a `state_dict` of the optimizer's own may
+    have more. The parameters of the groups are no such tensors.
+    """
+    if getattr(type(optimizer), "state_dict", None) is not torch.optim.Optimizer.state_dict:
+        return []
+    if type(optimizer).__module__.startswith("torch.optim.") or optimizer._optimizer_state_dict_post_hooks:
+        return []
+    parameters = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    own = _attributes_of_its_own(optimizer).items()
+    return [name for name, value in own if any(id(each) not in parameters for each in _tensors_in(value))]
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _tensors_in(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors_in(each)

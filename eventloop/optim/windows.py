@@ -13,7 +13,6 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from eventloop.optim.lean_step import next_values, steps_plainly
 from eventloop.optim.param_groups import check_has_value, initial_value, read_value, write_value
 from eventloop.util.checks import at_least, check_bools, check_metric
 
@@ -24,10 +23,10 @@ Schedule = Callable[[Optimizer], LRScheduler]
 # The entries of a scheduler's state that it counts or derives; all others are arguments of its constructor.
 PROGRESS = frozenset(
     {
-        "last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs",
-        "cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial",
+        *("last_epoch", "last_step", "_step_count", "_last_lr", "base_lrs", "best", "num_bad_epochs"),
+        *("cooldown_counter", "T_cur", "T_i", "verbose", "_get_lr_called_within_step", "_is_initial"),
     }
-)  # fmt: skip
+)
 
 
 class Window:
@@ -81,7 +80,6 @@ class Window:
         self._initial = [initial_value(group, self.param_name) for group in optimizer.param_groups]
         self._shadow = _Shadow(optimizer, self.param_name, floor)
         self._scheduler: LRScheduler | None = None
-        self._lean = False
         self.last_step = 0
         if self.active:
             self._advance()
@@ -165,15 +163,12 @@ class Window:
         shadow, scheduler = self._shadow, self._scheduler
         if len(self.optimizer.param_groups) != shadow.size:
             self._refuse_groups()
-        plain = shadow.pull()
+        shadow.pull()
         if scheduler is None:
             self._scheduler = self._make(shadow)
-        elif self._lean and plain:
-            shadow.push(next_values(scheduler))
-            return
         else:
             scheduler.step()
-        shadow.push(shadow.rates())
+        shadow.push()
 
     def _make(self, shadow: _Shadow) -> LRScheduler:
         scheduler = self._schedule(shadow)  # makes its first step
@@ -183,7 +178,6 @@ class Window:
             )
         if isinstance(scheduler, ReduceLROnPlateau) and not isinstance(self, PlateauWindow):
             raise TypeError("ReduceLROnPlateau is stepped with a metric: use ReduceOnPlateauLR")
-        self._lean = steps_plainly(scheduler)
         return scheduler
 
     def _refuse_groups(self) -> None:
@@ -203,9 +197,14 @@ class PlateauWindow(Window):
     """
 
     def __init__(
-        self, optimizer: Optimizer, schedule: Schedule, monitor: str, *,
-        begin: int = 0, end: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        schedule: Schedule,
+        monitor: str,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+    ) -> None:
         check_metric("monitor", monitor)
         self.monitor = monitor
         super().__init__(optimizer, schedule, begin=begin, end=end)
@@ -222,7 +221,7 @@ class PlateauWindow(Window):
                 self._refuse_groups()
             self._shadow.pull()
             self._scheduler.step(metric)
-            self._shadow.push(self._shadow.rates())
+            self._shadow.push()
 
 
 class _Shadow(Optimizer):
@@ -259,32 +258,27 @@ class _Shadow(Optimizer):
         self._paired = self._real.param_groups
         self._pairs = [*zip(self.param_groups, self._paired, self.floors, strict=True)]
 
-    def pull(self) -> bool:
-        """Copy the optimizer's current values into the stand-in; return True if all of them are floats."""
+    def pull(self) -> None:
+        """Copy the optimizer's current values into the stand-in."""
         if self._real.param_groups is not self._paired:
             self._pair_up()
-        name, plain = self._name, True
+        name = self._name
         for shadow, group, low in self._pairs:
             value = group.get(name)
-            if type(value) is not float:
-                value = read_value(group, name)
-                plain = plain and type(value) is float
-            shadow["lr"] = value - low
-        return plain
+            shadow["lr"] = (value if type(value) is float else read_value(group, name)) - low
 
     def rates(self) -> list[Any]:
         """Return the scheduled values without the window's floor, as PyTorch's scheduler computes them."""
         return [shadow["lr"] for shadow in self.param_groups]
 
-    def push(self, values: Sequence[Any]) -> None:
-        """Write values, one for each param group, to the real optimizer."""
+    def push(self) -> None:
+        """Write the scheduled values to the real optimizer."""
         name = self._name
-        for index, (shadow, group, low) in enumerate(self._pairs):  # zip(strict=True) takes 0.3 us
-            shadow["lr"] = value = values[index]
+        for shadow, group, low in self._pairs:
             if type(group.get(name)) is float:
-                group[name] = value + low
+                group[name] = shadow["lr"] + low
             else:
-                write_value(group, name, value + low)
+                write_value(group, name, shadow["lr"] + low)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing, because a stand-in for an optimizer has no parameters."""

@@ -31,25 +31,35 @@ class Held:
     """A directory that a run of this process owns.
 
     Args:
-        path: the file of its record, which exists.
+        path: the file of its record, which `create` makes.
         record: what the file says.
     """
 
     def __init__(self, path: Path, record: Record) -> None:
         self.directory, self._path, self._record = path.parent, path, record
-        self._process, self._told, self._released = os.getpid(), False, False
-        # open, so that a directory that is made again does not get the same inode number
-        self._opened = os.open(path.parent, os.O_RDONLY)
+        self._process, self._reported, self._released = os.getpid(), False, False
+        self._opened: list[int] = []  # the descriptor of the directory
         self.lost = False
         """True once another run has taken the directory, because this one was silent for too long."""
-        held.add(path.name)
+
+    def create(self) -> None:
+        """Create the file, and keep the directory open.
+
+        A directory that is made again then does not get the same inode number.
+
+        Raises:
+            OSError: the directory cannot be written, or no descriptor is left.
+        """
+        held.add(self._path.name)
+        create_record(self._path, self._record)
+        self._opened.append(os.open(self.directory, os.O_RDONLY))
 
     def beat(self) -> None:
         """Show that the owner lives, and find out whether another run has taken the directory."""
         try:
             os.utime(self._path)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:  # of a file system that will be well again, or will not
             logger.debug("%s: %s", self._path, error)
 
@@ -59,41 +69,43 @@ class Held:
         try:
             write_record(self._path, self._record)
         except FileNotFoundError:
-            self._look()
+            self._check_file()
         except OSError as error:
             logger.warning("%s does not say that its run is %s: %s", self.directory, state, error)
 
     def release(self) -> None:
-        """Give the directory back; the file of another owner is not touched."""
-        if self._process != os.getpid() or self._released:
+        """Give the directory back; the file of another owner is not touched. It may be called again."""
+        if self._process != os.getpid():
             return
-        self._released = True
         held.discard(self._path.name)  # first: whatever fails now, no later run of this process is refused
         try:
-            self._path.unlink()
+            if not self._released:
+                self._path.unlink()
         except FileNotFoundError:
-            with suppress(OSError):
-                self._look()
+            if self._opened:
+                with suppress(OSError):
+                    self._check_file(ends=True)
         except OSError as error:
             logger.warning("%s was not removed, though its run has ended: %s", self._path, error)
-        finally:
-            os.close(self._opened)
+        self._released = True
+        while self._opened:
+            os.close(self._opened.pop())
 
-    def _look(self) -> None:
-        """Find out why the file is gone; if no other run has the directory, write the file again."""
+    def _check_file(self, *, ends: bool = False) -> None:
+        """Check why the file is gone; write it again unless another run has the directory or ours ends."""
         if any(owner.lives is not False and owner.state != "claiming" for owner in owners_in(self.directory)):
             self.lost = True
             return
         is_there = self.directory.is_dir()
-        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened))
-        if not self._told and not same:
-            self._told = True
+        same = is_there and os.path.samestat(self.directory.stat(), os.fstat(self._opened[0]))
+        if not self._reported and not same:
+            self._reported = True
             logger.warning(
                 "%s was renamed or removed while a run writes there: what the run writes from now on is in a "
                 "new directory of that name, and open files stay where they are",
                 self.directory,
             )
-        if is_there and not self._released:
+        if is_there and not (ends or self._released):
             with suppress(OSError):
                 create_record(self._path, self._record)
 
@@ -108,14 +120,14 @@ class Heartbeat:
 
     def __init__(self, directories: Sequence[Held], lost: Callable[[Path], object]) -> None:
         self._directories, self._lost, self._process = directories, lost, os.getpid()
-        self._told = self._ends = False
+        self._reported = self._ends = False
         self._words: SimpleQueue[State | None] = SimpleQueue()  # a signal handler may put into it
-        thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
-        self._thread: threading.Thread | None = thread
-        try:
-            thread.start()
-        except RuntimeError:  # the system has no more threads, or the interpreter ends
-            self._thread = None
+        self._thread = threading.Thread(target=self._run, name="eventloop heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to give signs of life, if the system has a thread for it."""
+        with suppress(RuntimeError):  # there are no more threads, or the interpreter ends
+            self._thread.start()
 
     def ending(self) -> None:
         """Record for runs that wait for the directories that this one ends; signal handlers may call this."""
@@ -124,12 +136,12 @@ class Heartbeat:
             self._words.put("ending")
 
     def end(self) -> None:
-        """Give all directories back."""
+        """Give all directories back; it may be called again."""
         if self._process != os.getpid():
             return
         self._words.put(None)
         try:
-            if self._thread is not None:
+            if self._thread.is_alive():
                 self._thread.join(JOIN_SECONDS)
         finally:  # also after a Ctrl-C
             self._give_back()
@@ -155,6 +167,6 @@ class Heartbeat:
     def _beat(self, directory: Held) -> None:
         with suppress(OSError):
             directory.beat()
-        if directory.lost and not self._told:
-            self._told = True
+        if directory.lost and not self._reported:
+            self._reported = True
             self._lost(directory.directory)

@@ -93,7 +93,7 @@ def _read(directory: Path, path: Path) -> Owner | None:
             sleep(_TRY_SECONDS)
     # the run was killed while it wrote the record, or the machine was
     return Owner(
-        directory=directory, host="", pid=0, since="", state="training", lives=_is_heard(directory, touched),
+        directory=directory, host="", pid=0, since="", state="training", lives=_beats(directory, touched),
         touched=touched, path=path,
     )  # fmt: skip
 
@@ -105,14 +105,14 @@ def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
     elif ours:
         life = path.name in held
     elif (life := lives(record.process)) is None:
-        life = _is_heard(directory, touched)
+        life = _beats(directory, touched)
     return Owner(
         directory=directory, host=record.host, pid=record.pid, since=record.since, state=record.state,
         lives=life, touched=touched, path=path, ours=ours,
     )  # fmt: skip
 
 
-def _is_heard(directory: Path, touched: int) -> bool | None:
+def _beats(directory: Path, touched: int) -> bool | None:
     """Return False if the owner has been silent for too long, else None: it may have died just now.
 
     A time in the future is not of this clock, so it is no sign of life either.

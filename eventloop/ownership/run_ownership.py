@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
-from eventloop.bus import Bus
 from eventloop.checkpoint.directory import scan
-from eventloop.events import Event
+from eventloop.ownership.acquiring import acquire, await_end
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import read_owner
 from eventloop.ownership.records import State
-from eventloop.ownership.taking import await_end, take
 from eventloop.state.exchange import decided_by_rank_0
 from eventloop.temporary.leftovers import remove_dead
 from eventloop.util.errors import WorkDirInUseError
@@ -29,10 +26,6 @@ logger = logging.getLogger("eventloop")
 
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 """The errors of a directory in which this user cannot write; after others, another run may live there."""
-
-
-class _DiscardedError(Exception):
-    """Events are discarded that were held back."""
 
 
 class SavesIn(Protocol):
@@ -79,7 +72,7 @@ class RunOwnership:
     # --- a run ---------------------------------------------------------------------------------------------
 
     def begin(self, *, trains: bool, writes: bool) -> None:
-        """Take the directories, before anything is written; with other ranks this is a collective.
+        """Acquire the directories, before anything is written; with other ranks this is a collective.
 
         Args:
             trains: whether the run trains.
@@ -95,7 +88,7 @@ class RunOwnership:
 
     def _begin(self, *, trains: bool, owns: bool) -> bool:
         if owns:
-            self._take(trains=trains)
+            self._acquire(trains=trains)
         return owns
 
     def ending(self) -> None:
@@ -104,12 +97,13 @@ class RunOwnership:
             heartbeat.ending()
 
     def end(self) -> None:
-        """Give the directories back, once everything is written."""
-        heartbeat, self._heartbeat, self._owns = self._heartbeat, None, False
+        """Give the directories back, once everything is written; it may be called again."""
+        self._owns = False
+        if self._heartbeat is not None:
+            self._heartbeat.end()
+            self._heartbeat = None
         if self._trains:
             self._trains, self._newest = False, None
-        if heartbeat is not None:
-            heartbeat.end()
 
     @property
     def may_write(self) -> bool:
@@ -122,26 +116,23 @@ class RunOwnership:
             return True
         return owner is None or owner.lives is False
 
-    def _take(self, *, trains: bool) -> None:
-        taken: list[Held] = []
-        try:
-            for directory in self._directories():
-                try:
-                    state: State = "training" if trains else "evaluating"
-                    taken.append(take(directory, state, waits=not self._trainer.host))
-                except OSError as error:
-                    if error.errno not in NOT_WRITABLE:
-                        raise
-                    # no run can write there
-                    logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
-            if trains:
-                self._refuse_saved_since()
-        except BaseException:
-            for each in taken:
-                each.release()
-            raise
-        self._heartbeat = Heartbeat(taken, self._note_lost)
-        for each in taken:
+    def _acquire(self, *, trains: bool) -> None:
+        """Acquire all directories; after an error the caller gives them back by `end`."""
+        acquired: list[Held] = []
+        self._heartbeat = Heartbeat(acquired, self._report_lost)
+        for directory in self._directories():
+            try:
+                state: State = "training" if trains else "evaluating"
+                acquire(directory, state, waits=not self._trainer.host, acquired=acquired)
+            except OSError as error:
+                if error.errno not in NOT_WRITABLE:
+                    raise
+                # no run can write there
+                logger.warning("%s has no owner, because it cannot be written: %s", directory, error)
+        if trains:
+            self._refuse_saved_since()
+        self._heartbeat.start()
+        for each in acquired:
             remove_dead(each.directory, owned=True)
 
     def _refuse_saved_since(self) -> None:
@@ -157,7 +148,7 @@ class RunOwnership:
     def _last_sequence(self) -> int:
         return scan(*self._trainer.state.directories).last
 
-    def _note_lost(self, directory: Path) -> None:
+    def _report_lost(self, directory: Path) -> None:
         self.lost = True
         logger.error(
             "another run has taken %s, because this one gave no sign of life for too long: this run ends, "
@@ -173,7 +164,7 @@ class RunOwnership:
 
     # --- a resume ------------------------------------------------------------------------------------------
 
-    def look(self) -> int:
+    def await_last_sequence(self) -> int:
         """Wait for a run that is ending in the directories, and return the last sequence number there.
 
         A trainer that is in a run of its own does not wait.
@@ -183,17 +174,6 @@ class RunOwnership:
                 await_end(self._directories())
         return self._last_sequence()
 
-    @contextmanager
-    def holding(self, bus: Bus, event: type[Event]) -> Iterator[None]:
-        """Hold back events of a type from background subscribers until the block ends, as `Bus.holding` does.
-
-        If another live run owns the work_dir, they are discarded: writers would write them into its files.
-        """
-        with suppress(_DiscardedError), bus.holding(event):
-            yield
-            if not self.may_write:
-                raise _DiscardedError
-
     def resumed_from(self, path: Path, newest: int) -> None:
-        """Note what `look` returned, if the checkpoint at `path` is in one of the directories."""
+        """Record the last sequence number at a resume, if the checkpoint is in a directory of the run."""
         self._newest = newest if path.resolve().parent in self._directories() else None

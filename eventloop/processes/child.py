@@ -142,7 +142,7 @@ class ChildProcess:
             if not (patience and computes(before, used, patience)):
                 return None
 
-    def leave_to_parent(self) -> None:
+    def detach(self) -> None:
         """In a fork of this process, close the pipes and forget the child, which belongs to the parent.
 
         If the fork kept the pipes open, the child would not notice that the parent has closed them.
@@ -190,14 +190,14 @@ class WorkerProcess(ChildProcess):
 _live: WeakSet[ChildProcess] = WeakSet()
 
 
-def _leave_all() -> None:
+def _detach_all() -> None:
     for worker in list(_live):
-        worker.leave_to_parent()
+        worker.detach()
     _live.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_all)
+    os.register_at_fork(after_in_child=_detach_all)
 
 
 def _enlarge(pipe: int) -> None:

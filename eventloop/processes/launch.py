@@ -24,7 +24,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import ModuleType
 from typing import NamedTuple
 
-ASK_TO_END = frozenset(
+END_SIGNALS = frozenset(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP", "SIGQUIT", "SIGXCPU")
     if hasattr(signal, name)
@@ -97,12 +97,12 @@ def runs_python() -> bool:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Block the signals `ASK_TO_END` on this thread, so that a child started in the block inherits that.
+    """Block the signals `END_SIGNALS` on this thread, so that a child started in the block inherits that.
 
     These signals reach the whole process group. A child would die of them while it imports, and print a
     traceback on Ctrl-C. It unblocks them once it ignores them.
     """
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, ASK_TO_END)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     try:
         yield
     finally:

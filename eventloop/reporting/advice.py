@@ -9,10 +9,25 @@ from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple
 
-from eventloop.costs.records import IN_ITERATION, DeviceRead, HandlerCost, RunCosts, SubscriberCost
+from eventloop.costs.records import (
+    IN_ITERATION,
+    WAITING,
+    Cause,
+    DeviceRead,
+    HandlerCost,
+    Place,
+    RunCosts,
+)
 from eventloop.costs.shares import own_seconds
 from eventloop.costs.trend import trend, usual
-from eventloop.reporting.waits import longest_wait, rank_wait_advice, seconds_waited, wait_advice
+from eventloop.reporting.waits import (
+    PLACES,
+    longest_wait,
+    run_seconds,
+    seconds_waited,
+    wait_text,
+    waits_by_cause,
+)
 from eventloop.util.formatting import duration, share
 
 MOST = 3
@@ -42,6 +57,27 @@ LEAST_POINTS = 10
 """The fewest points of the trend whose median counts as the usual iteration."""
 
 
+WAIT_SHARE = 0.02
+"""The share of a run from which the waits of one cause get a line of advice."""
+CHECKPOINT_CURES: dict[Place, str] = {
+    "iterations": 'save less often (interval=), leave saves out while the disk is busy (when_busy="skip")',
+    "evaluations": "validate less often (val_interval=), or keep the best of fewer metrics (save_best=)",
+    "end": "the run ends when its last saves are on the disk: keep fewer of them due there (save_last=False)",
+}
+CHECKPOINT_CURES["between"] = CHECKPOINT_CURES["iterations"]
+LESS_STATE = "save less state (save_optimizer=False, if no run resumes from it), or use a faster disk"
+BACKGROUND_CURES: dict[Place, str] = {
+    "end": 'send it fewer events (every=), let it write many at once (batch=True), or use offload="process"',
+}
+NO_BLOCK = (
+    'use overflow="spill" in place of "block", call bus.flush() less often, let it write many events at once '
+    '(batch=True), or use offload="process"'
+)
+EVEN_RANKS = (
+    "give all ranks equal shares of the data and of the work between iterations, such as saves and logs"
+)
+
+
 class Advice(NamedTuple):
     """A line of advice, and the seconds of the run that its cause takes, by which lines are sorted."""
 
@@ -63,14 +99,13 @@ def advice(costs: RunCosts, ranks: Sequence[RunCosts] | None = None) -> list[str
     if not costs.phases.iterations:
         return []
     dominant, read = _dominant(costs), _longest_read(costs)
-    found: list[Advice | None] = [_behind(costs), slow_loader(costs), _first(costs), _tail(costs, dominant)]
+    found = [_behind(costs), slow_loader(costs), _first(costs), _tail(costs, dominant), *_waits(costs)]
     if read is not None:
         found.append(_waiting(read, costs))
     if dominant is not None and not _explains(read, dominant, costs):
         found.append(_handler(dominant, costs))
-    found += [Advice(*each) for each in wait_advice(costs)]
     if records := ([costs] if ranks is None else ranks):
-        found += [Advice(*each) for each in rank_wait_advice(records)]
+        found.append(_rank_waits(records))
     known = sorted((each for each in found if each is not None), key=lambda each: -each.seconds)
     return [each.text for each in known[:MOST]]
 
@@ -137,7 +172,7 @@ def _options(cost: HandlerCost) -> str:
 def _handler(cost: HandlerCost, costs: RunCosts) -> Advice:
     seconds = own_seconds(cost, costs.phases)
     calls = f"{duration(seconds / cost.calls)} in each call"
-    if cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
+    if cost.times.max and cost.times.p50 < seconds / cost.calls / 10:  # most calls do nothing
         busy = cost.times.p99 if cost.times.p99 > cost.times.max / 10 else cost.times.max
         calls = f"{duration(busy)} in 1 of {round(cost.calls / max(1, round(seconds / busy)))} calls"
     return Advice(
@@ -212,14 +247,20 @@ def _first(costs: RunCosts) -> Advice | None:
 
 
 def _behind(costs: RunCosts) -> Advice | None:
-    """Return the advice on the subscriber that missed the most events, or None if no events were missed."""
-    missed = [(each, _missed(each, costs)) for each in costs.subscribers if not each.error]
-    behind = [(each, counts) for each, counts in missed if counts]
+    """Return the advice on the subscriber that missed the most events, or None if no events were missed.
+
+    Missed are the dropped ones and those left in the queue at the end. In a run under way, events in the
+    spill file are counted as waiting instead.
+    """
+    left = [s.queued if costs.complete else min(s.queued, s.spilled) for s in costs.subscribers]
+    pairs = zip(costs.subscribers, left, strict=True)
+    behind = [(s.dropped + queued, queued, s) for s, queued in pairs if not s.error and s.dropped + queued]
     if not behind:
         return None
-    worst, counts = max(behind, key=lambda found: sum(found[1].values()))
+    _, queued, worst = max(behind, key=lambda found: found[0])
     total = worst.delivered + worst.failed + worst.dropped + worst.queued
-    text = " and ".join(f"{count:,} {name}" for name, count in counts.items())
+    counts = {"dropped": worst.dropped, "left" if costs.complete else "waiting": queued}
+    text = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     others = f" (and {len(behind) - 1} more)" if len(behind) > 1 else ""
     return Advice(
         inf,
@@ -229,15 +270,52 @@ def _behind(costs: RunCosts) -> Advice | None:
     )
 
 
-def _missed(subscriber: SubscriberCost, costs: RunCosts) -> dict[str, int]:
-    """Return the counts of events that a subscriber missed, by name, without zeros.
+# --- waits -------------------------------------------------------------------------------------------------
 
-    They are the dropped ones and those left in the queue at the end. In a run under way, events in the spill
-    file are counted as waiting instead.
+
+def _waits(costs: RunCosts) -> list[Advice | None]:
+    """Return a line on the waits for checkpoints and one on those for the background, where they matter."""
+    lines: list[Advice | None] = []
+    for cause, seconds in waits_by_cause(costs).items():
+        if cause == "ranks" or seconds < WAIT_SHARE * run_seconds(costs):
+            continue
+        place = max(PLACES, key=lambda each: seconds_waited(costs, cause, each))
+        if cause == "checkpoint":
+            cure = f"{CHECKPOINT_CURES[place]}, {LESS_STATE}"
+        else:
+            cure = BACKGROUND_CURES.get(place, NO_BLOCK)
+        lines.append(_wait(costs, cause, f"most of it for {_longest(costs, cause)}; {cure}"))
+    return lines
+
+
+def _rank_waits(records: Sequence[RunCosts]) -> Advice | None:
+    """Return the advice on the rank that waited longest for other ranks; None if the wait is short.
+
+    Args:
+        records: the costs of the ranks that are known; of several, the rank that waited least is named.
     """
-    left = (
-        {"left": subscriber.queued}
-        if costs.complete
-        else {"waiting": min(subscriber.queued, subscriber.spilled)}
+    waited = {costs.rank: seconds_waited(costs, "ranks") for costs in records}
+    longest = max(records, key=lambda costs: waited[costs.rank])
+    seconds, last = waited[longest.rank], min(waited, key=lambda rank: waited[rank])
+    if not seconds or seconds < WAIT_SHARE * run_seconds(longest):
+        return None
+    on = f"rank {longest.rank} " if len(records) > 1 else ""
+    least = (
+        f"rank {last} came last, and waited {duration(waited[last])}; " if waited[last] < seconds / 2 else ""
     )
-    return {name: count for name, count in {"dropped": subscriber.dropped, **left}.items() if count}
+    return _wait(longest, "ranks", f"most of it at {_longest(longest, 'ranks')}; {least}{EVEN_RANKS}", on)
+
+
+def _wait(costs: RunCosts, cause: Cause, text: str, on: str = "") -> Advice:
+    what = f"{WAITING[cause]} took {on}{wait_text(costs, cause, run_seconds(costs))}"
+    return Advice(seconds_waited(costs, cause), f"{what}; {text}")
+
+
+def _longest(costs: RunCosts, cause: Cause) -> str:
+    """Return the name of what was waited for longest, and its seconds."""
+    names: dict[str, float] = {}
+    for wait in costs.waits:
+        if wait.cause == cause:
+            names[wait.name] = names.get(wait.name, 0.0) + wait.seconds
+    name = max(names, key=lambda each: names[each])
+    return f"{name or 'others'} ({duration(names[name])})"

@@ -18,27 +18,31 @@ from plotly.subplots import make_subplots
 
 from eventloop.costs.records import PHASES, WAITS, HandlerCost, RunCosts, Times, phase_names
 from eventloop.costs.trend import medians, trend
-from eventloop.reporting.comparison import MATTERS
 from eventloop.reporting.curves import Curve
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import IN_SECONDS, by_key, phase_name, with_includes, with_unit
+from eventloop.reporting.run_tables import (
+    IN_SECONDS,
+    MATTERS,
+    by_key,
+    phase_name,
+    with_includes,
+    with_unit,
+)
 from eventloop.util.formatting import duration, on_a_line, share, three_digits
 
 RUN_COLOURS = ("#2f6fde", "#d9730d", "#1b9663", "#b8388a", "#7650cf", "#0c8fa3", "#8a5a2b", "#6b7686")
-PHASE_COLOURS = {
-    "data": "#d98a1f", "forward": "#5b9bea", "backward": "#3568b5", "optimizer": "#7a5cc4",
-    "hooks": "#15967b", "unaccounted": "#8e98a6",
-    "checkpoint": "#b3261e", "background": "#8a6d00", "ranks": "#5b3b8c",
-}  # fmt: skip
+_WORK = ("#d98a1f", "#5b9bea", "#3568b5", "#7a5cc4", "#15967b", "#8e98a6")
+_WAITS = ("#b3261e", "#8a6d00", "#5b3b8c")
+PHASE_COLOURS = dict(zip((*PHASES, *WAITS), (*_WORK, *_WAITS), strict=True))
 BAD = "#d23b3b"
 GREY = "#8e98a6"
 _TICKS = [factor * 10.0**power for power in range(-7, 5) for factor in (1, 2, 5)]
 """Candidates for the ticks of an axis of step times, in seconds."""
-_ABOVE = {
-    "type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom",
-    "pad": {"b": 4, "t": 0, "l": 0, "r": 0},
-}  # fmt: skip
+_ABOVE = {"type": "buttons", "direction": "right", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
+_ABOVE |= {"pad": {"b": 4, "t": 0, "l": 0, "r": 0}}
 """The place of a chart's buttons: at the left above the chart, as plotly's own are at the right."""
+_LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"}
+_CLEAR = "rgba(0,0,0,0)"
 DASHES = {"train": "solid", "val": "dash", "test": "dot"}
 CLIP = 4
 """The highest value on a phase chart's axis, as a multiple of the median iteration.
@@ -99,40 +103,29 @@ def text(value: str, width: int = 44) -> str:
 
 def _lay_out(figure: go.Figure, height: int, **layout: Any) -> None:
     """Set the height and margins of a chart, with its buttons at the top and its legend at the bottom."""
-    figure.update_layout(
-        template="none", height=height, margin={"l": 10, "r": 10, "t": BUTTONS, "b": 10},
-        legend={"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "traceorder": "normal"},
-        paper_bgcolor="rgba(0,0,0,0)", plot_bgcolor="rgba(0,0,0,0)",
-    )  # fmt: skip
-    figure.update_layout(**layout).update_xaxes(automargin=True).update_yaxes(automargin=True, zeroline=False)
+    margin = {"l": 10, "r": 10, "t": BUTTONS, "b": 10}
+    figure.update_layout(template="none", height=height, margin=margin, legend=_LEGEND)
+    figure.update_layout(paper_bgcolor=_CLEAR, plot_bgcolor=_CLEAR, **layout)
+    figure.update_xaxes(automargin=True).update_yaxes(automargin=True, zeroline=False)
 
 
-class _Rows(NamedTuple):
+class _Rows:
     """The layout of a bar chart whose rows are a name above horizontal bars.
 
     A row is 1 high in the units of the y-axis. Bars begin at 0 in their row, and the name is above them.
     """
 
-    names: Sequence[str]
-    bars: int
-
-    @property
-    def pixels(self) -> int:
-        """Return the height of the chart in pixels, with the axis and the buttons."""
-        return (NAME + BAR * self.bars) * len(self.names) + 150
-
-    @property
-    def width(self) -> float:
-        """Return the thickness of a bar, in units of the y-axis, of which a row has 1."""
-        return BAR / (NAME + BAR * self.bars)
-
-    @property
-    def axis(self) -> dict[str, Any]:
-        """Return the options of a y-axis that lists the names from top to bottom; names may repeat."""
-        rows, high = [*range(len(self.names))], self.width * self.bars
-        ticks = {"tickvals": rows, "ticktext": [text(name) for name in self.names], "ticks": ""}
-        where = {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
-        return {**ticks, **where, "ticklabelposition": "inside top"}
+    def __init__(self, names: Sequence[str], bars: int) -> None:
+        rows, pixels = [*range(len(names))], NAME + BAR * bars
+        self.pixels = pixels * len(names) + 150
+        """The height of the chart, with the axis and the buttons."""
+        self.width = BAR / pixels
+        """The thickness of a bar, in units of the y-axis."""
+        self.axis: dict[str, Any] = {"tickvals": rows, "ticktext": [text(name) for name in names]}
+        """The options of the y-axis, which lists the names from top to bottom; names may repeat."""
+        high = self.width * bars
+        self.axis |= {"range": [len(rows) - 1 + high, high - 1], "showgrid": False}
+        self.axis |= {"ticks": "", "ticklabelposition": "inside top"}
 
 
 def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -144,33 +137,36 @@ def phase_charts(runs: Sequence[NamedRun]) -> list[Chart]:
 
 def _phase_chart(runs: Sequence[NamedRun]) -> Chart:
     """Return the chart of an iteration's phases, with bars for each run's mean, device and median times."""
-    bars: list[tuple[str, dict[str, float]]] = []  # a name, and seconds of an iteration by phase
+    bars: dict[str, dict[str, float]] = {}  # seconds of an iteration by phase
     for run in runs:
         for what, phases in (("mean", run.costs.phases), ("on the device", run.costs.device)):
-            if phases is not None and phases.iterations:
-                each = {
-                    phase: getattr(phases, phase) / phases.iterations for phase in (*PHASES, *WAITS, "wall")
-                }
-                bars.append((f"{run.name}, {what}", each))
+            if phases is not None and (number := phases.iterations):
+                names = (*PHASES, *WAITS, "wall")
+                bars[f"{run.name}, {what}"] = {name: getattr(phases, name) / number for name in names}
         if usual := medians(run.costs):
-            bars.append((f"{run.name}, median", usual))
-    figure, rows = go.Figure(), _Rows([name for name, _ in bars], 1)
+            bars[f"{run.name}, median"] = usual
+    figure, rows = go.Figure(), _Rows([*bars], 1)
     shown = phase_names(*(run.costs.phases for run in runs))
     for phase in shown:
-        shares = [share(seconds[phase], seconds["wall"]) for _, seconds in bars]
         figure.add_bar(
-            x=[seconds[phase] * 1e3 for _, seconds in bars], y=[*range(len(bars))], orientation="h",
-            name=phase_name(phase), text=shares, textposition="inside", textangle=0,
-            marker_color=PHASE_COLOURS[phase], offset=0, width=rows.width,
+            x=[seconds[phase] * 1e3 for seconds in bars.values()],
+            y=[*range(len(bars))],
+            orientation="h",
+            name=phase_name(phase),
+            text=[share(seconds[phase], seconds["wall"]) for seconds in bars.values()],
+            textposition="inside",
+            textangle=0,
+            marker_color=PHASE_COLOURS[phase],
+            offset=0,
+            width=rows.width,
             hovertemplate=f"{phase_name(phase)}: %{{x:.4g}} ms, %{{text}}<extra></extra>",
-        )  # fmt: skip
-    _lay_out(
-        figure, rows.pixels, barmode="stack", xaxis_title="ms an iteration",
-        uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis,
-        xaxis_range=[0, max(sum(seconds[phase] for phase in shown) for _, seconds in bars) * 1e3 or 1.0],
-    )  # fmt: skip
-    note = MEDIANS if any(run.costs.trend for run in runs) else ""
-    return Chart("Where an iteration's time goes", figure, note)
+        )
+    longest = max(sum(seconds[phase] for phase in shown) for seconds in bars.values()) * 1e3
+    layout = {"barmode": "stack", "xaxis_title": "ms an iteration", "xaxis_range": [0, longest or 1.0]}
+    _lay_out(figure, rows.pixels, uniformtext={"mode": "hide", "minsize": 11}, yaxis=rows.axis, **layout)
+    return Chart(
+        "Where an iteration's time goes", figure, MEDIANS if any(r.costs.trend for r in runs) else ""
+    )
 
 
 def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -186,15 +182,19 @@ def _step_time_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     figure.update_annotations(x=0, xanchor="left")
     for row, run in enumerate(shown, 1):
         edges, counts = _bins(run.costs.histogram)
-        each = [
-            f"{duration(edge)} to {duration(edge * BIN)}: {n:,} iterations"
-            for edge, n in zip(edges, counts, strict=True)
-        ]
+        pairs = zip(edges, counts, strict=True)
         figure.add_scatter(
-            x=[log10(edge) for edge in edges], y=counts, name=text(run.name), mode="lines", fill="tozeroy",
-            line={"shape": "hv", "width": 1, "color": run.colour}, hovertext=each,
-            hovertemplate="%{hovertext}<extra></extra>", row=row, col=1,
-        )  # fmt: skip
+            x=[log10(edge) for edge in edges],
+            y=counts,
+            name=text(run.name),
+            mode="lines",
+            fill="tozeroy",
+            line={"shape": "hv", "width": 1, "color": run.colour},
+            hovertext=[f"{duration(edge)} to {duration(edge * BIN)}: {n:,} iterations" for edge, n in pairs],
+            hovertemplate="%{hovertext}<extra></extra>",
+            row=row,
+            col=1,
+        )
         _add_percentiles(figure, run.costs.iteration, row, middle=log10(edges[0] * edges[-1]) / 2)
     ends = [edge for run in shown for edge, _ in run.costs.histogram]
     ticks = [seconds for seconds in _TICKS if min(ends) / 2 <= seconds <= max(ends) * 2]
@@ -218,10 +218,9 @@ def _add_percentiles(figure: go.Figure, times: Times, row: int, *, middle: float
     for number, name in enumerate(PERCENTILES if times.samples else ()):
         at = log10(seconds) if (seconds := getattr(times, name)) > 0 else middle
         figure.add_vline(at, line={"color": GREY, "dash": "dot", "width": 1.5}, row=row, col=1)
-        figure.add_annotation(
-            x=at, xanchor="left" if at <= middle else "right", y=1 - 0.17 * number, yref="y domain",
-            yanchor="top", text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1,
-        )  # fmt: skip
+        place = {"x": at, "xanchor": "left" if at <= middle else "right", "y": 1 - 0.17 * number}
+        place |= {"yref": "y domain", "yanchor": "top"}
+        figure.add_annotation(place, text=f"{name} {duration(seconds)}", showarrow=False, row=row, col=1)
 
 
 def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
@@ -236,15 +235,18 @@ def _trend_charts(runs: Sequence[NamedRun]) -> list[Chart]:
         starts = [point.first_iter for point in run.costs.trend if point.phases.iterations]
         for phase in phase_names(run.costs.phases):
             figure.add_scatter(
-                x=starts, y=[seconds * 1e3 for seconds in trend(run.costs, phase)],
-                name=phase_name(phase), mode="lines",
-                stackgroup="phases", line={"shape": "hv", "width": 0}, fillcolor=PHASE_COLOURS[phase],
+                x=starts,
+                y=[seconds * 1e3 for seconds in trend(run.costs, phase)],
+                name=phase_name(phase),
+                mode="lines",
+                stackgroup="phases",
+                line={"shape": "hv", "width": 0},
+                fillcolor=PHASE_COLOURS[phase],
                 hovertemplate="%{y:.4g} ms",
-            )  # fmt: skip
-        _lay_out(
-            figure, 320 if len(runs) == 1 else 260, hovermode="x unified", xaxis_title="iteration",
-            yaxis_title="ms an iteration", yaxis_range=[0, top * 1.06 or 1.0],
-        )  # fmt: skip
+            )
+        titles = {"xaxis_title": "iteration", "yaxis_title": "ms an iteration"}
+        height, highest = 320 if len(runs) == 1 else 260, top * 1.06 or 1.0
+        _lay_out(figure, height, hovermode="x unified", **titles, yaxis_range=[0, highest])
         title = "The phases over the iterations" if len(runs) == 1 else f"{run.name}: phases over iterations"
         clipped = f"Points up to {three_digits(max(wall))} ms are beyond the axis; “Autoscale” shows all."
         charts.append(Chart(title, figure, clipped if max(wall) > top else ""))
@@ -257,7 +259,7 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     The list is empty if there is nothing to draw. A handler whose time includes other phases is not
     comparable, so a note names it in place of a bar.
     """
-    found = [by_key([h for h in run.costs.handlers if h.in_iteration]) for run in runs]
+    found = [by_key(run.costs, inside=True) for run in runs]
     microseconds = [
         {
             key: h.seconds / run.costs.phases.iterations * 1e6
@@ -267,11 +269,8 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
         for run, handlers in zip(runs, found, strict=True)
     ]
     most = {key: max(each.get(key, 0.0) for each in microseconds) for each in microseconds for key in each}
-    least = (
-        min(MATTERS * run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs)
-        if runs
-        else 0
-    )
+    means = [run.costs.phases.wall / run.costs.phases.iterations * 1e6 for run in runs]
+    least = MATTERS * min(means, default=0.0)
     ranked = sorted(most, key=lambda key: -most[key])[:MOST_HANDLERS]
     keys = [key for number, key in enumerate(ranked) if number < FEWEST_HANDLERS or most[key] >= least]
     if not keys:
@@ -279,36 +278,38 @@ def handler_charts(runs: Sequence[NamedRun]) -> list[Chart]:
     rows = _Rows(keys, len(runs))
     figure = go.Figure()
     for number, (run, handlers, each) in enumerate(zip(runs, found, microseconds, strict=True)):
-        shown = [(row, key, handlers[key]) for row, key in enumerate(keys) if key in each]
+        shown = {row: handlers[key] for row, key in enumerate(keys) if key in each}
         figure.add_bar(
-            x=[each[key] for _, key, _ in shown], y=[row for row, *_ in shown], orientation="h",
-            name=text(run.name), texttemplate="%{x:,.3r}", textposition="outside", cliponaxis=False,
-            offset=number * rows.width, width=rows.width,
-            marker={"color": [BAD if handler.over_budget else run.colour for *_, handler in shown]},
-            hovertext=[_hover(text(key, 90), handler.times, handler.budget) for _, key, handler in shown],
+            x=[each[keys[row]] for row in shown],
+            y=[*shown],
+            orientation="h",
+            name=text(run.name),
+            texttemplate="%{x:,.3r}",
+            textposition="outside",
+            cliponaxis=False,
+            offset=number * rows.width,
+            width=rows.width,
+            marker={"color": [BAD if handler.over_budget else run.colour for handler in shown.values()]},
+            hovertext=[_hover(text(keys[row], 90), h.times, h.budget) for row, h in shown.items()],
             hovertemplate="%{x:,.4g} µs an iteration<br>%{hovertext}<extra></extra>",
-        )  # fmt: skip
-    _lay_out(
-        figure, rows.pixels, showlegend=len(runs) > 1, xaxis_title="µs an iteration, mean", yaxis=rows.axis,
-        xaxis_range=[0, 1.15 * most[keys[0]] or 1.0],
-    )  # fmt: skip
-    return [
-        Chart("What each handler adds to an iteration", figure, _handler_note(found, len(most) - len(keys)))
-    ]
+        )
+    layout = {"xaxis_title": "µs an iteration, mean", "yaxis": rows.axis}
+    span = [0, 1.15 * most[keys[0]] or 1.0]
+    _lay_out(figure, rows.pixels, showlegend=len(runs) > 1, **layout, xaxis_range=span)
+    note = _handler_note(found, len(most) - len(keys))
+    return [Chart("What each handler adds to an iteration", figure, note)]
 
 
 def _handler_note(found: Sequence[dict[str, HandlerCost]], others: int) -> str:
     """Return the note below the chart of handlers: which ones are not drawn, and the meaning of red."""
     every = [(key, handler) for handlers in found for key, handler in handlers.items()]
     left_out = dict.fromkeys(with_includes(handler, key) for key, handler in every if handler.includes)
-    notes = []
-    if others:
-        notes.append(f"{others:,} less expensive ones are in the table alone.")
-    if any(handler.over_budget for _, handler in every):
-        notes.append("Red: over its budget.")
-    if left_out:
-        notes.append(f"Not drawn: {', '.join(left_out)}.")
-    return " ".join(notes)
+    notes = {
+        f"{others:,} less expensive ones are in the table alone.": others > 0,
+        "Red: over its budget.": any(handler.over_budget for _, handler in every),
+        f"Not drawn: {', '.join(left_out)}.": bool(left_out),
+    }
+    return " ".join(note for note, holds in notes.items() if holds)
 
 
 def _hover(what: str, times: Times, budget: float | None) -> str:
@@ -332,34 +333,33 @@ def _scalar_chart(name: str, members: Sequence[tuple[NamedRun, Curve]], *, alone
     for number, (run, curve) in enumerate(members):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)] if alone else run.colour
         label = text(curve.mode) if alone else f"{text(run.name, 30)} {text(curve.mode)}"
-        line = {
-            "color": colour,
-            "width": 1.6,
-            "dash": "solid" if alone else DASHES.get(curve.mode, "dashdot"),
-        }
+        dash = "solid" if alone else DASHES.get(curve.mode, "dashdot")
         band = {"x": curve.steps, "mode": "lines", "line_width": 0, "hoverinfo": "skip", "showlegend": False}
+        band["legendgroup"] = label
         if curve.low:  # a band between the least and the greatest record of each point
-            figure.add_scatter(**band, y=curve.low, legendgroup=label)
-            figure.add_scatter(
-                **band, y=curve.high, legendgroup=label, fill="tonexty", fillcolor=_pale(colour)
-            )
+            figure.add_scatter(**band, y=curve.low)
+            figure.add_scatter(**band, y=curve.high, fill="tonexty", fillcolor=_pale(colour))
         figure.add_scatter(
-            x=curve.steps, y=curve.mean, name=label, legendgroup=label, line=line, hovertemplate="%{y:.5g}",
+            x=curve.steps,
+            y=curve.mean,
+            name=label,
+            legendgroup=label,
+            line={"color": colour, "width": 1.6, "dash": dash},
+            hovertemplate="%{y:.5g}",
             mode="lines+markers" if len(curve.steps) <= FEW else "lines",
-        )  # fmt: skip
+        )
         if curve.first_not_finite is not None:
-            figure.add_vline(
-                curve.first_not_finite, line={"color": BAD, "dash": "dot"},
-                annotation_text=f"{label}: {curve.not_finite:,} NaN or inf", annotation_font_color=BAD,
-            )  # fmt: skip
+            note = f"{label}: {curve.not_finite:,} NaN or inf"
+            line = {"color": BAD, "dash": "dot"}
+            step = curve.first_not_finite
+            figure.add_vline(step, line=line, annotation_text=note, annotation_font_color=BAD)
     kinds = [
         {"label": k, "method": "relayout", "args": [{"yaxis.type": k, "yaxis.autorange": True}]}
         for k in ("linear", "log")
     ]
-    _lay_out(
-        figure, 300, hovermode="x unified", showlegend=len(members) > 1, xaxis_title="step",
-        updatemenus=[{"buttons": kinds, **_ABOVE}],
-    )  # fmt: skip
+    buttons = [{"buttons": kinds, **_ABOVE}]
+    legend = len(members) > 1
+    _lay_out(figure, 300, hovermode="x unified", showlegend=legend, xaxis_title="step", updatemenus=buttons)
     return Chart(with_unit(name), figure)
 
 

@@ -1,30 +1,31 @@
 """Compare several runs: a table of the runs, and a row for each measured quantity with a value of each run.
 
 Differences are seconds, relative to the first run. A ratio is shown only if the difference takes 1 % of a
-run. `glance` and `html` draw the result; `text` draws it as tables.
+run. `text` and `html` draw the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from eventloop.costs.records import PHASES, WAITING, WAITS, HandlerCost, RunCosts, phase_names
+from eventloop.costs.records import PHASES, WAITING, WAITS, RunCosts, phase_names
 from eventloop.costs.trend import medians
 from eventloop.reporting.facts import missed, state, step_times
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import (
+from eventloop.reporting.run_tables import (
     COUNTS,
     IN_IT,
+    MATTERS,
     WAITS_TITLE,
-    Table,
     by_key,
     phase_name,
     with_includes,
     with_unit,
 )
-from eventloop.reporting.waits import seconds_waited
+from eventloop.reporting.tables import Table
+from eventloop.reporting.waits import run_seconds, seconds_waited
 from eventloop.util.formatting import (
     ABSENT,
     count_or_time,
@@ -35,12 +36,11 @@ from eventloop.util.formatting import (
     value_text,
 )
 
-MATTERS = 0.01
-"""The share of a run from which a difference between runs is shown with its ratio."""
 NOISE = 0.05
 """The best and the worst figure are marked if they differ by more than this part of the larger one."""
 LIKE = "≈"
 """The sign shown in place of a ratio if the difference takes less than 1 % of a run."""
+RUNS_FIRST = ("a second", "p50", "p99", "hooks", "data", "state", "not delivered", "iterations", "took")
 
 
 class Measured(NamedTuple):
@@ -68,20 +68,35 @@ class Row(NamedTuple):
     @property
     def seconds(self) -> float:
         """Return the largest difference to the first run, in seconds over the whole run."""
-        return max(_differences(self.values), default=(0.0, 0.0))[0]
+        return max((self._difference(other) for other in self.values[1:]), default=(0.0, 0.0))[0]
 
     @property
     def matters(self) -> bool:
         """Return whether a difference takes at least 1 % of a run."""
-        return any(seconds and seconds >= MATTERS * whole for seconds, whole in _differences(self.values))
+        return any(map(self._matters, self.values[1:]))
 
     def ratio(self, run: int) -> str:
         """Return the ratio of a run to the first run; "≈" for a small difference, "-" without a ratio."""
         first, other = self.values[0], self.values[run]
         if first is None or other is None or not first.value:
             return ABSENT
-        (seconds, whole) = _differences([first, other])[0]
-        return ratio(other.value, first.value) if seconds and seconds >= MATTERS * whole else LIKE
+        return ratio(other.value, first.value) if self._matters(other) else LIKE
+
+    def _matters(self, other: Measured | None) -> bool:
+        seconds, whole = self._difference(other)
+        return bool(seconds) and seconds >= MATTERS * whole
+
+    def _difference(self, other: Measured | None) -> tuple[float, float]:
+        """Return the seconds by which a run differs from the first, and the duration of that run.
+
+        A quantity that only one of the two runs has differs by its whole time.
+        """
+        first = self.values[0]
+        known = other or first
+        if known is None:
+            return 0.0, 0.0
+        apart = abs(other.value - first.value) if other and first else known.value
+        return apart * known.weight, known.whole
 
 
 class Comparison(NamedTuple):
@@ -94,20 +109,20 @@ class Comparison(NamedTuple):
     ratios: bool = True
     """Whether the values are times, so that ratios are shown."""
 
-
-def _differences(values: Sequence[Measured | None]) -> list[tuple[float, float]]:
-    """Return the seconds by which each later run differs from the first, and the duration of that run.
-
-    A quantity that only one of the two runs has differs by its whole time. Later runs are left out if both
-    lack it.
-    """
-    first, found = values[0], []
-    for other in values[1:]:
-        known = [each for each in (first, other) if each is not None]
-        if known:
-            apart = known[0].value if len(known) == 1 else abs(known[1].value - known[0].value)
-            found.append((apart * known[-1].weight, known[-1].whole))
-    return found
+    def table(self, names: Sequence[str]) -> Table:
+        """Return the values as a table with a column for each run; the best and the worst are marked."""
+        values = [[ABSENT if v is None else self.text(v.value) for v in row.values] for row in self.rows]
+        rows = [[row.name, *cells] for row, cells in zip(self.rows, values, strict=True)]
+        compared = {i: row for i, row in enumerate(self.rows) if self.ratios and row.matters and not row.only}
+        marks = {
+            (i, run + 1): mark
+            for i, row in compared.items()
+            for run, mark in extremes([value and value.value for value in row.values]).items()
+        }
+        later = range(1, len(names)) if self.ratios else ()
+        ratios = {(i, run + 1): row.ratio(run) for i, row in enumerate(self.rows) for run in later}
+        below = {cell: ratio for cell, ratio in ratios.items() if ratio.endswith("×")}
+        return Table(self.title, [self.what, *names], rows, marks=marks, below=below)
 
 
 def compare(reports: Sequence[Report]) -> list[Comparison]:
@@ -117,24 +132,21 @@ def compare(reports: Sequence[Report]) -> list[Comparison]:
     """
     costs = [report.costs for report in reports]
     names = phase_names(*(each.phases for each in costs if each is not None))
-    phases, usual = ([of(each, names) for each in costs] for of in (_phases, _usual))
+    means, usual = _by_run(costs, lambda c: _phases(c, names)), _by_run(costs, lambda c: _usual(c, names))
+    inside, outside = _by_run(costs, _inside), _by_run(costs, _outside)
+    subscribers, curves = _by_run(costs, _subscribers), [_curves(report) for report in reports]
+    milliseconds, microseconds = (lambda s: three_digits(s * 1e3)), (lambda s: three_digits(s * 1e6))
     found = [
-        Comparison("Step time, mean ms/iteration", "phase", _rows(phases), _milliseconds),
-        Comparison("Step time, median ms/iteration", "phase", _rows(usual), _milliseconds),
-        Comparison("Handlers, mean µs/iteration", "handler", _sorted(map(_inside, costs)), _microseconds),
+        Comparison("Step time, mean ms/iteration", "phase", _rows(means), milliseconds),
+        Comparison("Step time, median ms/iteration", "phase", _rows(usual), milliseconds),
+        Comparison("Handlers, mean µs/iteration", "handler", _sorted(inside), microseconds),
         Comparison(
-            "Handlers outside of the iterations, mean of a call", "handler", _sorted(map(_outside, costs)),
-            duration,
+            "Handlers outside of the iterations, mean of a call", "handler", _sorted(outside), duration
         ),
-        Comparison(WAITS_TITLE, "cause", _rows(_waits(costs)), duration),
-        Comparison(
-            "Background subscribers", "subscriber", _rows(map(_subscribers, costs), zeros=False),
-            count_or_time, ratios=False,
-        ),
-        Comparison(
-            "Scalars, the last value", "scalar", _rows(map(_curves, reports)), value_text, ratios=False
-        ),
-    ]  # fmt: skip
+        Comparison(WAITS_TITLE, "cause", _not_zero(_by_run(costs, _waits)), duration),
+        Comparison("Background subscribers", "subscriber", _not_zero(subscribers), count_or_time, False),
+        Comparison("Scalars, the last value", "scalar", _rows(curves), value_text, False),
+    ]
     return [each for each in found if each.rows]
 
 
@@ -143,200 +155,160 @@ def compared_by_time(costs: Sequence[RunCosts | None]) -> list[Row]:
 
     Handlers whose time includes phases are left out, because the phases are rows themselves.
     """
-    whole = [_named(_phases(each, PHASES), {"all": "an iteration"}, "phase {}") for each in costs]
-    outside = [_named(_outside(each), {}, "{}, a call") for each in costs]
-    deliveries = [_named(_deliveries(each), {}, "{}, a delivery") for each in costs]
-    handlers = [{key: one for key, one in _inside(each).items() if not key.endswith(IN_IT)} for each in costs]
-    parts = zip(whole, _waits(costs), handlers, outside, deliveries, strict=True)
-    return _sorted({key: one for part in run for key, one in part.items()} for run in parts)
+    return _sorted(_by_run(costs, _parts))
 
 
-def _named(found: dict[str, Measured], names: dict[str, str], other: str) -> dict[str, Measured]:
-    return {names.get(key, other.format(key)): value for key, value in found.items()}
-
-
-def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
-    """Return the table of the runs, a row for each run."""
-    header = ["run", *_RUN_COLUMNS, "state"]
-    rows = [
-        [name, *(_cell(report.costs, cell) for cell in _RUN_COLUMNS.values()), state(report)]
-        for name, report in zip(names, reports, strict=True)
-    ]
-    return Table("Runs", header, rows, first=RUNS_FIRST)
-
-
-def extremes(numbers: Sequence[float | None], *, high: bool = False) -> tuple[set[int], set[int]]:
-    """Return the indices of the best and of the worst numbers; both empty if they differ by 5 % or less."""
-    known = [number for number in numbers if number is not None]
-    if len(known) < 2 or max(known) - min(known) <= NOISE * max(map(abs, known)):
-        return set(), set()
-    low, top = ({i for i, n in enumerate(numbers) if n == end} for end in (min(known), max(known)))
-    return (top, low) if high else (low, top)
-
-
-def run_extremes(reports: Sequence[Report]) -> dict[str, tuple[set[int], set[int]]]:
-    """Return the best and the worst runs by column of `runs_table`.
-
-    Only columns are included in which a high or a low number is better, such as the iterations a second.
-    """
-    return {
-        name: extremes([_number(report.costs, name) for report in reports], high=name == "a second")
-        for name in ("a second", *STEP_COLUMNS, "not delivered")
+def _parts(costs: RunCosts) -> dict[str, Measured]:
+    """Return the times of phases, waits, handlers and deliveries, by names that tell them apart."""
+    phases = {f"phase {name}": value for name, value in _phases(costs, PHASES).items()}
+    if (whole := phases.pop("phase all", None)) is not None:
+        phases["an iteration"] = whole
+    inside = {name: value for name, value in _inside(costs).items() if not name.endswith(IN_IT)}
+    outside = {f"{name}, a call": value for name, value in _outside(costs).items()}
+    deliveries = {
+        f"{s.name}, a delivery": Measured(s.seconds / s.calls, s.calls, run_seconds(costs))
+        for s in costs.subscribers
+        if s.calls
     }
-
-
-def _missed(costs: RunCosts) -> int:
-    return sum(missed(subscriber, costs) for subscriber in costs.subscribers)
-
-
-def _step_time(name: str, costs: RunCosts) -> str:
-    times = step_times(costs)
-    return duration(times[name]) if name in times else ABSENT
-
-
-def _share(phase: str, costs: RunCosts) -> str:
-    return share(getattr(costs.phases, phase), costs.phases.wall)
-
-
-STEP_COLUMNS = ("p50", "p90", "p99", "mean")
-RUNS_FIRST = ("a second", "p50", "p99", "hooks", "data", "state", "not delivered", "iterations", "took")
-SHARES = ("data", "hooks")
-_RUN_COLUMNS: dict[str, Callable[[RunCosts], str]] = {
-    "a second": lambda costs: three_digits(costs.phases.iterations / costs.phases.wall),
-    **{name: partial(_step_time, name) for name in STEP_COLUMNS},
-    **{name: partial(_share, name) for name in SHARES},
-    "iterations": lambda costs: f"{costs.phases.iterations:,}",
-    "took": lambda costs: duration(costs.seconds) if costs.seconds else ABSENT,
-    "evaluation": lambda costs: duration(costs.evaluation) if costs.evaluation else ABSENT,
-    "not delivered": lambda costs: f"{_missed(costs):,}",
-}
-
-
-def _cell(costs: RunCosts | None, cell: Callable[[RunCosts], str]) -> str:
-    return cell(costs) if costs is not None and costs.phases.iterations and costs.phases.wall else ABSENT
-
-
-def _number(costs: RunCosts | None, name: str) -> float | None:
-    """Return the number that a cell of `runs_table` shows, or None if the run lacks it."""
-    if costs is None or not (costs.phases.iterations and costs.phases.wall):
-        return None
-    if name == "a second":
-        return costs.phases.iterations / costs.phases.wall
-    if name == "not delivered":
-        return _missed(costs)
-    return step_times(costs).get(name)
+    return phases | _waits(costs) | inside | outside | deliveries
 
 
 def comparison_tables(comparisons: Sequence[Comparison], names: Sequence[str]) -> list[Table]:
     """Return the comparisons as tables with a column for each run and for each ratio to the first run."""
-    return [_table(each, names) for each in comparisons]
+    found = []
+    for each in comparisons:
+        table, others = each.table(names), range(1, len(names)) if each.ratios else ()
+        header = [*table.header, *(f"{names[run]} / {names[0]}" for run in others)]
+        pairs = zip(table.rows, each.rows, strict=True)
+        rows = [[*cells, *(row.ratio(run) for run in others)] for cells, row in pairs]
+        note = f"{LIKE}: the difference takes less than {MATTERS:.0%} of the run." if others else ""
+        found.append(table._replace(header=header, rows=rows, note=note))
+    return found
 
 
-def _table(each: Comparison, names: Sequence[str]) -> Table:
-    header, others = [each.what, *names], range(1, len(names)) if each.ratios else ()
-    rows = [
-        [row.name, *(text_of(value, each) for value in row.values), *(row.ratio(run) for run in others)]
-        for row in each.rows
-    ]
-    note = f"{LIKE}: the difference takes less than {MATTERS:.0%} of the run." if others else ""
-    return Table(each.title, header + [f"{names[run]} / {names[0]}" for run in others], rows, note=note)
+# --- the runs ----------------------------------------------------------------------------------------------
 
 
-def text_of(value: Measured | None, each: Comparison) -> str:
-    return ABSENT if value is None else each.text(value.value)
+class _Figure(NamedTuple):
+    """A column of the table of the runs: a number of a run, None if the run lacks it, and its format."""
+
+    number: Callable[[RunCosts], float | None]
+    text: Callable[[Any], str]
+    marked: bool = True
+    """Whether a high or a low number is better, so that the best and the worst are marked."""
+
+
+_FIGURES: Mapping[str, _Figure] = {
+    "a second": _Figure(lambda costs: costs.phases.iterations / costs.phases.wall, three_digits),
+    "p50": _Figure(lambda costs: step_times(costs).get("p50"), duration),
+    "p90": _Figure(lambda costs: step_times(costs).get("p90"), duration),
+    "p99": _Figure(lambda costs: step_times(costs).get("p99"), duration),
+    "mean": _Figure(lambda costs: step_times(costs)["mean"], duration),
+    "data": _Figure(lambda costs: costs.phases.data / costs.phases.wall, partial(share, whole=1.0), False),
+    "hooks": _Figure(lambda costs: costs.phases.hooks / costs.phases.wall, partial(share, whole=1.0), False),
+    "iterations": _Figure(lambda costs: costs.phases.iterations, count_or_time, False),
+    "took": _Figure(lambda costs: costs.seconds or None, duration, False),
+    "evaluation": _Figure(lambda costs: costs.evaluation or None, duration, False),
+    "not delivered": _Figure(lambda costs: sum(missed(s, costs) for s in costs.subscribers), count_or_time),
+}
+
+
+def runs_table(reports: Sequence[Report], names: Sequence[str]) -> Table:
+    """Return the table of the runs, a row for each run, with marks on the best and the worst figures."""
+    rows = [[name] for name in names]
+    marks: dict[tuple[int, int], str] = {}
+    costs = [report.costs for report in reports]
+    trained = [c if c is not None and c.phases.iterations and c.phases.wall else None for c in costs]
+    for column, (name, figure) in enumerate(_FIGURES.items(), 1):
+        numbers = [None if each is None else figure.number(each) for each in trained]
+        for row, number in zip(rows, numbers, strict=True):
+            row.append(ABSENT if number is None else figure.text(number))
+        found = extremes(numbers, high=name == "a second") if figure.marked else {}
+        marks |= {(run, column): mark for run, mark in found.items()}
+    for row, report in zip(rows, reports, strict=True):
+        row.append(state(report))
+    return Table("Runs", ["run", *_FIGURES, "state"], rows, first=RUNS_FIRST, marks=marks)
+
+
+def extremes(numbers: Sequence[float | None], *, high: bool = False) -> dict[int, str]:
+    """Return "best" and "worst" by the index of a number; {} if all numbers differ by 5 % or less.
+
+    Args:
+        high: whether the highest number is the best.
+    """
+    known = [number for number in numbers if number is not None]
+    if len(known) < 2 or max(known) - min(known) <= NOISE * max(map(abs, known)):
+        return {}
+    ends = {max(known): "best" if high else "worst", min(known): "worst" if high else "best"}
+    return {i: ends[number] for i, number in enumerate(numbers) if number in ends}
 
 
 # --- rows --------------------------------------------------------------------------------------------------
 
-
-def _rows(runs: Iterable[dict[str, Measured]], *, zeros: bool = True) -> list[Row]:
-    """Return a row for each name that occurs in any of the runs, with a value of each run.
-
-    Args:
-        zeros: whether to keep rows that are zero in all runs.
-    """
-    numbers = list(runs)
-    rows = [
-        Row(key, [run.get(key) for run in numbers]) for key in dict.fromkeys(k for r in numbers for k in r)
-    ]
-    return [row for row in rows if zeros or any(one is not None and one.value for one in row.values)]
+Values = dict[str, Measured]
+"""The numbers of one run by the names of their rows."""
 
 
-def _sorted(runs: Iterable[dict[str, Measured]]) -> list[Row]:
+def _by_run(runs: Iterable[RunCosts | None], values: Callable[[RunCosts], Values]) -> list[Values]:
+    return [{} if costs is None else values(costs) for costs in runs]
+
+
+def _rows(runs: Sequence[Values]) -> list[Row]:
+    """Return a row for each name that occurs in any of the runs, with a value of each run."""
+    names = dict.fromkeys(name for run in runs for name in run)
+    return [Row(name, [run.get(name) for run in runs]) for name in names]
+
+
+def _not_zero(runs: Sequence[Values]) -> list[Row]:
+    """Return the rows that are not zero in all runs."""
+    return [row for row in _rows(runs) if any(value is not None and value.value for value in row.values)]
+
+
+def _sorted(runs: Sequence[Values]) -> list[Row]:
     return sorted(_rows(runs), key=lambda row: (not row.only, -row.seconds))
 
 
-def _milliseconds(seconds: float) -> str:
-    return three_digits(seconds * 1e3)
-
-
-def _microseconds(seconds: float) -> str:
-    return three_digits(seconds * 1e6)
-
-
-def _of_iterations(costs: RunCosts, seconds: float) -> Measured:
+def _an_iteration(costs: RunCosts, seconds: float) -> Measured:
     return Measured(seconds, costs.phases.iterations, costs.phases.wall)
 
 
-def _phases(costs: RunCosts | None, phases: Sequence[str]) -> dict[str, Measured]:
+def _phases(costs: RunCosts, phases: Sequence[str]) -> Values:
     """Return the mean times of an iteration by phase, with the whole iteration last."""
-    if costs is None or not (number := costs.phases.iterations):
-        return {}
-    names = (*phases, "wall")
-    return {phase_name(name): _of_iterations(costs, getattr(costs.phases, name) / number) for name in names}
+    names = (*phases, "wall") if (number := costs.phases.iterations) else ()
+    return {phase_name(name): _an_iteration(costs, getattr(costs.phases, name) / number) for name in names}
 
 
-def _usual(costs: RunCosts | None, phases: Sequence[str]) -> dict[str, Measured]:
+def _usual(costs: RunCosts, phases: Sequence[str]) -> Values:
     """Return the median times of an iteration as `_phases` returns the mean ones."""
-    if costs is None or not (usual := medians(costs)):
-        return {}
-    return {phase_name(phase): _of_iterations(costs, usual[phase]) for phase in (*phases, "wall")}
+    names = (*phases, "wall") if (usual := medians(costs)) else ()
+    return {phase_name(name): _an_iteration(costs, usual[name]) for name in names}
 
 
-def _inside(costs: RunCosts | None) -> dict[str, Measured]:
-    if costs is None or not (number := costs.phases.iterations):
-        return {}
-    inside = by_key([handler for handler in costs.handlers if handler.in_iteration])
-    return {with_includes(h, key): _of_iterations(costs, h.seconds / number) for key, h in inside.items()}
+def _inside(costs: RunCosts) -> Values:
+    handlers = by_key(costs, inside=True) if (number := costs.phases.iterations) else {}
+    return {with_includes(h, key): _an_iteration(costs, h.seconds / number) for key, h in handlers.items()}
 
 
-def _outside(costs: RunCosts | None) -> dict[str, Measured]:
-    outside = [handler for handler in costs.handlers if not handler.in_iteration] if costs is not None else []
-    return {key: _a_call(costs, handler) for key, handler in by_key(outside).items() if costs is not None}
+def _outside(costs: RunCosts) -> Values:
+    whole, handlers = run_seconds(costs), by_key(costs, inside=False)
+    return {key: Measured(h.seconds / h.calls, h.calls, whole) for key, h in handlers.items()}
 
 
-def _a_call(costs: RunCosts, handler: HandlerCost) -> Measured:
-    return Measured(handler.seconds / handler.calls, handler.calls, costs.seconds or costs.phases.wall)
+def _waits(costs: RunCosts) -> Values:
+    """Return the seconds of the waits by cause."""
+    whole = run_seconds(costs)
+    return {WAITING[cause]: Measured(seconds_waited(costs, cause), 1, whole) for cause in WAITS}
 
 
-def _waits(runs: Sequence[RunCosts | None]) -> list[dict[str, Measured]]:
-    """Return for each run the seconds of its waits by cause, for the causes that any run has."""
-    causes = [cause for cause in WAITS if any(costs and seconds_waited(costs, cause) for costs in runs)]
-
-    def of(costs: RunCosts) -> dict[str, Measured]:
-        whole = costs.seconds or costs.phases.wall
-        return {WAITING[cause]: Measured(seconds_waited(costs, cause), 1, whole) for cause in causes}
-
-    return [{} if costs is None else of(costs) for costs in runs]
-
-
-def _deliveries(costs: RunCosts | None) -> dict[str, Measured]:
-    if costs is None:
-        return {}
-    whole = costs.seconds or costs.phases.wall
-    return {s.name: Measured(s.seconds / s.calls, s.calls, whole) for s in costs.subscribers if s.calls}
-
-
-def _subscribers(costs: RunCosts | None) -> dict[str, Measured]:
+def _subscribers(costs: RunCosts) -> Values:
     """Return the figures of each background subscriber by name; counts are ints, and times are floats."""
-    found: dict[str, Measured] = {}
-    for s in costs.subscribers if costs is not None else []:
-        for name, field in COUNTS.items():
-            found[f"{s.name}: {name}"] = Measured(getattr(s, field))
+    found: Values = {}
+    for s in costs.subscribers:
+        found |= {f"{s.name}: {name}": Measured(getattr(s, field)) for name, field in COUNTS.items()}
         found[f"{s.name}: busy, s"] = Measured(float(s.seconds))
     return found
 
 
-def _curves(report: Report) -> dict[str, Measured]:
+def _curves(report: Report) -> Values:
     curves = report.log.curves if report.log is not None else []
     return {f"{curve.mode}/{with_unit(curve.name)}": Measured(curve.last) for curve in curves}

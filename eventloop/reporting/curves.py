@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, groupby, pairwise
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import numpy as np
@@ -66,30 +67,30 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     high: list[float]
 
 
-class RunLog(msgspec.Struct, frozen=True, kw_only=True):
+class RunLog(msgspec.Struct, kw_only=True):
     """The content of a run's `metrics.jsonl`: curves, resumes, and how the run ended."""
 
-    whole: int
+    whole: int = 0
     """The number of complete lines in the file."""
-    curves: list[Curve]
+    curves: list[Curve] = []
     """The curves, in the order of their first records."""
-    resumed_at: list[int]
+    resumed_at: list[int] = []
     """The number of completed iterations at each resume from an earlier iteration."""
-    superseded: int
+    superseded: int = 0
     """The number of records of iterations that a resumed run repeated; no curve contains them."""
-    cut_short: int
+    cut_short: int = 0
     """The number of lines that are damaged or were cut short by a kill.
 
     A run under way may have one such line, its last.
     """
-    ended: str | None
+    ended: str | None = None
     """How the last call of `train`, `val` or `test` ended: "completed", another reason, or the error.
 
     None if the call has not ended, or if its end was not logged.
     """
     begun_again: bool = False
     """Whether a call began after an earlier one ended, and has not ended itself: it runs or was killed."""
-    info: dict[str, str]
+    info: dict[str, str] = {}
     """The facts of the `run_info` events, by name."""
 
 
@@ -104,55 +105,43 @@ def read_curves(path: Path) -> RunLog:
         ValueError: the file is not empty and has no line that JSONLWriter writes.
     """
     reader = _Reader()
-    for block in _blocks(path):
-        reader.take(block)
-    if not reader.whole and path.stat().st_size:
-        with path.open("rb") as file:
-            line = file.readline(60)
+    with path.open("rb") as file:
+        while lines := file.readlines(BLOCK):
+            reader.read(lines)
+        file.seek(0)
+        line = file.readline(60)
+    log = reader.log()
+    if line and not log.whole:
         raise ValueError(
             f"{path} has no line that JSONLWriter writes: expected JSON objects with `event`, or with `mode` "
             f"and `step`, got the first line {line!r}"
         )
-    return reader.log()
+    return log
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
-    """Yield the file in blocks of whole lines; the last block may end with an incomplete line."""
-    rest: list[bytes] = []
-    with path.open("rb") as file:
-        while block := file.read(BLOCK):
-            if end := block.rfind(b"\n") + 1:
-                yield b"".join([*rest, block[:end]])
-                rest = []
-            rest.append(block[end:])
-    if last := b"".join(rest):
-        yield last
+class _Records:
+    """The records of one curve as two arrays, and the number of records before each part that has some."""
 
+    def __init__(self) -> None:
+        self.steps, self.values = array("q"), array("d")
+        self.begins: dict[int, int] = {}
 
-class _Part:
-    """The records from the begin of a run, or from a resume, up to the next resume."""
+    def latest(self, limits: Sequence[float]) -> tuple[Integers, Floats]:
+        """Return the steps and values that no later part has replaced.
 
-    def __init__(self, start: int) -> None:
-        self.start = start
-        """The number of completed iterations when the part begins."""
-        self.curves: dict[tuple[str, str], tuple[array[int], array[float]]] = {}
-        """The steps and the values of each curve, by mode and name."""
-
-    def add(self, mode: str, name: str, steps: Sequence[int], values: Sequence[Any]) -> None:
-        """Add records of one curve; values that are not numbers are left out."""
-        if set(map(type, values)) != {float}:
-            numbers = [_number(value) for value in values]
-            steps = [step for step, number in zip(steps, numbers, strict=True) if number is not None]
-            values = [number for number in numbers if number is not None]
-        if steps:
-            recorded = self.curves.setdefault((mode, name), (array("q"), array("d")))
-            recorded[0].extend(steps)
-            recorded[1].extend(values)
-
-    def take(self, curve: tuple[str, str]) -> tuple[Integers, Floats]:
-        """Remove one curve, and return its steps and values."""
-        steps, values = self.curves.pop(curve)
-        return np.array(steps, np.int64), np.array(values, np.float64)
+        Args:
+            limits: for each part the least step at which a later part begins.
+        """
+        steps, values = np.array(self.steps, np.int64), np.array(self.values, np.float64)
+        kept = np.ones(len(steps), bool)
+        again, end = math.inf, len(steps)  # from the step `again` on a later part has the curve
+        for part, begin in reversed(self.begins.items()):
+            own = steps[begin:end]
+            kept[begin:end] = (own <= limits[part]) & (own < again)
+            if kept[begin:end].any():
+                again = int(own[kept[begin:end]][0])
+            end = begin
+        return steps[kept], values[kept]
 
 
 class _Reader:
@@ -162,100 +151,92 @@ class _Reader:
     """
 
     def __init__(self) -> None:
-        self.whole = 0
-        self._cut_short = 0
-        self._parts = [_Part(0)]
+        self._log = RunLog()
+        self._starts = [0]  # the number of completed iterations at the begin of each part
+        self._curves: defaultdict[tuple[str, str], _Records] = defaultdict(_Records)
         self._furthest = 0  # the largest step of the current part
         self._last_trained: int | None = 0  # None: the file has `before_run` lines, and needs no guess
-        self._resumed_at: list[int] = []
-        self._ended: str | None = None
-        self._begun_again = False
-        self._info: dict[str, str] = {}
 
-    def take(self, lines: bytes) -> None:
-        """Read a block of whole lines."""
-        for kind, rows in groupby(self._decode(lines), _kind):  # most lines are like the one before
-            if "event" in kind[1:]:
-                for row in rows:
-                    self._take_event(row)
-            elif isinstance(kind[0], str) and "step" in kind[1:]:
-                self._take_scalars(kind[0], [row for row in rows if _is_step(row["step"])])
+    def read(self, lines: list[bytes]) -> None:
+        """Read some lines; those of other programs are left out."""
+        for row in self._decode(lines):
+            if "event" in row:
+                self._read_event(row)
+            elif isinstance(mode := row.get("mode"), str) and _is_step(step := row.get("step")):
+                self._read_scalars(mode, step, row)
 
     def log(self) -> RunLog:
-        """Return the content of all lines read so far."""
-        curves, superseded = _merged(self._parts)
-        return RunLog(
-            whole=self.whole, curves=curves, resumed_at=self._resumed_at, superseded=superseded,
-            cut_short=self._cut_short, ended=self._ended, begun_again=self._begun_again, info=self._info,
-        )  # fmt: skip
+        """Return the content of all lines read so far; the records of each curve are freed in turn."""
+        limits = [*accumulate([math.inf, *self._starts[:0:-1]], min)][::-1]
+        for mode, key in [*self._curves]:
+            records = self._curves.pop((mode, key))
+            steps, values = records.latest(limits)
+            self._log.superseded += len(records.steps) - len(steps)
+            if len(steps):
+                self._log.curves.append(reduced(name_of(key), mode, steps, values))
+        return self._log
 
-    def _decode(self, lines: bytes) -> list[Row]:
+    def _decode(self, lines: list[bytes]) -> list[Row]:
         try:
-            return _decoder.decode_lines(lines)
+            return _decoder.decode_lines(b"".join(lines))
         except UNREADABLE:
-            return [row for line in lines.splitlines() if line.strip() and (row := self._decode_line(line))]
+            rows = [self._decode_line(line) for line in lines if line.strip()]
+            return [row for row in rows if row]
 
     def _decode_line(self, line: bytes) -> Row | None:
         try:
             return _decoder.decode(line)
         except UNREADABLE:
-            self._cut_short += 1
+            self._log.cut_short += 1
             return None
 
-    def _take_scalars(self, mode: str, rows: list[Row]) -> None:
-        """Add records of one mode that have the same keys."""
-        self.whole += len(rows)
-        steps = [row["step"] for row in rows]
-        backs: list[int] = []
+    def _read_scalars(self, mode: str, step: int, row: Row) -> None:
+        self._log.whole += 1
         if mode == "train" and self._last_trained is not None:
-            last = [self._last_trained, *steps]
-            backs = [at for at, step in enumerate(steps) if step < last[at]]
-            self._last_trained = last[-1]
-        for number, (begin, end) in enumerate(pairwise([0, *backs, len(rows)])):
-            if number:
-                self._begin_part(steps[begin] - 1)
-            if begin < end:
-                self._add(mode, steps[begin:end], rows[begin:end])
-
-    def _add(self, mode: str, steps: list[int], rows: list[Row]) -> None:
-        self._furthest = max(self._furthest, *steps)
-        columns = zip(rows[0], zip(*map(dict.values, rows), strict=True), strict=True)
-        for key, values in columns:
-            if key not in RESERVED:
-                self._parts[-1].add(mode, name_of(key), steps, values)
+            if step < self._last_trained:
+                self._begin_part(step - 1)
+            self._last_trained = step
+        self._furthest = max(self._furthest, step)
+        part = len(self._starts) - 1
+        for key, value in row.items():
+            if key in RESERVED:
+                continue
+            records = self._curves[mode, key]
+            number = value if type(value) is float else _number(value)
+            if number is not None:
+                if part not in records.begins:
+                    records.begins[part] = len(records.steps)
+                records.steps.append(step)
+                records.values.append(number)
 
     def _begin_part(self, start: int) -> None:
         if start < self._furthest:
-            self._resumed_at.append(start)
-        self._parts.append(_Part(start))
+            self._log.resumed_at.append(start)
+        self._starts.append(start)
         self._furthest = start
 
-    def _take_event(self, row: Row) -> None:
+    def _read_event(self, row: Row) -> None:
         try:
             row = unmarked(row)
         except RecursionError:
-            self._cut_short += 1
+            self._log.cut_short += 1
             return
-        self.whole += 1
+        self._log.whole += 1
         match row:
             case {"event": "before_run"}:
                 if _is_step(start := row.get("iter", 0)):
                     self._last_trained = None
                     self._begin_part(start)
-                self._begun_again = self._begun_again or self._ended is not None
-                self._ended = None
+                self._log.begun_again = self._log.begun_again or self._log.ended is not None
+                self._log.ended = None
             case {"event": "after_run", "reason": str(reason), **rest}:
-                self._ended = f"error: {error}" if (error := rest.get("error")) else reason
-                self._begun_again = False
+                self._log.ended = f"error: {error}" if (error := rest.get("error")) else reason
+                self._log.begun_again = False
             case {"event": "run_info", "info": dict(info)}:
-                self._info |= {str(key): str(value) for key, value in info.items()}
+                self._log.info |= {str(key): str(value) for key, value in info.items()}
 
 
-def _kind(row: Row) -> tuple[Any, ...]:
-    return row.get("mode"), *row
-
-
-def _is_step(value: object) -> bool:
+def _is_step(value: object) -> TypeGuard[int]:
     return type(value) is int and 0 <= value <= FURTHEST
 
 
@@ -270,32 +251,6 @@ def _number(value: Any) -> float | None:
         except OverflowError:
             return None
     return NUMBERS.get(value) if isinstance(value, str) else None
-
-
-def _merged(parts: list[_Part]) -> tuple[list[Curve], int]:
-    """Return the curves over all parts, and the number of records that later parts replaced."""
-    starts = [part.start for part in parts[1:]]
-    limits = [*accumulate([math.inf, *reversed(starts)], min)]  # of the last part first
-    pieces: dict[tuple[str, str], list[tuple[Integers, Floats]]] = {
-        curve: [] for part in parts for curve in part.curves
-    }
-    superseded = 0
-    for part, limit in zip(reversed(parts), limits, strict=True):
-        for curve in [*part.curves]:
-            later = pieces[curve]
-            again = int(later[-1][0][0]) if later else math.inf  # from there on a later part has the curve
-            steps, values = part.take(curve)
-            kept = (steps <= limit) & (steps < again)
-            superseded += len(steps) - int(kept.sum())
-            if kept.any():
-                later.append((steps[kept], values[kept]))
-    curves = []
-    for (mode, name), found in pieces.items():
-        if found:
-            steps, values = (np.concatenate(column[::-1]) for column in zip(*found, strict=True))
-            found.clear()
-            curves.append(reduced(name, mode, steps, values))
-    return curves, superseded
 
 
 def reduced(name: str, mode: str, steps: Integers, values: Floats) -> Curve:

@@ -18,13 +18,16 @@ from eventloop.costs.records import (
 )
 from eventloop.costs.trend import medians
 from eventloop.reporting.report import Report, outdated
-from eventloop.reporting.waits import waits_by_cause
+from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import duration, memory_size, three_digits
 
 OUTSIDE_HANDLERS = "(outside of handlers)"
 """The name of the row for the part of the hooks phase that belongs to no handler."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events whose handlers are not called from within another handler, unlike `after_backward`."""
+"""The events whose handlers are not called from within another handler, unlike `after_backward`.
+
+Callbacks of other engines are not either; their events are not in `IN_ITERATION`.
+"""
 NEGLIGIBLE = 0.02
 """The smallest share of time outside of handlers, outside of iterations, or of waits, that gets a row."""
 ESTIMATED = "~"
@@ -59,12 +62,8 @@ def facts(report: Report) -> list[Fact]:
     costs, log = report.costs, report.log
     found = [Fact("state", state(report), bad=state(report).startswith("error"))]
     if costs is not None:
-        found += [
-            *_duration_facts(costs),
-            *_iteration_facts(costs),
-            *_memory_facts(costs),
-            *_event_facts(costs),
-        ]
+        memory = [Fact("peak memory", text)] if (text := memory_text(costs.memory)) else []
+        found += [*_duration_facts(costs), *_iteration_facts(costs), *memory, *_event_facts(costs)]
     elif log is not None and log.curves:
         found.append(Fact("logged up to iteration", f"{max(curve.last_step for curve in log.curves):,}"))
     return found
@@ -92,13 +91,13 @@ def _duration_facts(costs: RunCosts) -> list[Fact]:
         return []
     iterations = costs.phases.wall - sum(getattr(costs.phases, wait) for wait in WAITS)
     parts = {"iterations": iterations, "evaluation": costs.evaluation}
-    waits = [each for each in waits_by_cause(costs) if each.seconds >= NEGLIGIBLE * costs.seconds]
-    parts |= {WAITING[each.cause]: each.seconds for each in waits}
+    waits = {cause: s for cause, s in waits_by_cause(costs).items() if s >= NEGLIGIBLE * costs.seconds}
+    parts |= {WAITING[cause]: seconds for cause, seconds in waits.items()}
     outside = costs.seconds - sum(parts.values())
     parts["the rest"] = outside if outside >= NEGLIGIBLE * costs.seconds else 0.0
     shares = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items() if seconds)
     took = Fact("took", f"{duration(costs.seconds)}{f': {shares}' if shares else ''}")
-    return [took, *(Fact(WAITING[each.cause], each.shares(costs.seconds)) for each in waits)]
+    return [took, *(Fact(WAITING[cause], wait_text(costs, cause, costs.seconds)) for cause in waits)]
 
 
 def _iteration_facts(costs: RunCosts) -> list[Fact]:
@@ -122,11 +121,6 @@ def step_times(costs: RunCosts) -> dict[str, float]:
     elif known := medians(costs):  # an older file, without `iteration`
         found = {"p50": known["wall"]}
     return {**found, "mean": costs.phases.wall / costs.phases.iterations}
-
-
-def _memory_facts(costs: RunCosts) -> list[Fact]:
-    text = memory_text(costs.memory)
-    return [Fact("peak memory", text)] if text else []
 
 
 def memory_text(memory: Memory) -> str:
@@ -164,12 +158,12 @@ def outside_handlers(costs: Sequence[HandlerCost], phases: Phases) -> float:
     phases. They are subtracted, because they are not part of the hooks phase. Handlers of events within such
     a handler, such as `after_backward`, are not added, because the outer handler's time includes theirs.
     """
-    foreign = [
-        c for c in costs if c.in_iteration and c.event not in IN_ITERATION
-    ]  # another engine's callbacks
-    handlers = sum(cost.seconds for cost in costs if cost.event in _OUTERMOST) + sum(
-        c.seconds for c in foreign
-    )
+    outermost = [
+        cost
+        for cost in costs
+        if cost.event in _OUTERMOST or (cost.in_iteration and cost.event not in IN_ITERATION)
+    ]
+    handlers = sum(cost.seconds for cost in outermost)
     apart = {phase for cost in costs for phase in cost.includes}
     rest = phases.hooks - (handlers - sum(getattr(phases, phase) for phase in apart))
     return rest if rest > NEGLIGIBLE * phases.hooks else 0.0

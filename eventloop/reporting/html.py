@@ -14,28 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventloop._version import __version__
-from eventloop.reporting.comparison import (
-    Comparison,
-    Row,
-    compare,
-    extremes,
-    run_extremes,
-    runs_table,
-    text_of,
-)
+from eventloop.reporting.comparison import compare, runs_table
 from eventloop.reporting.facts import facts, labels, missed
-from eventloop.reporting.glance import fold
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import (
+from eventloop.reporting.run_tables import (
+    INSIDE,
     OUTSIDE,
     RANKS,
     WAITS_TITLE,
-    Table,
+    fold,
     handlers_table,
-    outside_table,
-    reordered,
     run_tables,
 )
+from eventloop.reporting.tables import Table
 from eventloop.util.formatting import on_a_line, share
 
 if TYPE_CHECKING:  # charts import plotly, which only a page needs
@@ -54,10 +45,8 @@ POLICY = (
 )
 """The content security policy of the page: the browser may load nothing."""
 UNUSED = ["select2d", "lasso2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d", "toggleSpikelines"]
-CONFIG = {
-    "displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": "",
-    "modeBarButtonsToRemove": UNUSED,
-}  # fmt: skip
+CONFIG = {"displaylogo": False, "responsive": True, "showSendToCloud": False, "plotlyServerURL": ""}
+CONFIG |= {"modeBarButtonsToRemove": UNUSED}
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2430; --soft: #5d6777; --line: #e2e5ea; --page: #ffffff; }
 :root { --best: #12703c; --best-ground: #e2f4e9; --worst: #b3261e; --worst-ground: #fdeaea; }
@@ -176,27 +165,15 @@ def _head(run: NamedRun) -> str:
 
 def _heads(runs: Sequence[NamedRun]) -> str:
     """Return the head of a page on several runs: a table with best and worst marked, advice and notes."""
-    reports = [run.report for run in runs]
-    table, marks = runs_table(reports, [run.name for run in runs]), run_extremes(reports)
-    rows = []
-    for number, (run, row) in enumerate(zip(runs, table.rows, strict=True)):
-        name = f'<td style="box-shadow:inset 5px 0 {run.colour};padding-left:12px">{escape(row[0])}</td>'
-        cells = [
-            _cell("td", cell, column < table.left, _mark(number, marks.get(table.header[column])))
-            for column, cell in enumerate(row)
-        ]
-        rows.append(f"<tr>{name}{''.join(cells[1:])}</tr>")
-    lines = [(run.name, line) for run in runs for line in run.report.advice]
+    table = runs_table([run.report for run in runs], [run.name for run in runs])
+    styles = [f"box-shadow:inset 5px 0 {run.colour};padding-left:12px" for run in runs]
     advice = "".join(
-        f"<p class=advice><strong>{escape(n)}</strong>: {escape(on_a_line(line))}</p>" for n, line in lines
+        f"<p class=advice><strong>{escape(run.name)}</strong>: {escape(on_a_line(line))}</p>"
+        for run in runs
+        for line in run.report.advice
     )
     notes = [f"{run.name}: {note}" for run in runs for note in [*run.report.missing, *run.report.notes]]
-    return f"<h1>{len(runs)} runs</h1>{_scrolling(_header(table), rows)}{advice}{_remarks(notes)}"
-
-
-def _mark(number: int, marks: tuple[set[int], set[int]] | None) -> str:
-    best, worst = marks or ((), ())
-    return "best" if number in best else "worst" if number in worst else ""
+    return f"<h1>{len(runs)} runs</h1>{_table(table, styles)}{advice}{_remarks(notes)}"
 
 
 def _sections(runs: Sequence[NamedRun]) -> list[str]:
@@ -225,17 +202,14 @@ def _run_tables(report: Report) -> list[tuple[str, str]]:
     """Return the tables of one run with their titles; less important rows are in a folded table."""
     found = []
     for table in run_tables(report):
-        costs = report.costs
-        if costs is not None and table.title in ("Handlers", OUTSIDE):
-            inside = table.title == "Handlers"
-            few = (handlers_table if inside else outside_table)(costs, fold(costs, inside=inside).shown)
-            title = f"<h3>{table.title}</h3>" if not inside else ""
-            found.append((table.title, title + (_table(reordered(few)) if few.rows else "")))
-        if table.title in (RANKS, WAITS_TITLE):
-            title = f"<h3>{RANKS}</h3>" if table.title == RANKS else ""
-            found.append((table.title, title + _table(table)))
-            continue
-        found.append((table.title, _folded(f"All {len(table.rows)} rows as a table", _table(table))))
+        title = f"<h3>{table.title}</h3>" if table.title in (OUTSIDE, RANKS) else ""
+        if table.title in (INSIDE, OUTSIDE) and report.costs is not None:
+            inside = table.title == INSIDE
+            few = handlers_table(report.costs, fold(report.costs, inside=inside).shown, inside=inside)
+            found.append((table.title, title + (_table(few.reordered()) if few.rows else "")))
+        whole = table.title in (RANKS, WAITS_TITLE)
+        html = title + _table(table) if whole else _folded(f"All {len(table.rows)} rows as a table", table)
+        found.append((table.title, html))
     return found
 
 
@@ -243,31 +217,17 @@ def _comparisons(runs: Sequence[NamedRun]) -> list[tuple[str, str]]:
     """Return the comparisons of several runs with their titles; rows without a difference are folded."""
     found, names = [], [run.name for run in runs]
     for each in compare([run.report for run in runs]):
-        shown = [row for row in each.rows if row.matters] if each.ratios else []
-        html = f"<h3>{each.title}</h3>{_compared(each, shown, names)}" if shown else ""
-        others = [row for row in each.rows if row not in shown]
-        what = f"{len(others)} more, which differ by less than 1 % of a run" if each.ratios else "As a table"
-        found.append((each.title, html + (_folded(what, _compared(each, others, names)) if others else "")))
+        shown = each._replace(rows=[row for row in each.rows if each.ratios and row.matters])
+        others = each._replace(rows=[row for row in each.rows if row not in shown.rows])
+        html = f"<h3>{each.title}</h3>{_table(shown.table(names))}" if shown.rows else ""
+        count = f"{len(others.rows)} more, which differ by less than 1 % of a run"
+        html += _folded(count if each.ratios else "As a table", others.table(names)) if others.rows else ""
+        found.append((each.title, html))
     return found
 
 
-def _compared(each: Comparison, rows: Sequence[Row], names: Sequence[str]) -> str:
-    """Return a comparison as a table with a column for each run, and ratios below the values."""
-    lines = []
-    for row in rows:
-        numbers = [None if value is None else value.value for value in row.values]
-        marks = extremes(numbers) if each.ratios and row.matters and not row.only else None
-        cells = [_cell("td", row.name, is_text=True)]
-        for number, value in enumerate(row.values):
-            compared = row.ratio(number) if number and each.ratios else ""
-            small = f"<small>{compared}</small>" if compared.endswith("×") else ""
-            cells.append(_cell("td", text_of(value, each), False, _mark(number, marks), small))
-        lines.append(f"<tr>{''.join(cells)}</tr>")
-    return _scrolling(_header(Table("", [each.what, *names], [])), lines)
-
-
-def _folded(what: str, html: str) -> str:
-    return f"<details><summary>{escape(what)}</summary>{html}</details>"
+def _folded(what: str, table: Table) -> str:
+    return f"<details><summary>{escape(what)}</summary>{_table(table)}</details>"
 
 
 def _background(runs: Sequence[NamedRun]) -> str:
@@ -312,34 +272,38 @@ def _chart(chart: Chart) -> str:
     return f'<figure aria-label="{title}"><h3>{title}</h3>{drawn}{_remarks([chart.note])}</figure>'
 
 
-def _table(table: Table) -> str:
-    """Return a table with the lines of its note below it."""
-    rows = [
-        f"<tr{' class=bad' if number in table.bad else ''}>"
-        + "".join(_cell("td", cell, column < table.left) for column, cell in enumerate(row))
-        + "</tr>"
-        for number, row in enumerate(table.rows)
-    ]
+def _table(table: Table, styles: Sequence[str] = ()) -> str:
+    """Return a table with the lines of its note below it.
+
+    It scrolls horizontally in its own box if it is wider than the screen.
+
+    Args:
+        styles: the style of the first cell of each row; () for none.
+    """
+    header = "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
+    rows = []
+    for number, row in enumerate(table.rows):
+        cells = [
+            _cell(
+                "td", cell, column < table.left, table.marks.get(at := (number, column)), table.below.get(at)
+            )
+            for column, cell in enumerate(row)
+        ]
+        if styles:
+            cells[0] = f'<td style="{styles[number]}">{escape(row[0])}</td>'
+        rows.append(f"<tr{' class=bad' if number in table.bad else ''}>{''.join(cells)}</tr>")
     notes = [f"Red: {table.why}." if table.bad and table.why else "", *table.note.splitlines()]
-    return _scrolling(_header(table), rows) + _remarks(notes)
+    body = f"<thead><tr>{header}</tr></thead><tbody>{''.join(rows)}</tbody>"
+    return f"<div class=table tabindex=0><table>{body}</table></div>{_remarks(notes)}"
 
 
-def _header(table: Table) -> str:
-    return "".join(_cell("th", name, column < table.left) for column, name in enumerate(table.header))
-
-
-def _scrolling(head: str, rows: Sequence[str]) -> str:
-    """Return a table that scrolls horizontally in its own box if it is wider than the screen."""
-    body = f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody>"
-    return f"<div class=table tabindex=0><table>{body}</table></div>"
-
-
-def _cell(tag: str, value: str, is_text: bool, mark: str = "", more: str = "") -> str:
+def _cell(tag: str, value: str, is_text: bool, mark: str | None = None, below: str | None = None) -> str:
     text = escape(on_a_line(value))
     if is_text:
         text = BREAKS.sub(r"\1<wbr>", text)
     inner = f"<span class={mark}>{text}</span>" if mark else text
-    return f"<{tag}{'' if is_text else ' class=number'}>{inner}{more}</{tag}>"
+    small = f"<small>{below}</small>" if below else ""
+    return f"<{tag}{'' if is_text else ' class=number'}>{inner}{small}</{tag}>"
 
 
 def _remarks(lines: Sequence[str]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median_low
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -26,16 +25,8 @@ NAMES = 5
 """The largest number of ranks that a note names."""
 
 
-class RankRecords(NamedTuple):
-    """The cost records of a run in the order of its ranks."""
-
-    found: list[RunCosts]
-    missing: list[str]
-    """At most one line, which names the ranks without a record."""
-
-
-def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
-    """Read the records of the other ranks of a run.
+def read_ranks(run: Path, first: RunCosts | None) -> tuple[list[RunCosts], list[str]]:
+    """Return the records of a run's ranks in their order, and at most one line on those without a record.
 
     Args:
         run: the run's directory.
@@ -45,7 +36,7 @@ def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
         OSError, ValueError: a record is torn, of another format, or of a later version.
     """
     if first is None or first.world_size < 2:
-        return RankRecords([], [])
+        return [], []
     found, missing = [first], []
     for rank in range(1, first.world_size):
         costs = read_costs(run, rank) if costs_path(run, rank).is_file() else None
@@ -53,18 +44,16 @@ def read_ranks(run: Path, first: RunCosts | None) -> RankRecords:
             missing.append(rank)
         else:
             found.append(costs)
-    return RankRecords(found, [_missing_note(missing, first.world_size)] if missing else [])
+    return found, [_missing_note(missing, first.world_size)] if missing else []
 
 
 def _missing_note(missing: Sequence[int], world_size: int) -> str:
     names = ", ".join(str(rank) for rank in missing[:NAMES])
     more = f" and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
     file = costs_path(Path(), missing[0])
-    what = (
-        f"record of rank {names} of {world_size} is"
-        if len(missing) == 1
-        else f"records of ranks {names}{more} of {world_size} are"
-    )
+    what = f"records of ranks {names}{more} of {world_size} are"
+    if len(missing) == 1:
+        what = f"record of rank {names} of {world_size} is"
     return (
         f"The {what} missing, such as {file}: the rank was killed early, or wrote on another machine. No "
         "rank is called slow."
@@ -111,9 +100,8 @@ def _slow_handler(rank: int, records: Sequence[RunCosts]) -> str:
 def _handler_seconds(costs: RunCosts) -> dict[str, float]:
     """Return the seconds an iteration of each handler by name, except handlers that run other phases."""
     found: dict[str, float] = {}
+    iterations = max(1, costs.phases.iterations)
     for handler in costs.handlers:
         if handler.in_iteration and not handler.includes:
-            found[handler.name] = found.get(handler.name, 0.0) + handler.seconds / max(
-                1, costs.phases.iterations
-            )
+            found[handler.name] = found.get(handler.name, 0.0) + handler.seconds / iterations
     return found

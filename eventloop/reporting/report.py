@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from eventloop.checkpoint.commit import MANIFEST
 from eventloop.costs.ranks import RankTimes, Straggler
@@ -23,6 +24,9 @@ from eventloop.tracing.files import FOLDER as TRACES
 VERSION = 1
 SHOWN = 5
 """The largest number of file names in an error message."""
+WITHOUT = (
+    f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
+)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +77,10 @@ def load_report(run: Path) -> Report:
         lines = advice(costs, [] if slow is not None else records or None)
     if slow is not None:
         lines = [rank_advice(slow, records), *lines][:MOST]
-    return Report(
-        run=name, costs=costs, log=log, notes=_notes(run, costs, log), missing=missing or _without(costs),
-        advice=lines, ranks=times_of(records), slow_rank=slow,
-    )  # fmt: skip
+    report = Report(run=name, costs=costs, log=log, notes=_notes(run, costs, log), advice=lines)
+    return replace(
+        report, missing=missing or ([] if costs else [WITHOUT]), ranks=times_of(records), slow_rank=slow
+    )
 
 
 def outdated(costs: RunCosts | None, log: RunLog | None) -> bool:
@@ -114,13 +118,6 @@ def _from_events(run: Path) -> str:
     return f"`eventloop replay {run} --to jsonl --out {run}` makes {METRICS} from {EVENTS}"
 
 
-def _without(costs: RunCosts | None) -> list[str]:
-    text = (
-        f"There are no costs: no {COSTS} here. A run writes it while it goes on, unless it was killed early."
-    )
-    return [text] if costs is None else []
-
-
 def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
     notes = []
     if costs is not None and not costs.complete:
@@ -134,8 +131,11 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
             f"The costs are of the iterations from {costs.first_iter:,} on: those before were another "
             "process's."
         )
-    if costs is not None and log is not None and (last := _last_step(log)) > _last_iteration(costs):
-        notes.append(f"The costs go up to iteration {_last_iteration(costs):,}, the log goes to {last:,}.")
+    if costs is not None and log is not None:
+        reached = costs.first_iter + costs.phases.iterations
+        last = max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)
+        if last > reached:
+            notes.append(f"The costs go up to iteration {reached:,}, the log goes to {last:,}.")
     if log is None:
         makes = f" {_from_events(run)}." if (run / EVENTS).is_file() else " JSONLWriter writes it."
         notes.append(f"There are no curves: no {METRICS} here.{makes}")
@@ -152,12 +152,3 @@ def _notes(run: Path, costs: RunCosts | None, log: RunLog | None) -> list[str]:
         lines = "line is" if log.cut_short == 1 else "lines are"
         notes.append(f"{log.cut_short:,} {lines} cut short or damaged in {METRICS}, and left out.")
     return notes
-
-
-def _last_iteration(costs: RunCosts) -> int:
-    return costs.first_iter + costs.phases.iterations
-
-
-def _last_step(log: RunLog) -> int:
-    """Return the last logged training step (the number of completed iterations)."""
-    return max((curve.last_step for curve in log.curves if curve.mode == "train"), default=0)

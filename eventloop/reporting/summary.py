@@ -13,8 +13,9 @@ from eventloop.metrics import EventStorage
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.advice import advice
 from eventloop.reporting.facts import memory_text
-from eventloop.reporting.glance import handler_lines, paragraphs
-from eventloop.reporting.waits import waits_by_cause
+from eventloop.reporting.tables import paragraph
+from eventloop.reporting.text import handler_lines
+from eventloop.reporting.waits import wait_text, waits_by_cause
 from eventloop.util.formatting import on_a_line, table
 
 ERROR_WIDTH = 60
@@ -78,21 +79,29 @@ def run_costs(trainer: MeasuredTrainer, *, complete: bool = False, outcome: str 
         complete: whether the run has ended and everything was delivered.
         outcome: how the run ended, as in `RunCosts.outcome`.
     """
-    bus, clock = trainer.bus, trainer.clock
+    bus, clock, device = trainer.bus, trainer.clock, trainer.clock.device
     phases = clock.phases
+    handlers = bus.handler_costs(phases.wall, clock.handlers)
     return RunCosts(
-        seconds=clock.run_seconds, evaluation=clock.evaluation_seconds, outcome=outcome,
-        first_iter=clock.first_iter, phases=phases, trend=clock.trend,
-        device=clock.device.phases if clock.device is not None and clock.device.samples else None,
-        iteration=clock.times.times(), histogram=clock.times.histogram(),
+        seconds=clock.run_seconds,
+        evaluation=clock.evaluation_seconds,
+        outcome=outcome,
+        first_iter=clock.first_iter,
+        phases=phases,
+        trend=clock.trend,
+        device=device.phases if device is not None and device.samples else None,
+        iteration=clock.times.times(),
+        histogram=clock.times.histogram(),
         num_workers=getattr(trainer.loader, "num_workers", None),
-        handlers=[
-            *bus.handler_costs(phases.wall, clock.handlers), *trainer.foreign_calls.costs(phases.wall)
-        ],
-        subscribers=bus.subscriber_costs(), reads=trainer.metrics.device_reads.records(),
-        waits=clock.waits.records(), memory=peak_memory(), complete=complete,
-        rank=trainer.rank, world_size=trainer.world_size,
-    )  # fmt: skip
+        handlers=[*handlers, *trainer.foreign_calls.costs(phases.wall)],
+        subscribers=bus.subscriber_costs(),
+        reads=trainer.metrics.device_reads.records(),
+        waits=clock.waits.records(),
+        memory=peak_memory(),
+        complete=complete,
+        rank=trainer.rank,
+        world_size=trainer.world_size,
+    )
 
 
 def summarize(trainer: MeasuredTrainer, *, everything: str = EVERYTHING) -> str:
@@ -103,12 +112,12 @@ def summarize(trainer: MeasuredTrainer, *, everything: str = EVERYTHING) -> str:
         everything: the line that says where every handler is; "" for none.
     """
     stats, costs = trainer.bus.stats(), run_costs(trainer, complete=trainer.bus.closed)
-    lines = paragraphs("  ", advice(costs), WIDTH, ADVICE_LINES)
+    lines = [line for text in advice(costs) for line in paragraph("  ", text, WIDTH, ADVICE_LINES)]
     blocks = ["\n".join(["what to do:", *lines])] if lines else []
     memory = f"\npeak memory: {text}" if (text := memory_text(costs.memory)) else ""
     handlers = "\n".join(handler_lines(costs, WIDTH, HANDLERS, least=0.0))
     waits = "".join(
-        f"\n{WAITING[each.cause]}: {each.shares(costs.seconds)}" for each in waits_by_cause(costs)
+        f"\n{WAITING[cause]}: {wait_text(costs, cause, costs.seconds)}" for cause in waits_by_cause(costs)
     )
     blocks += [breakdown(trainer) + waits + memory, handlers, everything]
     if any(s.runs_on != "sync" for s in stats):

@@ -1,19 +1,51 @@
-"""Draw reports on a terminal: tables, and curves as lines of block characters."""
+"""Draw reports on a terminal: the lines that matter, as wide as the terminal, or every table in full.
+
+`trainer.summary()` uses the same lines. Handlers that take less than 1 % of the iterations share a line, and
+so do handlers that are part of eventloop and take less than 5 %.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
+from eventloop.costs.records import HandlerCost, RunCosts, SubscriberCost
 from eventloop.costs.trend import trend
-from eventloop.reporting.comparison import compare, comparison_tables, runs_table
-from eventloop.reporting.facts import facts, labels
-from eventloop.reporting.glance import ALERT, run_at_a_glance, runs_at_a_glance
+from eventloop.reporting.comparison import Row, compare, compared_by_time, comparison_tables, runs_table
+from eventloop.reporting.facts import ESTIMATED, facts, labels, lossy, state
 from eventloop.reporting.report import Report
-from eventloop.reporting.tables import Table, run_tables
-from eventloop.util.formatting import ASCII_BLOCKS, BLOCKS, on_a_line, sparkline, table
+from eventloop.reporting.run_tables import (
+    IN_SECONDS,
+    MATTERS,
+    fold,
+    folded_table,
+    phases_table,
+    ranks_table,
+    run_tables,
+    subscribers_table,
+)
+from eventloop.reporting.tables import ALERT, GAP, Table, encodable, fitted, in_full, paragraph, plain
+from eventloop.util.formatting import (
+    ABSENT,
+    ASCII_BLOCKS,
+    BLOCKS,
+    duration,
+    on_a_line,
+    share,
+    sparkline,
+    value_text,
+)
 
-WIDE = 32
-"""The largest number of characters of a cell, except names; JSON and the page have the whole text."""
+LINES = 25
+"""The largest number of lines of the whole output, except with `--all`."""
+BUSY = 0.5
+"""The share of the run from which a busy background subscriber has a row."""
+HINT = "  (--all shows every table)"
+RATIO = 6
+"""The width of a ratio, in characters."""
+Blocks = list[list[str]]
+"""Groups of lines with an empty line between them."""
 
 
 def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | None = None) -> str:
@@ -23,77 +55,38 @@ def as_text(reports: Sequence[Report], *, encoding: str = "utf-8", width: int | 
         encoding: the encoding of the output; if it lacks block characters, plainer ones are used.
         width: the width of a line in characters; None draws every table in full, as wide as it is.
     """
-    blocks = BLOCKS if _has(encoding, BLOCKS) else ASCII_BLOCKS
+    blocks = BLOCKS if encodable(BLOCKS, encoding) else ASCII_BLOCKS
     names = labels(reports)
     if width is None:
         text = _everything(reports, names, blocks)
     elif len(reports) == 1:
-        text = run_at_a_glance(reports[0], names[0], width, blocks)
+        text = _run(reports[0], names[0], width, blocks)
     else:
-        text = runs_at_a_glance(reports, names, width, blocks)
-    return text if blocks is BLOCKS else _plain(text, encoding)
+        text = _runs(reports, names, width, blocks)
+    return text if blocks is BLOCKS else plain(text, encoding)
+
+
+# --- everything --------------------------------------------------------------------------------------------
 
 
 def _everything(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
+    """Draw the facts of each run, and all tables in full."""
     parts = [_head(report, name) for report, name in zip(reports, names, strict=True)]
     if len(reports) == 1:
-        parts += [_table(each, blocks) for each in run_tables(reports[0])]
+        tables = run_tables(reports[0])
     else:
-        runs = runs_table(reports, names)
-        parts += [_table(runs, blocks), _trends(reports, names, blocks)]
-        parts += [_table(each, blocks) for each in comparison_tables(compare(reports), names)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _plain(text: str, encoding: str) -> str:
-    """Return a text in which the characters that the encoding lacks are replaced."""
-    for character, plain in {"µ": "u", "×": "x", "≈": "~", "…": "."}.items():
-        text = text.replace(character, plain)
-    return text.encode(encoding, "replace").decode(encoding)
-
-
-def _has(encoding: str, text: str) -> bool:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
+        runs, *tables = runs_table(reports, names), *comparison_tables(compare(reports), names)
+        parts += [in_full(runs), _trends(reports, names, blocks)]
+    return "\n\n".join(part for part in [*parts, *(in_full(each, blocks) for each in tables)] if part)
 
 
 def _head(report: Report, name: str) -> str:
     """Draw the head of a report: the run's name, advice, facts and notes."""
     where = "" if name == report.run else f"  ({report.run})"
-    rows = table_lines([[fact.name, fact.value] for fact in facts(report)])
+    rows = _pairs([[fact.name, fact.value] for fact in facts(report)])
     lines = [f"Run {name}{where}", *(f"  -> {line}" for line in report.advice)]
     lines += [*(f"  {row}" for row in rows), *(f"  {note}" for note in report.notes)]
     return "\n".join(map(on_a_line, lines))
-
-
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Draw pairs of a name and a value, one pair a line."""
-    width = max((len(row[0]) for row in rows), default=0)
-    return [f"{name.ljust(width)}  {value}" for name, value in rows]
-
-
-def _table(each: Table, blocks: str) -> str:
-    header = [*map(on_a_line, each.header)]
-    rows = [
-        [on_a_line(cell, WIDE if column else None) for column, cell in enumerate(row)] for row in each.rows
-    ]
-    if each.lines is not None:
-        phases = each.title == "Step time"
-        header.append("over the iterations")
-        for row, values in zip(rows, each.lines, strict=True):
-            row.append(sparkline(values, from_zero=phases, blocks=blocks))
-    if each.bad:
-        header.insert(0, "")
-        for index, row in enumerate(rows):
-            row.insert(0, ALERT if index in each.bad else "")
-    first = each.left + bool(each.bad)
-    right = range(first, first + len(each.header) - each.left)
-    marks = [f"{ALERT}  {each.why}"] if each.bad and each.why else []
-    notes = map(on_a_line, [*marks, *each.note.splitlines()])
-    return "\n".join(filter(None, [each.title, table(header, rows, right=right), *notes]))
 
 
 def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str:
@@ -103,4 +96,139 @@ def _trends(reports: Sequence[Report], names: Sequence[str], blocks: str) -> str
         for name, report in zip(names, reports, strict=True)
         if report.costs is not None and report.costs.trend
     ]
-    return "\n".join(["An iteration, over each run", *table_lines(rows)]) if rows else ""
+    return "\n".join(["An iteration, over each run", *_pairs(rows)]) if rows else ""
+
+
+def _pairs(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Draw pairs of a name and a value, one pair a line."""
+    width = max((len(name) for name, _ in rows), default=0)
+    return [f"{name.ljust(width)}  {value}" for name, value in rows]
+
+
+# --- the lines that matter ---------------------------------------------------------------------------------
+
+
+def _run(report: Report, name: str, width: int, blocks: str) -> str:
+    """Draw one run in at most 25 lines: advice, facts, phases, and expensive handlers and subscribers."""
+    title = on_a_line(f"Run {name}: {state(report)}", width)
+    head = [title + HINT if len(title + HINT) <= width else title]
+    for line in report.advice:
+        head += paragraph("-> ", line, width, 3)
+    known = [fact for fact in facts(report) if fact.name != "state" and (fact.bad or fact.value != "0")]
+    label = max((len(fact.name) for fact in known), default=0) + GAP
+    for fact in known:
+        head += paragraph(fact.name.ljust(label), fact.value, width)
+    for note in report.notes[:2]:
+        head += paragraph("", note, width)
+    costs, last = report.costs, _scalars(report, width, label)
+    if costs is None:
+        return _within(lambda _: [head, last])
+    ranks, phases = ranks_table(report), phases_table(costs, MATTERS)
+    table = ranks if ranks.rows else phases
+    steps = fitted(table, width, blocks) if table.rows else []
+    rest = [*subscriber_lines(costs, width), *last]
+    return _within(lambda rows: [head, steps, handler_lines(costs, width, rows), rest])
+
+
+def handler_lines(costs: RunCosts, width: int, rows: int, least: float = MATTERS) -> list[str]:
+    """Draw the most expensive handlers, one table for those in iterations and one for those outside.
+
+    Each table ends with a row for all other handlers.
+
+    Args:
+        rows: the largest number of handlers in the first table; the second table has half as many.
+        least: the share of the iterations from which the time outside of handlers has a row.
+    """
+    lines: list[str] = []
+    shown: list[HandlerCost] = []
+    for inside, most in ((True, rows), (False, (rows + 1) // 2)):
+        table = folded_table(costs, most, inside=inside, least=least)
+        shown += fold(costs, inside=inside).shown[:most]
+        if not inside:
+            table = table._replace(header=["outside of the iterations", *table.header[1:]])
+        if table.rows:
+            lines += [*([""] if lines else []), *fitted(table, width)]
+    if any(cost.estimated for cost in shown):
+        lines.append(on_a_line(f"{ESTIMATED}: estimated, because only some of the calls were clocked", width))
+    return lines
+
+
+def subscriber_lines(costs: RunCosts, width: int) -> list[str]:
+    """Draw the background subscribers that lost events or are busy, and one line for all others."""
+    matters = [s for s in costs.subscribers if _matters(s, costs)]
+    fine = [s for s in costs.subscribers if s not in matters]
+    lines = fitted(subscribers_table(replace(costs, subscribers=matters)), width) if matters else []
+    lines += [on_a_line(f"{s.name}: {s.error}", width) for s in matters if s.error]
+    if fine:
+        names = ", ".join(s.name for s in fine)
+        busy = f", busy {share(max(s.seconds for s in fine), costs.seconds)} of the run at most"
+        lines += paragraph("", f"{names}: no event lost{busy if costs.seconds else ''}", width)
+    return lines
+
+
+def _matters(subscriber: SubscriberCost, costs: RunCosts) -> bool:
+    busy = bool(costs.seconds) and subscriber.seconds >= BUSY * costs.seconds
+    return lossy(subscriber, costs) or subscriber.over_budget or busy
+
+
+def _scalars(report: Report, width: int, label: int) -> list[str]:
+    """Draw the last values of the logged scalars, except times and learning rates; name those with NaN."""
+    curves = report.log.curves if report.log is not None else []
+    values = [f"{c.mode}/{c.name} {value_text(c.last)}" for c in curves if c.name not in (*IN_SECONDS, "lr")]
+    lines = paragraph("scalars".ljust(label), ", ".join(values), width) if values else []
+    bad = [f"{c.mode}/{c.name} from step {c.first_not_finite:,}" for c in curves if c.not_finite]
+    return [*lines, *(paragraph(f"{ALERT} ", f"NaN or infinite: {', '.join(bad)}", width) if bad else [])]
+
+
+def _runs(reports: Sequence[Report], names: Sequence[str], width: int, blocks: str) -> str:
+    """Draw several runs in at most 25 lines: a line for each run, and the largest differences in time."""
+    costs = [report.costs for report in reports]
+    differences = [row for row in compared_by_time(costs) if row.matters]
+    lines = [trend(each, "wall") if each is not None else [] for each in costs]
+    runs, advice = runs_table(reports, names), []
+    for name, report in zip(names, reports, strict=True):
+        for line in report.advice[:1]:
+            advice += paragraph("-> ", f"{name}: {line}", width)
+
+    def blocks_of(rows: int) -> Blocks:
+        most = rows + 2
+        table = fitted(runs._replace(rows=runs.rows[:most], lines=lines[:most]), width, blocks)
+        more = [f"{len(names) - most:,} more runs: --all shows them"] if len(names) > most else []
+        return [[*table, *more], advice, _differences(differences, names, width, rows)]
+
+    return _within(blocks_of)
+
+
+def _differences(rows: Sequence[Row], names: Sequence[str], width: int, most: int) -> list[str]:
+    """Draw the rows that differ most, with a column for each run; a note counts the runs that do not fit."""
+    if not rows:
+        return [on_a_line("No phase, handler or writer differs by 1 % of a run.", width)]
+    shown = [[row.name, *(_difference(row, run) for run in range(len(names)))] for row in rows[:most]]
+    lines = fitted(Table("", ["what differs", *names], shown), width)
+    notes = []
+    if missing := sum(name not in lines[0] for name in names):
+        notes.append(f"{missing:,} of {len(names):,} runs do not fit in {width} characters")
+    if len(rows) > most:
+        notes.append(f"{len(rows) - most:,} more rows")
+    return [*lines, *(paragraph("", f"{'; '.join(notes)}: --all shows them", width) if notes else [])]
+
+
+def _difference(row: Row, run: int) -> str:
+    """Return a row's time in a run, with the ratio to the first run if the difference matters."""
+    value = row.values[run]
+    text, compared = ABSENT if value is None else duration(value.value), row.ratio(run) if run else ""
+    return f"{text} {compared if compared.endswith('×') else '':>{RATIO}}" if run else text
+
+
+def _within(blocks_of: Callable[[int], Blocks]) -> str:
+    """Join blocks to at most 25 lines, with as many rows in their tables as fit.
+
+    If they do not fit even with one row, empty lines are removed, beginning at the end.
+    """
+    for rows in range(12, 0, -1):
+        lines = "\n\n".join("\n".join(block) for block in blocks_of(rows) if block).split("\n")
+        if sum(map(bool, lines)) + 2 <= LINES:  # two empty lines stay
+            break
+    while len(lines) > LINES and "" in lines:
+        del lines[len(lines) - 1 - lines[::-1].index("")]
+    return "\n".join(lines if len(lines) <= LINES else [*lines[: LINES - 1], "--all shows the rest"])

@@ -11,6 +11,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import Group, number_like, read_value, write_value
 from eventloop.optim.windows import Window
@@ -104,6 +106,18 @@ def rebase_group(
     write_value(group, name, edited.base * edited.first_factor)
     for state in states:
         _rebase(state, index, edited.base)
+
+
+def moved(current: Any, saved: Any, own: Any) -> Any:
+    """Return `own`, multiplied by the factor by which a schedule has moved `saved` to `current`."""
+    if isinstance(current, torch.Tensor):
+        return number_like(current, moved(current.item(), saved, own))
+    if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
+        return type(current)(map(moved, current, saved, own))
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (current, saved, own))
+    if not numbers or current == saved or not saved:
+        return own
+    return current * (own / saved)
 
 
 def _rebase(state: dict[str, Any], index: int, base: float) -> None:

@@ -7,27 +7,20 @@ arranges everything that goes by place, and only then compares and loads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from eventloop.checkpoint.weights import unwrap
+from eventloop.checkpoint.weights import OWN, unwrap
 from eventloop.optim.optimizers import check_optimizers, loads_as_torch, named_optimizers
-from eventloop.optim.parameter_names import labels_of, parameter_names
-from eventloop.resume.fast_forward import own_schedulers, without_parameters
+from eventloop.optim.parameter_names import alike_without_a_name, labels_of, parameter_names
+from eventloop.resume.fast_forward import by_group, own_schedulers, without_parameters
 from eventloop.resume.protocols import ResumableTrainer
 from eventloop.resume.setting_changes import Change
 from eventloop.state.schema import refusing
 from eventloop.util.errors import CheckpointError
 
-_OF_GROUPS = frozenset(
-    {
-        "base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums",
-        "floor",
-    }
-)  # fmt: skip
-"""The entries of schedulers' states that have a value for each param group."""
 _ADVICE = "or call load_checkpoint(path), which loads the weights alone"
 
 
@@ -66,7 +59,8 @@ class ByName:
         check_optimizers(self._trainer.optimizer, self.checkpoint, self._source)
         self._arrange_schedulers()
         saved = self.checkpoint["meta"].get("parameters", {})  # empty if an earlier version has saved it
-        own = parameter_names(unwrap(self._trainer.model), self._trainer.optimizer)
+        trainer = self._trainer
+        own = parameter_names(unwrap(trainer.model), trainer.loss_fn, trainer.optimizer)
         for name, optimizer in named_optimizers(self._trainer.optimizer).items():
             if name in saved:
                 with refusing(f"{self._source}: the state of the {_called(name)} cannot be arranged by name"):
@@ -76,6 +70,12 @@ class ByName:
 
     def _arrange_optimizer(self, name: str, optimizer: Any, own: list[str], saved: list[str]) -> None:
         state = self.checkpoint["optimizer"][name] if name else self.checkpoint["optimizer"]
+        if alike := alike_without_a_name(optimizer, own):
+            self.lines.append(
+                f"{alike} parameters of the {_called(name)} that are not the model's have no names, and "
+                "shapes that others have: their states are taken in their order. Give the optimizer (name, "
+                "parameter) pairs, as of named_parameters(), or put the parameters into the model"
+            )
         sizes = [len(group["params"]) for group in optimizer.param_groups]
         ours = labels_of(own, sizes, self._source)
         theirs = labels_of(saved, (len(group["params"]) for group in state["param_groups"]), self._source)
@@ -116,7 +116,7 @@ class ByName:
         if [*places] == [*range(number)]:
             return
         former = self._settings["optimizer"].get(name, [])
-        groups = [{} if place is None else former[place] for place in places]
+        groups = [{} if place is None else former[place] for place in places]  # {}: a new group
         self._settings["optimizer"] = {**self._settings["optimizer"], name: groups}
         for index in own_schedulers(self._trainer, optimizer):
             kind = type(self._trainer.schedulers[index])
@@ -127,7 +127,7 @@ class ByName:
                     f"the checkpoint, in their order, {_ADVICE}"
                 )
             for states in (self.checkpoint["param_schedulers"], self._settings["param_schedulers"]):
-                states[index] = _by_group(states[index], self._built[index], places, number)
+                states[index] = by_group(states[index], self._built[index], places, number)
 
     # --- schedulers ----------------------------------------------------------------------------------------
 
@@ -152,6 +152,39 @@ class ByName:
             constants = [constants[place] for place in order]
         self._settings["param_schedulers"] = [*constants]
         self.checkpoint["param_schedulers"] = [states[place] for place in order]
+
+
+def follow_renamed(before: Mapping[str, Any], checkpoint: dict[str, Any]) -> None:
+    """Give parameters the names that a handler has given to their weights, wherever a checkpoint names them.
+
+    The same tensor under another name was renamed. Then its state in the optimizer is found, too. A handler
+    that has changed `meta.parameters` has done so itself.
+
+    Args:
+        before: the contents before the handlers of `after_load_checkpoint`, in containers of their own.
+        checkpoint: the contents of the checkpoint after them; not changed in place, except by new values.
+    """
+    meta, former, after = checkpoint.get("meta"), before.get("state_dict"), checkpoint.get("state_dict")
+    if not isinstance(meta, Mapping) or not isinstance(former, Mapping) or not isinstance(after, Mapping):
+        return
+    now = {id(value): name for name, value in after.items()}
+    names = {old: now[id(value)] for old, value in former.items() if now.get(id(value), old) != old}
+    parameters = meta.get("parameters")
+    if not names or parameters is None or parameters != before["meta"].get("parameters"):
+        return
+
+    def renamed(each: Iterable[str]) -> list[str]:
+        return [names.get(name, name) for name in each]
+
+    groups = {key: ["\n".join(renamed(group.split("\n"))) for group in value]
+              for key, value in parameters.items()}  # fmt: skip
+    checkpoint["meta"] = meta = {**meta, "parameters": groups}
+    for owner in (meta, settings := {**meta["settings"]}):
+        if owner.get("frozen") is not None:
+            owner["frozen"] = renamed(owner["frozen"])
+    meta["settings"] = settings
+    if OWN in checkpoint:
+        checkpoint[OWN] = {names.get(name, name): value for name, value in checkpoint[OWN].items()}
 
 
 def scheduler_optimizers(trainer: ResumableTrainer) -> list[str]:
@@ -224,30 +257,3 @@ def _arranged(state: Mapping[str, Any], optimizer: Any, match: _Match) -> dict[s
                 states[number] = state["state"][key]
             number += 1
     return {**state, "state": states, "param_groups": groups}
-
-
-def _by_group(saved: Any, own: Any, places: Sequence[int | None], number: int) -> Any:
-    """Return a scheduler's state whose values for each param group are arranged.
-
-    Args:
-        saved: the state.
-        own: the state of the trainer's scheduler, for groups that the saved one does not have.
-        places: for each param group that of the saved state.
-        number: the number of groups of the saved state.
-    """
-    if isinstance(saved, Mapping):
-        inner = own if isinstance(own, Mapping) else {}
-        return {
-            key: _values(value, inner.get(key), places)
-            if key in _OF_GROUPS and isinstance(value, list | tuple) and len(value) == number
-            else _by_group(value, inner.get(key), places, number)
-            for key, value in saved.items()
-        }
-    if isinstance(saved, list) and saved and isinstance(saved[0], Mapping):
-        parts = own if isinstance(own, list) and len(own) == len(saved) else [None] * len(saved)
-        return [_by_group(part, other, places, number) for part, other in zip(saved, parts, strict=True)]
-    return saved
-
-
-def _values(saved: Sequence[Any], own: Any, places: Sequence[int | None]) -> list[Any]:
-    return [own[i] if place is None else saved[place] for i, place in enumerate(places)]

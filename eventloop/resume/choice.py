@@ -213,3 +213,15 @@ def _digest(weights: Mapping[str, Any]) -> str:
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+def check_unit(by_epoch: bool, meta: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint of a run in epochs for a trainer that counts iterations, and the reverse."""
+    saved = meta["max_epochs"] is not None
+    if saved != by_epoch:
+        units = ("epochs", "iterations") if saved else ("iterations", "epochs")
+        raise CheckpointError(
+            f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the "
+            f"Trainer {'max_epochs' if saved else 'max_iters'}, or call load_checkpoint(path), which "
+            "loads the weights alone"
+        )

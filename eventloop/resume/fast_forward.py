@@ -32,6 +32,14 @@ RATE_STAYS_ZERO = (
     "before their end"
 )
 
+_OF_GROUPS = frozenset(
+    {
+        "base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums",
+        "floor",
+    }
+)  # fmt: skip
+"""The entries of schedulers' states that have a value for each param group."""
+
 
 def without_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a param group without its parameters."""
@@ -42,6 +50,17 @@ def own_schedulers(trainer: ResumableTrainer, optimizer: Any) -> list[int]:
     """Return the indices of the schedulers of one optimizer."""
     owners = [getattr(scheduler, "optimizer", None) for scheduler in trainer.schedulers]
     return [number for number, owner in enumerate(owners) if owner is optimizer]
+
+
+def new_groups(meta: Mapping[str, Any], name: str) -> list[int]:
+    """Return the indices of an optimizer's param groups that the arranged `meta` of a checkpoint lacks.
+
+    Args:
+        meta: the `meta` in which `ByName` has put empty settings for them.
+        name: the name of the optimizer.
+    """
+    groups = meta["settings"]["optimizer"].get(name, [])
+    return [index for index, group in enumerate(groups) if not group]
 
 
 def follows_metric(scheduler: Any) -> bool:
@@ -137,6 +156,7 @@ def changed_values(
     groups: Sequence[Mapping[str, Any]],
     keys: set[str],
     listed: Collection[tuple[str, int, str] | None],
+    new: Collection[int] = (),
 ) -> Iterator[str]:
     """Yield a log line for each scheduled value that differs from the checkpoint's.
 
@@ -146,6 +166,7 @@ def changed_values(
         groups: the param groups with this trainer's values.
         keys: the keys of the scheduled values in the param groups.
         listed: the values that another line logs, by optimizer, index of the group, and key.
+        new: the indices of the groups that the checkpoint does not have.
     """
     of_optimizer = f"{name} " if name else ""
     for number, (left, group) in enumerate(zip(former, groups, strict=True)):
@@ -153,10 +174,35 @@ def changed_values(
         for key in sorted(keys & left.keys()):
             if (name, number, key) not in listed and not _close(left[key], group[key]):
                 was, now = (v.item() if isinstance(v, torch.Tensor) else v for v in (left[key], group[key]))
+                given = "in this trainer" if number in new else "by the checkpoint's schedules"
                 yield (
-                    f"{of_optimizer}{key}{of}: {was!r} by the checkpoint's schedules, {now!r} by this "
-                    f"trainer's at this step; the run continues with {now!r}"
+                    f"{of_optimizer}{key}{of}: {was!r} {given}, {now!r} by this trainer's schedules at this "
+                    f"step; the run continues with {now!r}"
                 )
+
+
+def keep_former(
+    schedulers: Sequence[Any],
+    loaded: Sequence[Mapping[str, Any]],
+    groups: Sequence[dict[str, Any]],
+    former: Sequence[Mapping[str, Any]],
+    new: Collection[int],
+) -> None:
+    """Give schedulers and param groups the values of a checkpoint back, except those of new groups.
+
+    Args:
+        schedulers: the schedulers of an optimizer, stepped to the step of the checkpoint.
+        loaded: their states in the checkpoint.
+        groups: the param groups.
+        former: their values in the checkpoint.
+        new: the indices of the groups that the checkpoint does not have.
+    """
+    places = [None if index in new else index for index in range(len(groups))]
+    for scheduler, state in zip(schedulers, loaded, strict=True):
+        scheduler.load_state_dict(by_group(state, scheduler.state_dict(), places, len(groups)))
+    keys: set[str] = set().union(*map(keys_of, schedulers))
+    old = [index for index in places if index is not None]
+    put_values([groups[index] for index in old], [former[index] for index in old], keys)
 
 
 def put_values(groups: Sequence[dict[str, Any]], values: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
@@ -252,3 +298,30 @@ def _close(a: Any, b: Any) -> bool:
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(map(_close, a, b))
     return math.isclose(float(a), float(b), rel_tol=1e-9)
+
+
+def by_group(saved: Any, own: Any, places: Sequence[int | None], number: int) -> Any:
+    """Return a scheduler's state whose values for each param group are arranged.
+
+    Args:
+        saved: the state.
+        own: the state of the trainer's scheduler, for groups that the saved one does not have.
+        places: for each param group that of the saved state.
+        number: the number of groups of the saved state.
+    """
+    if isinstance(saved, Mapping):
+        inner = own if isinstance(own, Mapping) else {}
+        return {
+            key: _values(value, inner.get(key), places)
+            if key in _OF_GROUPS and isinstance(value, list | tuple) and len(value) == number
+            else by_group(value, inner.get(key), places, number)
+            for key, value in saved.items()
+        }
+    if isinstance(saved, list) and saved and isinstance(saved[0], Mapping):
+        parts = own if isinstance(own, list) and len(own) == len(saved) else [None] * len(saved)
+        return [by_group(part, other, places, number) for part, other in zip(saved, parts, strict=True)]
+    return saved
+
+
+def _values(saved: Sequence[Any], own: Any, places: Sequence[int | None]) -> list[Any]:
+    return [own[i] if place is None else saved[place] for i, place in enumerate(places)]

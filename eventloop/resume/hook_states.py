@@ -1,4 +1,4 @@
-"""Check and load the hooks' states from a checkpoint, by hook name; `TrainerState` calls it on a resume."""
+"""Check states before they are saved, and load those of hooks by name; `TrainerState` calls it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from eventloop.data.plain_values import arrays_as_tensors, plain, with_arrays
+from eventloop.optim.optimizers import named_optimizers
+from eventloop.optim.option_states import unsaved_tensors
 from eventloop.state.rollback import Rollback
 from eventloop.util.errors import CheckpointError
 
@@ -62,6 +64,20 @@ def states_so_far(hooks: Iterable[Any]) -> dict[str, Any]:
                     error,
                 )
     return states
+
+
+def warn_of_unsaved_tensors(optimizer: Any) -> None:
+    """Log the tensors of optimizers that no checkpoint will have."""
+    for name, each in named_optimizers(optimizer).items():
+        if found := unsaved_tensors(each):
+            logger.warning(
+                "%s%s holds tensors in %s, which its state_dict() does not have: no checkpoint saves them, "
+                "and a resume begins them anew. Keep them in optimizer.state[parameter], or define "
+                "state_dict() and load_state_dict()",
+                type(each).__name__,
+                f" (optimizer {name!r})" if name else "",
+                ", ".join(found),
+            )
 
 
 def load_hooks(hooks: Iterable[Any], checkpoint: Mapping[str, Any], rollback: Rollback) -> None:

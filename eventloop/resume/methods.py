@@ -104,4 +104,4 @@ class Resumable:
     def _forget_losses(self) -> None:
         """Forget that a loss was lost: the losses of the loaded weights are others."""
         self.metrics.read_pending()
-        self.metrics.losses.forget()
+        self.metrics.losses.reset()

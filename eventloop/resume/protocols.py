@@ -30,6 +30,7 @@ class ResumableTrainer(Protocol):
 
     model: torch.nn.Module
     optimizer: Any
+    loss_fn: Any
     schedulers: list[Any]
     hooks: list[Any]
     bus: Bus

@@ -21,12 +21,22 @@ from eventloop.data.limits import Limits
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.optim.param_groups import number_like
 from eventloop.optim.windows import PROGRESS
-from eventloop.resume.base_values import Bases, Edited, find_edited, rebase_group, scheduled, value_name
+from eventloop.resume.base_values import (
+    Bases,
+    Edited,
+    find_edited,
+    moved,
+    rebase_group,
+    scheduled,
+    value_name,
+)
 from eventloop.resume.fast_forward import (
     changed_values,
     fast_forward,
     follows_metric,
+    keep_former,
     keys_of,
+    new_groups,
     own_schedulers,
     put_values,
     with_arguments,
@@ -137,9 +147,8 @@ class Settings:
                 of = f" of param group {number}" if len(groups) > 1 else ""
                 for key in own:
                     if key in former and not _same(former[key], own[key]):
-                        where = (name, number, key)
                         label = f"{name + ' ' if name else ''}{key}{of}"
-                        yield Change(label, former[key], own[key], "loaded", where)
+                        yield Change(label, former[key], own[key], "loaded", (name, number, key))
 
     def _of_schedulers(self, saved: list[Any]) -> Iterator[Change]:
         names = [type(scheduler).__name__ for scheduler in self._trainer.schedulers]
@@ -176,7 +185,7 @@ class Settings:
         if (initial := f"initial_{value_name(key)}") in self._begun_with[name][number]:
             base = change.own[0] if key == "betas" else change.own
             group[initial] = number_like(group.get(initial), base)
-        group[key] = _moved(group[key], change.saved, change.own)
+        group[key] = moved(group[key], change.saved, change.own)
 
     def scheduler_states(self, saved: Sequence[Any], changes: Sequence[Change]) -> list[dict[str, Any]]:
         """Return the schedulers' states of a checkpoint, with their arguments replaced by this trainer's.
@@ -211,7 +220,7 @@ class Settings:
     def fast_forward(
         self, checkpoint: Mapping[str, Any], states: Sequence[Mapping[str, Any]], changes: list[Change]
     ) -> list[str]:
-        """Bring schedules with changed arguments to the checkpoint's step, and return the lines to log.
+        """Bring changed schedules and new param groups to the checkpoint's step, and return lines to log.
 
         A schedule whose values cannot be computed continues from the current rate.
 
@@ -224,10 +233,11 @@ class Settings:
         listed = {change.group for change in changes}  # `change_lines` logs these with their values
         for name, optimizer in named_optimizers(trainer.optimizer).items():
             numbers = own_schedulers(trainer, optimizer)
-            own = [trainer.schedulers[number] for number in numbers]
+            own = [trainer.schedulers[i] for i in numbers]
             keys: set[str] = set().union(*map(keys_of, own))
-            moved = any(_reschedules(change, name, numbers, keys) for change in changes)
-            if not moved or any(map(follows_metric, own)):
+            reschedules = any(_reschedules(change, name, numbers, keys) for change in changes)
+            new = new_groups(checkpoint["meta"], name)
+            if not (reschedules or new) or any(map(follows_metric, own)):
                 continue
             groups, loaded = optimizer.param_groups, [states[number] for number in numbers]
             former = [without_parameters(group) for group in groups]
@@ -235,7 +245,9 @@ class Settings:
                 put_values(groups, begun_with[name], keys)
                 saved = [checkpoint["param_schedulers"][number] for number in numbers]
                 fast_forward(own, [built[number] for number in numbers], saved, checkpoint["meta"])
-                lines += changed_values(name, former, groups, keys, listed)
+                if not reschedules:
+                    keep_former(own, loaded, groups, former, new)
+                lines += changed_values(name, former, groups, keys, listed, new)
             except Exception as error:  # of a function or a scheduler that the user wrote
                 put_values(groups, former, keys)
                 for scheduler, state in zip(own, loaded, strict=True):
@@ -369,18 +381,6 @@ def _differences(own: Any, saved: Any, name: str) -> Iterator[Change]:
 
 
 # --- putting back ------------------------------------------------------------------------------------------
-
-
-def _moved(current: Any, saved: Any, own: Any) -> Any:
-    """Return `own`, multiplied by the factor by which a schedule has moved `saved` to `current`."""
-    if isinstance(current, torch.Tensor):
-        return number_like(current, _moved(current.item(), saved, own))
-    if isinstance(current, list | tuple) and len(current) == len(saved) == len(own):
-        return type(current)(map(_moved, current, saved, own))
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in (current, saved, own))
-    if not numbers or current == saved or not saved:
-        return own
-    return current * (own / saved)
 
 
 def _reschedules(change: Change, name: str, numbers: list[int], keys: set[str]) -> bool:

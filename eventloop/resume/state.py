@@ -22,11 +22,19 @@ from eventloop.checkpoint.store import Check, Loaded
 from eventloop.checkpoint.weights import check_model_state, log_strangers, prepare_model_state, unwrap
 from eventloop.data.position import Within
 from eventloop.data.rng import module_generators, rng_state, set_module_generators, set_rng_state
-from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint
+from eventloop.events import AfterLoadCheckpoint, BeforeSaveCheckpoint, Event
 from eventloop.optim.optimizers import check_groups, class_names, load_optimizer_state, optimizer_state
 from eventloop.optim.parameter_names import parameter_names
-from eventloop.resume.by_name import ByName, scheduler_optimizers
-from eventloop.resume.choice import Checked, Resumed, check_same_weights, find, find_on_all_ranks, weights_of
+from eventloop.resume.by_name import ByName, follow_renamed, scheduler_optimizers
+from eventloop.resume.choice import (
+    Checked,
+    Resumed,
+    check_same_weights,
+    check_unit,
+    find,
+    find_on_all_ranks,
+    weights_of,
+)
 from eventloop.resume.fast_forward import check_length, warn_of_zero_rates
 from eventloop.resume.hook_states import (
     as_saved,
@@ -34,6 +42,7 @@ from eventloop.resume.hook_states import (
     load_hooks,
     log_mismatches,
     states_so_far,
+    warn_of_unsaved_tensors,
 )
 from eventloop.resume.model_settings import edited, freeze, frozen_parameters, type_changes
 from eventloop.resume.protocols import ResumableTrainer
@@ -47,6 +56,7 @@ from eventloop.resume.setting_changes import (
     refusal,
 )
 from eventloop.resume.settings import Settings
+from eventloop.state.containers import copied
 from eventloop.state.exchange import decided_by_rank_0, gather_on_rank_0, has_other_ranks, raised_together
 from eventloop.state.rollback import Rollback
 from eventloop.state.schema import SCHEMA, check_layout, check_usable, refusing
@@ -54,8 +64,7 @@ from eventloop.util.anchored_path import Anchored
 
 logger = logging.getLogger("eventloop")
 
-NAMES_OF_ALL = ("auto", "best")
-"""The names of checkpoints that rank 0 looks up for all ranks, also in `load_checkpoint`."""
+NAMES_OF_ALL = ("auto", "best")  # rank 0 looks these up for all ranks, also in `load_checkpoint`
 LOADER_SETTINGS = ("batch_size", "loader_length", "dataset_length", "sampler")
 
 
@@ -66,9 +75,7 @@ class TrainerState:
         self._trainer = trainer
         self.settings = Settings(trainer)
         self.went_back_to: Path | None = None
-        """The checkpoint to which the run went back by name or as the best, until the CheckpointHook
-        reads it.
-        """
+        """The checkpoint to which the run went back by name or as the best, until a hook reads it."""
         self.resumed_from: Path | None = None
         """The checkpoint that was resumed from last; None after weights were loaded without a resume."""
         self.loads = 0
@@ -133,6 +140,7 @@ class TrainerState:
             TypeError: naming the part, such as the hook and the key.
         """
         as_saved(self._collect(states_so_far(self._trainer.hooks), ""))
+        warn_of_unsaved_tensors(self._trainer.optimizer)
 
     def _collect(self, hooks: dict[str, Any], within: Within) -> dict[str, Any]:
         trainer = self._trainer
@@ -163,7 +171,7 @@ class TrainerState:
             "max_iters": trainer.max_iters,
             "max_epochs": trainer.max_epochs,
             "optimizer": class_names(trainer.optimizer),
-            "parameters": parameter_names(unwrap(trainer.model), trainer.optimizer),
+            "parameters": parameter_names(unwrap(trainer.model), trainer.loss_fn, trainer.optimizer),
             "param_schedulers": [type(scheduler).__name__ for scheduler in trainer.schedulers],
             "scheduler_optimizers": scheduler_optimizers(trainer),
             "position": trainer.position.state_dict(within),
@@ -179,25 +187,22 @@ class TrainerState:
         with raised_together("the resume"):
             check_changed(changed)
             trainer.copying.join()
-        newest = decided_by_rank_0(trainer.ownership.look)
+        newest = decided_by_rank_0(trainer.ownership.await_last_sequence)
         found, checkpoint = self._find(path, check_usable, together=True)
         # around the exchanges, so that an error of one rank leaves all as they were
         rollback = Rollback(found)
         with rollback, rollback:
-            # a refused one emits nothing
-            with raised_together("the resume"), trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint):
-                checkpoint = self._announce(found, checkpoint)
+            with raised_together("the resume"):
+                checkpoint, announced = self._run_handlers(found, checkpoint)
                 checked = self._check(found, checkpoint, changed)
                 steps, lines = self._load(found, checked, changed, rollback)
             check_same_weights(checked.weights, found)
             resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
             rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+        self._publish(announced)
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
-        for line in (
-            *change_lines(changed, checked.changes, trainer),
-            *lines,
-        ):  # with the values after loading
+        for line in (*change_lines(changed, checked.changes, trainer), *lines):  # after loading
             logger.warning("%s: %s", found, line)
         warn_of_zero_rates(trainer, found)
         return found
@@ -275,7 +280,7 @@ class TrainerState:
         """Raise CheckpointError if this trainer cannot resume from a checkpoint, before anything changes."""
         trainer = self._trainer
         check_layout(checkpoint, found)
-        self._check_unit(checkpoint["meta"], found)
+        check_unit(trainer.by_epoch, checkpoint["meta"], found)
         weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
         self.settings.note()
@@ -311,18 +316,18 @@ class TrainerState:
             rollback.snapshot(name, scheduler)
             with refusing(f"{rollback.source} has a state that {name} refuses"):
                 scheduler.load_state_dict(state)
-        return self.settings.fast_forward(checkpoint, states, changes) if applies else []
+        return self.settings.fast_forward(checkpoint, states, changes if applies else [])
 
     def _find(self, path: str | Path, check: Check | None, *, together: bool) -> tuple[Path, dict[str, Any]]:
         """Return the path and the state of a checkpoint: the one of rank 0 on all ranks if `together`."""
-        look = partial(self._look, path, check)
-        loaded = find_on_all_ranks(look, again=str(path) in NAMES_OF_ALL) if together else look()
-        return loaded.path, loaded.state
 
-    def _look(self, path: str | Path, check: Check | None) -> Loaded:
-        for finish in self._finish_saves:  # a checkpoint that is being written counts
-            finish()
-        return find(path, self.directories, self._watched, check)
+        def read() -> Loaded:
+            for finish in self._finish_saves:  # a checkpoint that is being written counts
+                finish()
+            return find(path, self.directories, self._watched, check)
+
+        loaded = find_on_all_ranks(read, again=str(path) in NAMES_OF_ALL) if together else read()
+        return loaded.path, loaded.state
 
     def load_weights(self, path: str | Path, *, strict: bool) -> None:
         """Load the weights of a checkpoint into the model; `Trainer.load_checkpoint` has the arguments."""
@@ -333,43 +338,37 @@ class TrainerState:
         place, checkpoint = self._find(path, None, together=together)
         rollback = Rollback(place)
         with rollback, rollback:
-            with (
-                raised_together(what) if together else nullcontext(),
-                trainer.ownership.holding(trainer.bus, AfterLoadCheckpoint),
-            ):
-                checkpoint = self._announce(place, checkpoint)
+            with raised_together(what) if together else nullcontext():
+                checkpoint, announced = self._run_handlers(place, checkpoint)
+                weights, model = checkpoint["state_dict"], unwrap(trainer.model)
                 load, strangers = prepare_model_state(
-                    unwrap(trainer.model),
-                    checkpoint["state_dict"],
-                    rollback,
-                    strict=strict,
-                    source=str(place),
+                    model, weights, rollback, strict=strict, source=str(place)
                 )
             if together:
-                check_same_weights(checkpoint["state_dict"], place)
+                check_same_weights(weights, place)
             rollback.commit([load])
+        self._publish(announced)
         log_strangers(strangers, str(place))
         self.resumed_from = None  # the model has other weights now
         self.loads += 1
 
-    def _announce(self, path: Path, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        trainer = self._trainer
+    def _run_handlers(self, path: Path, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], Event]:
+        """Run the sync handlers of `after_load_checkpoint`; return the checkpoint and the event."""
+        trainer, before = self._trainer, copied(checkpoint)
+        counters = {name: getattr(trainer, name) for name in ("iter", "epoch", "max_iters", "max_epochs")}
+        event = AfterLoadCheckpoint(path=str(path), **counters)
         trainer.checkpoint = checkpoint
         try:
-            trainer.announce(AfterLoadCheckpoint, path=str(path))
-            return trainer.checkpoint
+            trainer.bus.signal(AfterLoadCheckpoint).run_sync(event, trainer)
+            follow_renamed(before, trainer.checkpoint)
+            return trainer.checkpoint, event
         finally:
             trainer.checkpoint = None
 
-    def _check_unit(self, meta: Mapping[str, Any], path: Path) -> None:
-        by_epoch = meta["max_epochs"] is not None
-        if by_epoch != self._trainer.by_epoch:
-            units = ("epochs", "iterations") if by_epoch else ("iterations", "epochs")
-            raise CheckpointError(
-                f"{path} is of a run measured in {units[0]}, this trainer counts {units[1]}: give the "
-                f"Trainer {'max_epochs' if by_epoch else 'max_iters'}, or call load_checkpoint(path), which "
-                "loads the weights alone"
-            )
+    def _publish(self, loaded: Event) -> None:
+        """Hand the event of a load to background subscribers, unless writers would write to another run."""
+        if self._trainer.ownership.may_write:
+            self._trainer.bus.signal(type(loaded)).hand_over(loaded)
 
     def _position(self) -> Callable[[], None]:
         """Return a function that restores the present counters, position and random generators."""

@@ -17,6 +17,8 @@ from typing import Any, Self
 
 import torch
 
+from eventloop.state.undo import TRIES
+
 logger = logging.getLogger("eventloop")
 
 
@@ -88,34 +90,40 @@ class Rollback:
         if error is None:
             return
         if self._actions:
-            self._roll_back()
+            interrupt = self._roll_back()
             failed = self._failed
             but = f", except {' and '.join(failed)}, which could not be restored: build a new trainer"
             restored = f"everything is restored as it was before{but if failed else ''}"
-            error.add_note(f"nothing of {self.source} is loaded: {restored}")
+            for each in {error, interrupt or error}:
+                each.add_note(f"nothing of {self.source} is loaded: {restored}")
+            if interrupt is not None:
+                raise interrupt
         elif self._committing:
             error.add_note(
                 f"the trainer has loaded only a part of {self.source}: load it again, or build a new trainer"
             )
             self._committing = False
 
-    def _roll_back(self) -> None:
-        """Run the actions, and note the names of those that fail; after Ctrl-C an action is run once more."""
+    def _roll_back(self) -> BaseException | None:
+        """Run the actions, and note the names of those that fail; return the last interrupt of an action.
+
+        An action that is interrupted, such as by Ctrl-C, is run again.
+        """
+        interrupt, tries = None, 0
         while self._actions:
             name, action = self._actions[-1]
             try:
-                _again_after_interrupt(action)
-            except (Exception, KeyboardInterrupt):  # the other objects are restored, and the error is raised
+                action()
+            except BaseException as error:
+                tries += 1
+                interrupt = interrupt if isinstance(error, Exception) else error
+                if interrupt is error and tries < TRIES:
+                    continue
                 logger.exception("%s could not be restored to its state before loading %s", name, self.source)
                 self._failed.append(name)
             del self._actions[-1]
-
-
-def _again_after_interrupt(action: Callable[[], object]) -> None:
-    try:
-        action()
-    except KeyboardInterrupt:
-        action()
+            tries = 0
+        return interrupt
 
 
 def keep(owner: Any, *, copies: bool = True) -> Callable[[], None]:

@@ -27,12 +27,18 @@ class Undo:
 
     A step is recorded before its change is made, and must be harmless to repeat. A step that is interrupted
     is made again, and the interrupt is raised after the last step. An error of a step does not keep the other
-    steps from being made. The grad mode is restored at the end. A `try` directly in the block belongs into a
+    steps from being made. A `try` directly in the block belongs into a
     function: in Python 3.11 an interrupt at its first line would leave both contexts without an exit.
+
+    Args:
+        grad_mode: whether the grad mode is restored, too, as the last step; a generator must not, because the
+            code around it may have set another one.
     """
 
-    def __init__(self) -> None:
-        self._steps: list[Callable[[], object]] = [partial(torch.set_grad_enabled, torch.is_grad_enabled())]
+    def __init__(self, *, grad_mode: bool = True) -> None:
+        self._steps: list[Callable[[], object]] = []
+        if grad_mode:
+            self.step(torch.set_grad_enabled, torch.is_grad_enabled())
 
     def step(self, action: Callable[..., object], *arguments: Any) -> None:
         """Record a step."""

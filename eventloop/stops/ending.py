@@ -56,9 +56,9 @@ def ends_at_once(trainer: EndingTrainer) -> bool:
 def log_rest(trainer: EndingTrainer) -> None:
     """Log the metrics that handlers of `after_run` put after the logger ran."""
     metrics = trainer.metrics
-    relieve, metrics.relieve = metrics.relieve, None  # it holds the trainer, which holds it
-    if relieve is not None and (metrics.pending or metrics.pending_media):
-        relieve()
+    post_pending, metrics.post_pending = metrics.post_pending, None  # it holds the trainer, which holds it
+    if post_pending is not None and (metrics.pending or metrics.pending_media):
+        post_pending()
 
 
 def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
@@ -89,14 +89,14 @@ def drain(trainer: EndingTrainer, *, closes: bool, at_once: bool) -> None:
                 report = bus.close(AT_ONCE_SECONDS if at_once else None)
         except KeyboardInterrupt:
             exit_by(monotonic() + AT_ONCE_SECONDS)
-            _tell_losses(bus.close(AT_ONCE_SECONDS))
+            _log_losses(bus.close(AT_ONCE_SECONDS))
             raise
-        _tell_losses(report)
+        _log_losses(report)
     if not at_once:
         bus.deliver_mail(trainer)  # health events of the drain itself
 
 
-def _tell_losses(report: DrainReport) -> None:
+def _log_losses(report: DrainReport) -> None:
     # not the events left, which the flush or the close has logged
     lost = [stats for stats in report.stats if (stats.dropped or stats.failed) and not stats.losses_logged]
     for line in shortfalls([_without_logged_error(stats) for stats in lost]):

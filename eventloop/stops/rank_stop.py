@@ -33,7 +33,7 @@ logger = logging.getLogger("eventloop")
 ITERATION, EDGE = "the end of an iteration", "the begin or end of an epoch or evaluation"
 """The names of waits for other ranks in the costs."""
 
-LOOK_SECONDS = 0.01
+POLL_SECONDS = 0.01
 """Seconds between two checks of whether all ranks have reached the end of a run."""
 WAIT_SECONDS = 30.0
 """Seconds that a rank waits for the others at the begin of its first run before it logs a warning."""
@@ -56,7 +56,7 @@ class Carried(Protocol):
     def numbers(self) -> list[float]:
         """Return a list, equally long on all ranks: this rank's numbers, and zeros in the others' places."""
 
-    def take(self, numbers: Sequence[float]) -> None:
+    def receive(self, numbers: Sequence[float]) -> None:
         """Receive the numbers of all ranks, at the same boundary on each."""
 
 
@@ -90,8 +90,8 @@ class _Sum:
         self._tensors = [torch.frombuffer(self._numbers, dtype=torch.float64)]  # the same memory
         self._work: Any = None
 
-    def begin(self, group: Any, *, asks: bool) -> None:
-        self._numbers[0] = asks
+    def begin(self, group: Any, *, requested: bool) -> None:
+        self._numbers[0] = requested
         self._work = group.allreduce(self._tensors, dist.AllreduceOptions())  # the sum, by default
 
     def wait(self, name: str) -> int:
@@ -99,21 +99,21 @@ class _Sum:
             self._work.wait()
         return int(self._numbers[0])
 
-    def settle(self, name: str) -> int:
+    def resolve(self, name: str) -> int:
         """Wait for the sum, pass on the carried numbers, and return how many ranks have a request.
 
         `name` is that of the wait in the costs.
         """
-        asking = self.wait(name)
+        requests = self.wait(name)
         if self._carried is not None:
-            self._carried.take(self._numbers[1:])
-        return asking
+            self._carried.receive(self._numbers[1:])
+        return requests
 
     def wait_awake(self) -> None:
         """Wait as `wait` does, while Python's signal handlers can run."""
         with waiting("ranks", "the end of the run"):
             while not self._work.is_completed():
-                sleep(LOOK_SECONDS)
+                sleep(POLL_SECONDS)
         self._work.wait()  # done: raises the error of the collective, if any
 
 
@@ -137,7 +137,7 @@ class Agreement:
         return dist.get_world_size() > 1
 
     def begin(self) -> bool:
-        """Forget the sums of an earlier run; return False if the default process group was replaced since."""
+        """Drop the sums of an earlier run; return False if the default process group was replaced since."""
         self._sums, self._pending, self._count = (_Sum(), _Sum()), None, 0
         return self._world is dist.group.WORLD
 
@@ -145,7 +145,7 @@ class Agreement:
         """Let the sums of this run carry numbers; all ranks must call it, with equally long lists."""
         self._carried = carried
 
-    def boundary(self, *, asks: bool) -> bool:
+    def boundary(self, *, requested: bool) -> bool:
         """Agree at the end of an iteration; return whether the run stops here, the same on all ranks.
 
         Args:
@@ -153,11 +153,11 @@ class Agreement:
         """
         if self._arrived():
             return True
-        self._pending = pending = self._add_up(asks)
+        self._pending = pending = self._add_up(requested)
         # a rank without a request has gone on, and reads the sum at the next boundary
-        return asks and pending.wait(ITERATION) == self._size
+        return requested and pending.wait(ITERATION) == self._size
 
-    def edge(self, *, asks: bool) -> bool:
+    def edge(self, *, requested: bool) -> bool:
         """Agree at the end of a pass: wait for all ranks, and return whether the run stops here.
 
         Args:
@@ -165,7 +165,7 @@ class Agreement:
         """
         if self._arrived():
             return True
-        return self._add_up(asks).settle(EDGE) > 0
+        return self._add_up(requested).resolve(EDGE) > 0
 
     def extremes(self, number: int) -> tuple[int, int]:
         """Return the smallest and the largest of the ranks' numbers, of which `number` is this rank's."""
@@ -181,7 +181,7 @@ class Agreement:
             dist.all_gather_object(requests, own, group=self._group)
         return requests
 
-    def meet(self) -> None:
+    def wait_for_all_ranks(self) -> None:
         """Wait for all ranks, or until one has ended; signal handlers run meanwhile, and may raise."""
         try:
             self._add_up(False).wait_awake()
@@ -190,14 +190,14 @@ class Agreement:
 
     def _arrived(self) -> bool:
         pending, self._pending = self._pending, None
-        return pending is not None and pending.settle(ITERATION) > 0
+        return pending is not None and pending.resolve(ITERATION) > 0
 
-    def _add_up(self, asks: bool) -> _Sum:
+    def _add_up(self, requested: bool) -> _Sum:
         self._count += 1
         if self._carried is not None and self._count % self._carried.every == 0:
             latest = _Sum(self._carried)
         else:
             self._sums = self._sums[1], self._sums[0]
             latest = self._sums[0]
-        latest.begin(self._group, asks=asks)
+        latest.begin(self._group, requested=requested)
         return latest

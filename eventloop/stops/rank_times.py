@@ -48,7 +48,7 @@ class TimesExchange:
         self._before = now
         return numbers
 
-    def take(self, numbers: Sequence[float]) -> None:
+    def receive(self, numbers: Sequence[float]) -> None:
         """Receive the growth of all ranks' sums, and compare the ranks once it covers enough iterations.
 
         Around an evaluation it may cover few iterations; then it is added to the next one.

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
@@ -62,7 +62,7 @@ class StopSignals:
             signal, that handler decides. Signals that the process ignores, as after nohup, stay ignored.
     """
 
-    _asked_now = 0
+    _nested = 0
     """The number of StopSignals handlers that are running now, each called by the next; main thread only."""
 
     def __init__(
@@ -72,7 +72,7 @@ class StopSignals:
         self._hint, self._exits = hint, exits
         self._process = os.getpid()
         self._before: dict[int, Any] = {}
-        self._taken: int | None = None
+        self._signum: int | None = None
         self._interrupts = 0
         self._children_before: Any = None
         self._over = False
@@ -94,12 +94,17 @@ class StopSignals:
         decides = self._exits and os.getpid() == self._process
         try:
             if decides and not isinstance(error, KeyboardInterrupt):
-                self._trainer.stops.meet()
+                self._trainer.stops.wait_for_all_ranks()
         finally:
             self._put_back()
         if decides:
-            self._tell(error)
+            self._log_where_to_resume(error)
             self._exit(error)
+
+    def install_until(self, stack: ExitStack) -> None:
+        """Enter this context until a stack ends, by two entries, of which an interrupt can cut only one."""
+        stack.callback(self._put_back)
+        stack.enter_context(self)
 
     def _put_back(self) -> None:
         self._over = True
@@ -130,11 +135,11 @@ class StopSignals:
                 raise interrupt
             if self._trainer.failure is not None:  # no loop polls any more
                 raise KeyboardInterrupt
-        if self._taken is None and hasattr(signal, "SIGCHLD"):
+        if self._signum is None and hasattr(signal, "SIGCHLD"):
             self._children_before = signal.getsignal(signal.SIGCHLD)
             if callable(self._children_before):
                 signal.signal(signal.SIGCHLD, self._child_ended)
-        self._taken = self._taken or signum
+        self._signum = self._signum or signum
         self._trainer.request_stop(_reason(signum), signum=signum)
         if self._hint and signum == signal.SIGINT:
             delivering, bus = self._trainer.delivering, self._trainer.bus
@@ -144,11 +149,11 @@ class StopSignals:
         if self._nobody_else(signum):
             self._trainer.ends_program |= self._exits
         elif callable(self._before[signum]):
-            StopSignals._asked_now += 1
+            StopSignals._nested += 1
             try:
                 self._before[signum](signum, frame)
             finally:
-                StopSignals._asked_now -= 1
+                StopSignals._nested -= 1
 
     def _handle_afterwards(self, signum: int, frame: FrameType | None) -> None:
         """Handle a signal that arrives after the block, from another handler that still calls this one.
@@ -156,7 +161,7 @@ class StopSignals:
         The call is passed on to the former handler. If a later StopSignals has just requested a stop and the
         former handler would end the program, the call is ignored.
         """
-        if not (self._asked_now and self._nobody_else(signum)):
+        if not (self._nested and self._nobody_else(signum)):
             self._as_before(signum, frame)
 
     def _child_ended(self, signum: int, frame: FrameType | None) -> None:
@@ -192,13 +197,13 @@ class StopSignals:
 
     # --- after the events are delivered --------------------------------------------------------------------
 
-    def _tell(self, error: BaseException | None) -> None:
+    def _log_where_to_resume(self, error: BaseException | None) -> None:
         """Log where to resume after a signal other than Ctrl-C, unless an error that has this text is raised.
 
         The level is INFO, because a run that a scheduler's signal ended as planned needs no warning.
         """
         trainer = self._trainer
-        signum = self._taken or trainer.stop_signal
+        signum = self._signum or trainer.stop_signal
         if signum in (None, signal.SIGINT) or error is not None or not trainer.where_to_resume:
             return
         logger.info("the run was %s: %s", _reason(signum), trainer.where_to_resume)
@@ -208,7 +213,7 @@ class StopSignals:
 
         An error that already ends the program is not replaced.
         """
-        signum = self._taken or self._trainer.stop_signal
+        signum = self._signum or self._trainer.stop_signal
         if signum not in self._before or not self._nobody_else(signum) or self._trainer.failure is not None:
             return
         if isinstance(error, GeneratorExit):  # a loop that was left: an error raised here would be lost

@@ -54,7 +54,7 @@ class Stopping:
         self._request: Request | None = None
         self._agreement: Agreement | None = None
         self._times: TimesExchange | None = None
-        self._told: set[tuple[int, int]] = set()  # lengths of ranks
+        self._warned: set[tuple[int, int]] = set()  # lengths of ranks
         self.together = False
         """True during a run in which other ranks take part."""
 
@@ -81,7 +81,7 @@ class Stopping:
             self._request = None
         self.together = False
 
-    def ask(self, reason: str, signum: int | None = None) -> None:
+    def request(self, reason: str, signum: int | None = None) -> None:
         """Request a stop at the next boundary; of several requests only the first counts.
 
         On one rank the present iteration is then the last, and the logger logs its metrics. Several ranks may
@@ -131,26 +131,26 @@ class Stopping:
         if not self.together or self._agreement is None:
             return own
         least, most = self._agreement.extremes(own)
-        if trains and 0 < least < most and (least, most) not in self._told:
-            self._told.add((least, most))
+        if trains and 0 < least < most and (least, most) not in self._warned:
+            self._warned.add((least, most))
             logger.warning(UNEQUAL, self._trainer.rank, own, least, most, least)
         return least
 
-    def meet(self) -> None:
+    def wait_for_all_ranks(self) -> None:
         """Wait for all ranks at the end of a run that a signal ended.
 
         When the first rank has exited, torchrun and srun end all others, at once or within 30 seconds; one
         may still be saving.
         """
         if self.together and self._agreement is not None and self._trainer.stop_signal is not None:
-            self._agreement.meet()
+            self._agreement.wait_for_all_ranks()
 
     def _agree(self, *, edge: bool) -> bool:
         agreement = self._agreement
         if not self.together or agreement is None or self._trainer.stop_reason is not None:
             return self.poll()
-        asks = self._request is not None
-        if agreement.edge(asks=asks) if edge else agreement.boundary(asks=asks):
+        requested = self._request is not None
+        if agreement.edge(requested=requested) if edge else agreement.boundary(requested=requested):
             self._stop(self._of_all(agreement.requests(self._request)))
         if self._times is not None and self._times.found is not None:
             found, self._times.found = self._times.found, None
@@ -168,9 +168,9 @@ class Stopping:
         )  # fmt: skip
 
     def _of_all(self, requests: list[Request | None]) -> Request:
-        asking = {rank: request for rank, request in enumerate(requests) if request is not None}
-        rank, first = next(iter(asking.items()))
-        signum = next((request.signum for request in asking.values() if request.signum is not None), None)
+        requesting = {rank: request for rank, request in enumerate(requests) if request is not None}
+        rank, first = next(iter(requesting.items()))
+        signum = next((request.signum for request in requesting.values() if request.signum is not None), None)
         own = self._request
         return Request(
             own.reason if own is not None else f"rank {rank} asked to stop: {first.reason}", signum

@@ -44,7 +44,7 @@ _ENDS = {
     OPTIMIZER_ENDS: (BACKWARD_ENDS, "optimizer"),
 }
 """For each mark that ends a phase: the mark at which the phase begins, and the name of the phase."""
-_NOTED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
+_RECORDED = (BeforeVal, AfterVal, BeforeTest, AfterTest, BeforeSaveCheckpoint, CheckpointSaved)
 
 
 class TracedTrainer(Protocol):
@@ -87,7 +87,7 @@ class TracedPhases:
         self._phase("data", clock.began, now if skipped else clock.began + clock.data)
 
     def mark(self, what: int) -> None:
-        """Note the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
+        """Record the time of a mark such as FORWARD_ENDS, and record the phase that the mark ends."""
         if self.inner is not None:
             self.inner.mark(what)
         now = self._times[what] = perf_counter()
@@ -145,13 +145,15 @@ class TraceWindow:
         self._saves: dict[str, float] = {}
         bus = trainer.bus
         self.recording: Recording = bus.record(self.recorder)
-        self._subscription = bus.subscribe(self._note, *bus.possible(_NOTED), priority=Priority.HIGHEST)
+        self._subscription = bus.subscribe(
+            self._record_save, *bus.possible(_RECORDED), priority=Priority.HIGHEST
+        )
         trainer.clock.waits.watchers.append(self._waited)
         self._marks = TracedPhases(trainer, self.recorder, self._iteration_ended)
         trainer.clock.device = self._marks
         self._began, self._began_unix = perf_counter(), time.time()
 
-    def leave(self) -> WindowFacts:
+    def close(self) -> WindowFacts:
         """Restore the trainer's clock, cancel the subscription, and return the facts of the window.
 
         The recorder stays on the bus, so that background subscribers can finish; `recording` removes it
@@ -179,11 +181,11 @@ class TraceWindow:
         name, iteration = WAITING[wait.cause], self._trainer.iter
         self.recorder.here("wait", name, wait.began, wait.seconds, iteration, event=wait.name)
 
-    def _note(self, event: Event) -> None:
-        """Note the begin of a checkpoint save, and record a span of the save when it ends.
+    def _record_save(self, event: Event) -> None:
+        """Store when a checkpoint save begins, and record a span of the save when it ends.
 
-        The subscription itself makes the trainer emit the other events of `_NOTED`, so that they leave spans,
-        too.
+        The subscription itself makes the trainer emit the other events of `_RECORDED`, and so records
+        their spans, too.
         """
         if isinstance(event, BeforeSaveCheckpoint):
             self._saves[event.path] = perf_counter()

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from eventloop.checkpoint.weights import keep_modes
+from eventloop.checkpoint.weights import save_modes
 from eventloop.data.limits import first
 from eventloop.data.loader_info import check_loader, named_loaders, of_loader, to_device
 from eventloop.data.side_pass import open_aside
@@ -23,7 +23,7 @@ from eventloop.state.undo import Undo
 from eventloop.stops.stopping import Pass
 from eventloop.training.loop_steps import EVAL_ITERATIONS
 from eventloop.training.protocols import LoopTrainer
-from eventloop.training.scopes import EpochScope, EvalScope, RunScope, keep_until_end
+from eventloop.training.scopes import EpochScope, EvalScope, retain_until_end, run_scope
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ class Evaluations(LoopTrainer):
 
 def _within_run(trainer: LoopTrainer, work: Callable[[], T]) -> T:
     """Return what `work` returns in a run that only evaluates, and end the run wherever Ctrl-C comes."""
-    scope, undo = RunScope(trainer, trains=False), Undo()
-    undo.step(scope.leave)
+    scope, undo = run_scope(trainer, trains=False)
     with undo, undo, scope:
         return work()
 
@@ -120,7 +119,7 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     """
     loaders = check_loaders(trainer, mode)
     undo = Undo()
-    _keep_place(undo, trainer)
+    _save_place(undo, trainer)
     with undo, undo, trainer.clock.excluding():
         put_back = before_drawing(trainer.model, trainer.loader, loaders.values()) if scheduled else None
         with EvalScope(trainer, mode) as scope:
@@ -130,7 +129,7 @@ def evaluate(trainer: LoopTrainer, mode: Evaluate, *, scheduled: bool = False) -
     return scope.metrics
 
 
-def _keep_place(undo: Undo, trainer: LoopTrainer) -> None:
+def _save_place(undo: Undo, trainer: LoopTrainer) -> None:
     """Let `undo` restore what the scope and the clock of an evaluation set, which an interrupt may leave."""
     undo.attributes(trainer, "mode")
     undo.attributes(trainer.clock.waits, "place")
@@ -147,7 +146,7 @@ def _evaluate(
     undo = Undo()
     with undo, undo:
         undo.attributes(trainer, "batch", "outputs")
-        keep_modes(undo, trainer.model)
+        save_modes(undo, trainer.model)
         trainer.model.eval()
         with EpochScope(trainer, mode) as epoch:
             metrics = _metrics(trainer, mode, loaders)
@@ -179,7 +178,7 @@ def _metrics(
 def predict(trainer: Evaluations, loader: Iterable[Any], to: Any) -> Any:
     """Predict on a loader as `Trainer.predict`, with all events, within a run."""
     undo = Undo()
-    _keep_place(undo, trainer)
+    _save_place(undo, trainer)
     with undo, undo, trainer.clock.excluding(), EvalScope(trainer, "predict") as scope:
         changed = Undo()
         with changed, changed:
@@ -202,10 +201,10 @@ def _run_pass(
     mode: str,
     loader: Iterable[Any],
     step: Callable[[Any], Any],
-    take: Callable[[Any], None],
+    receive: Callable[[Any], None],
     fields: Mapping[str, str],
 ) -> bool:
-    """Give the outputs of `step` for each batch to `take`; return False if a stop cut the pass short.
+    """Give the outputs of `step` for each batch to `receive`; return False if a stop cut the pass short.
 
     Args:
         fields: fields of the events around an iteration.
@@ -220,13 +219,13 @@ def _run_pass(
             trainer.announce(before, batch_idx=batch_idx, **fields)
         with torch.no_grad():
             trainer.outputs = step(trainer.batch)
-        take(trainer.outputs)
+        receive(trainer.outputs)
         if bus.wants(after):
             trainer.announce(after, batch_idx=batch_idx, **fields)
         batches += 1
         bus.poll(trainer)
         if passing.stops(batches):
-            keep_until_end(trainer, reading)
+            retain_until_end(trainer, reading)
             return False
     if not passing.end(batches):
         return False

@@ -95,7 +95,7 @@ class LoopSteps(LoopTrainer):
             RuntimeError: a run of the trainer is already open.
         """
         self.refuse_within("begin_run")
-        self._enter("run", RunScope(self, trains=training), *([TrainScope(self)] if training else []))
+        self._open_part("run", RunScope(self, trains=training), *([TrainScope(self)] if training else []))
 
     def begin_epoch(self, length: int | None = None) -> None:
         """Begin an epoch: emit `before_train_epoch`.
@@ -105,7 +105,7 @@ class LoopSteps(LoopTrainer):
         """
         if not self.running or self.passing is not None:
             raise RuntimeError(_order("begin_epoch", "after begin_run() or end_epoch()"))
-        self._enter("epoch", EpochScope(self, "train"))
+        self._open_part("epoch", EpochScope(self, "train"))
         self.position.length = length
         self.passing = Pass(self.stops, length, endless=length is None, trains=True)
         self.clock.begin_pass()
@@ -187,7 +187,7 @@ class LoopSteps(LoopTrainer):
         if not self.running or self.mode != "train":
             raise RuntimeError(_order("begin_val", "after begin_run(), end_iter() or end_epoch()"))
         self._evaluated = EvalScope(self, mode), EpochScope(self, mode)
-        self._enter("evaluation", self.clock.excluding(), *self._evaluated)
+        self._open_part("evaluation", self.clock.excluding(), *self._evaluated)
 
     def begin_val_iter(self, batch: Any, batch_idx: int, loader: str = "") -> None:
         """Begin an iteration of an evaluation: emit `before_val_iter`, or `before_test_iter`.
@@ -249,7 +249,7 @@ class LoopSteps(LoopTrainer):
         if self.by_epoch or not self.position.at_end:
             self.batch_idx = self.position.evaluated = 0
 
-    def _enter(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
+    def _open_part(self, part: str, *scopes: AbstractContextManager[Any]) -> None:
         """Enter the scopes of a part of the run; if one raises an error, exit those before it.
 
         Args:

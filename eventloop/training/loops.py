@@ -11,7 +11,7 @@ from eventloop.evaluation.schedule import Evaluate, Schedule
 from eventloop.stops.stopping import Pass
 from eventloop.training.evaluation_loop import evaluate
 from eventloop.training.protocols import LoopTrainer
-from eventloop.training.scopes import keep_until_end
+from eventloop.training.scopes import retain_until_end
 
 logger = logging.getLogger("eventloop")
 
@@ -75,7 +75,7 @@ class TrainLoop:
             else:
                 ends = self._cut_short()
             if ends:
-                keep_until_end(trainer, reading)
+                retain_until_end(trainer, reading)
                 return
         passing.end(trainer.batch_idx)
 

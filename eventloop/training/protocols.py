@@ -17,6 +17,7 @@ from eventloop.evaluation.monitored_metrics import MonitoredMetrics
 from eventloop.events import Event
 from eventloop.events.run import CurrentRun
 from eventloop.metrics import EventStorage
+from eventloop.model.training_modes import TrainingModes
 from eventloop.ownership.run_ownership import RunOwnership
 from eventloop.stops.stopping import Pass, Stopping
 
@@ -42,6 +43,7 @@ class LoopTrainer(Protocol):
     metrics: EventStorage
     position: LoaderPosition
     stops: Stopping
+    modes: TrainingModes
     passing: Pass | None
     monitored: MonitoredMetrics
     during_run: ExitStack

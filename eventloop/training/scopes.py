@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
-from eventloop.eventlog.undelivered import keep_undelivered
+from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import (
     COMPLETED,
     AfterPredict,
@@ -38,6 +38,9 @@ from eventloop.events import (
     BeforeValEpoch,
     Event,
 )
+from eventloop.metrics.current import exit_run
+from eventloop.metrics.storage import ENTERED, EventStorage
+from eventloop.state.undo import Undo
 from eventloop.stops.ending import ERROR, LEFT, drain, ends_at_once, log_rest
 from eventloop.training.protocols import LoopTrainer
 from eventloop.util.text import error_text
@@ -108,17 +111,19 @@ class RunScope(Scope):
         super().__init__(trainer)
         self._trains = trains
         self._outermost = False
-        self._left = self._finished = True  # a run that could not be opened has nothing to end
+        self._outside: tuple[EventStorage, ...] = ()
+        self._exited = self._finished = True  # a run that could not be opened has nothing to end
 
     def __enter__(self) -> Self:
         self._outermost = not self.trainer.running
         if self._outermost:
+            self._outside, self._finished = ENTERED.get(), False
             try:
                 self.trainer.open_run(trains=self._trains)
-                self._left = self._finished = False
+                self.trainer.metrics.__enter__()  # for get_event_storage
+                self._exited = False
             except BaseException:
-                self.trainer.running = False
-                self.trainer.ownership.end()
+                self._finish()
                 raise
         return super().__enter__()
 
@@ -126,7 +131,7 @@ class RunScope(Scope):
         if self._outermost:
             trainer = self.trainer
             if trainer.ownership.may_write:
-                keep_undelivered(trainer.bus, trainer.facts, trainer.writers)
+                store_undelivered(trainer.bus, trainer.facts, trainer.writers)
             trainer.announce(BeforeRun)
 
     def __exit__(
@@ -137,7 +142,7 @@ class RunScope(Scope):
             return
         trainer = self.trainer
         try:
-            self._left = True
+            self._exited = True
             try:
                 super().__exit__(kind, error, tb)
             except BaseException as closing:
@@ -147,9 +152,9 @@ class RunScope(Scope):
         finally:
             self._finish()
 
-    def leave(self) -> None:
+    def complete_exit(self) -> None:
         """Complete an exit that an interrupt has prevented or cut short; else do nothing."""
-        if self._outermost and not self._left:
+        if self._outermost and not self._exited:
             self.__exit__(*sys.exc_info())
         if self._outermost and not self._finished:
             self._finish()
@@ -157,9 +162,12 @@ class RunScope(Scope):
     def _finish(self) -> None:
         trainer = self.trainer
         trainer.running, trainer.failure, trainer.delivering = False, None, False
+        trainer.passing = None
         trainer.during_run.close()  # empty by now, unless an interrupt has cut the exit short
         trainer.stops.end_run()
         trainer.clock.end_run()
+        trainer.modes.end_run(trainer.model)
+        exit_run(trainer.metrics, self._outside)
         trainer.ownership.end()
         self._finished = True
 
@@ -183,11 +191,29 @@ class RunScope(Scope):
                 drain(trainer, closes=closes, at_once=at_once)
 
 
+def run_scope(trainer: LoopTrainer, *, trains: bool = True, grad_mode: bool = True) -> tuple[RunScope, Undo]:
+    """Return the scope of a run, and an undo around it that ends the run wherever Ctrl-C comes.
+
+        scope, undo = run_scope(trainer)
+        with undo, undo, scope:
+            ...
+
+    Args:
+        trainer: the trainer.
+        trains: False for a run that only evaluates.
+        grad_mode: False in a generator, as for `Undo`.
+    """
+    scope, undo = RunScope(trainer, trains=trains), Undo(grad_mode=grad_mode)
+    undo.step(scope.complete_exit)
+    return scope, undo
+
+
 class TrainScope(Scope):
     """A training, from `before_train` to `after_train`."""
 
     def begin(self) -> None:
         self.trainer.announce(BeforeTrain)
+        self.trainer.modes.begin_run(self.trainer.model)  # with the modes that handlers have set
 
     def end(self, reason: str, error: BaseException | None) -> None:
         trainer = self.trainer
@@ -264,16 +290,16 @@ _until_exit: list[Iterator[Any]] = []
 """The unfinished pass over a loader of the last run that a signal has ended."""
 
 
-def keep_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
-    """Keep the iterator of an unfinished pass over a loader until the run ends.
+def retain_until_end(trainer: LoopTrainer, reading: Iterator[Any]) -> None:
+    """Retain the iterator of an unfinished pass over a loader until the run ends.
 
     When a DataLoader's iterator is deleted, it waits up to five seconds for each worker, and after a signal
     the state must be saved first. If a signal ends the program, the iterator is kept until the interpreter
     exits, which terminates the workers in the middle of a batch. An interactive session frees it.
     """
 
-    def leave() -> None:
+    def retain() -> None:
         if trainer.ends_program and not hasattr(sys, "ps1"):
             _until_exit[:] = [reading]
 
-    trainer.during_run.callback(leave)
+    trainer.during_run.callback(retain)

@@ -21,7 +21,7 @@ from eventloop.assembly.argument_checks import (
     check_trainer,
 )
 from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
-from eventloop.assembly.dev_run import batches_of, is_left_out, make_temporary_dir, shorten
+from eventloop.assembly.dev_run import batches_of, is_omitted, make_temporary_dir, shorten
 from eventloop.assembly.hook_owner import check_hooks_owned
 from eventloop.bus import Bus
 from eventloop.bus.dry_run import stop_at_run
@@ -55,7 +55,7 @@ from eventloop.stops.stopping import Stopping
 from eventloop.training.evaluation_loop import Evaluations, check_loaders
 from eventloop.training.loop_steps import LoopSteps
 from eventloop.training.loops import TrainLoop
-from eventloop.training.scopes import EpochScope, RunScope, TrainScope
+from eventloop.training.scopes import EpochScope, TrainScope, run_scope
 from eventloop.tuning.curve import LRCurve
 from eventloop.tuning.range_test import find_lr
 from eventloop.util.anchored_path import AnchoredPath
@@ -314,11 +314,15 @@ class Trainer(LoopSteps, Evaluations, Resumable):
 
     def _epochs(self) -> Generator[int]:
         self.refuse_within("epochs")
-        with RunScope(self), TrainScope(self):
-            try:
-                yield from TrainLoop(self, self._schedule).epochs()
-            finally:  # Close batch generators: they must not continue in the next run.
-                self._held.close_inner()
+        scope, undo = run_scope(self, grad_mode=False)
+        with undo, undo, scope, TrainScope(self):
+            yield from self._inner_epochs()
+
+    def _inner_epochs(self) -> Generator[int]:
+        try:
+            yield from TrainLoop(self, self._schedule).epochs()
+        finally:  # Close batch generators: they must not continue in the next run.
+            self._held.close_inner()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches of an epoch to a hand-written loop, which sets `trainer.outputs` for each.
@@ -355,7 +359,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason)
+        self.stops.request(reason)
         self.stops.poll()
 
     def request_stop(self, reason: str, *, signum: int | None = None) -> None:
@@ -367,7 +371,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         Raises:
             ValueError: `reason` is empty.
         """
-        self.stops.ask(reason, signum)
+        self.stops.request(reason, signum)
         if signum is not None:  # a job that is queued again may begin before this one has ended
             self.ownership.ending()
 
@@ -377,7 +381,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         check_step(self.custom_step, self.loss_fn, self.optimizer, steps_itself=self.steps_itself)
         self.loader = loader
         self.state.check_loader(loader)
-        with RunScope(self), TrainScope(self):
+        scope, undo = run_scope(self)
+        with undo, undo, scope, TrainScope(self):
             for _ in loop.epochs():
                 with EpochScope(self, "train"):
                     for batch in loop.iterations(loader):
@@ -488,12 +493,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently
         if not self.fast_dev_run:  # its directory is new
-            self.ownership.begin(trains=trains, writes=any(map(is_left_out, self.writers)))
-        try:
-            self.bus.reopen()  # an error or a signal has closed it
-        except BaseException:
-            self.ownership.end()
-            raise
+            self.ownership.begin(trains=trains, writes=any(map(is_omitted, self.writers)))
+        self.bus.reopen()  # an error or a signal has closed it
         self.stops.begin_run()
         self.metrics.in_iteration = False
         self.ends_program, self.within, self.failure, self.where_to_resume = False, "", None, ""
@@ -501,9 +502,6 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.facts.run = facts
         self.clock.begin_run(self.iter, device, self.bus.signal)
         self.during_run = ExitStack()
-        self.during_run.enter_context(self.metrics)  # for get_event_storage
-        if trains:
-            self.during_run.enter_context(self.modes.of_run(self.model))
         self._held.thread, self.running = threading.current_thread(), True
 
     def open_epoch(self) -> None:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 
 from eventloop.bus import Bus
-from eventloop.checkpoint.weights import keep_modes_and_buffers
+from eventloop.checkpoint.weights import save_modes_and_buffers
 from eventloop.costs.step_clock import StepClock
 from eventloop.data.rng import module_generators, set_module_generators
 from eventloop.data.side_pass import apart
-from eventloop.evaluation.evaluation import keep_fields
+from eventloop.evaluation.evaluation import save_fields
 from eventloop.metrics import EventStorage
 from eventloop.optim.optimizers import named_optimizers
 from eventloop.state.rollback import keep
@@ -47,14 +47,14 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     for hook in steppers:
         undo.step(keep(hook))
     for optimizer in named_optimizers(trainer.optimizer).values():
-        undo.step(_keep_optimizer(optimizer))
-    undo.step(_keep_parameters(trainer))
+        undo.step(_save_optimizer(optimizer))
+    undo.step(_save_parameters(trainer))
     undo.step(set_module_generators, trainer.model, module_generators(trainer.model))
     for module in (trainer.model, trainer.loss_fn):
         if isinstance(module, torch.nn.Module):
-            keep_modes_and_buffers(undo, module)
-            undo.step(_keep_extra_states(module))
-    keep_fields(undo, trainer)
+            save_modes_and_buffers(undo, module)
+            undo.step(_save_extra_states(module))
+    save_fields(undo, trainer)
     undo.attributes(trainer, "bus", "clock", "within")
     alone = apart(undo, loader)
     bus = Bus()
@@ -65,7 +65,7 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     return alone
 
 
-def _keep_parameters(trainer: TriedTrainer) -> Callable[[], None]:
+def _save_parameters(trainer: TriedTrainer) -> Callable[[], None]:
     """Return a function that restores the values and gradients of all parameters, in place."""
     parameters = {id(each): each for each in trainer.model.parameters()}
     for optimizer in named_optimizers(trainer.optimizer).values():
@@ -87,7 +87,7 @@ def _keep_parameters(trainer: TriedTrainer) -> Callable[[], None]:
     return restore
 
 
-def _keep_extra_states(model: torch.nn.Module) -> Callable[[], None]:
+def _save_extra_states(model: torch.nn.Module) -> Callable[[], None]:
     """Return a function that restores the extra states of modules, as their state_dict has them."""
     kept = [
         (module, copy.deepcopy(module.get_extra_state()))
@@ -102,7 +102,7 @@ def _keep_extra_states(model: torch.nn.Module) -> Callable[[], None]:
     return restore
 
 
-def _keep_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+def _save_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
     """Return a function that restores an optimizer: attributes, state and param groups.
 
     `load_state_dict` would convert states to the type of their parameters. Tensors are filled in place,

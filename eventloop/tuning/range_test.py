@@ -133,7 +133,7 @@ def _endless(loader: Iterable[Any], limit: int | None) -> Iterator[Any]:
 
 def _run(trainer: TestedTrainer, tested: Range, batches: Iterator[Any]) -> LRCurve:
     modes = TrainingModes()
-    modes.note(trainer.model)
+    modes.record_modes(trainer.model)
     modes.set(trainer.model)
     trainer.announce(BeforeRun)
     trainer.announce(BeforeTrain)

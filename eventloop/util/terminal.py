@@ -44,7 +44,7 @@ class OutputError(OSError):
     """An error that standard output cannot be written: the disk is full, or the stream was closed."""
 
 
-def say(text: str) -> bool:
+def print_line(text: str) -> bool:
     """Write a line to standard output at once; return False if its reader has closed the pipe.
 
     The reader does so in `eventloop demo | head`, for example. Control characters, and characters outside the
@@ -56,8 +56,8 @@ def say(text: str) -> bool:
     return _put(lambda: sys.stdout.write(_encodable(printable(f"{text}\n"))))
 
 
-def say_lines(lines: Iterable[tuple[str, bool]]) -> bool:
-    """Write lines as `say` does; each is given as a text and whether to dim it.
+def print_lines(lines: Iterable[tuple[str, bool]]) -> bool:
+    """Write lines as `print_line` does; each is given as a text and whether to dim it.
 
     Lines are dimmed only on a terminal, and not if `NO_COLOR` is set.
     """

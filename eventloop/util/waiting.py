@@ -29,13 +29,13 @@ class Bell:
     """Wake all threads that wait for a condition, as `threading.Condition` does."""
 
     def __init__(self) -> None:
-        self._gates: list[threading.Lock] = []  # one for each waiter, released by a ring
+        self._waiters: list[threading.Lock] = []  # one for each waiter, released by a ring
 
     def ring(self) -> None:
         """Let all waiters check their condition again."""
-        for gate in tuple(self._gates):
+        for waiter in tuple(self._waiters):
             with suppress(RuntimeError):  # it is released already
-                gate.release()
+                waiter.release()
 
     def wait_for(self, ready: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until `ready()` is true, asking after each ring; return False after `timeout` seconds."""
@@ -44,18 +44,18 @@ class Bell:
         deadline = inf if timeout is None else monotonic() + timeout
         main = threading.current_thread() is threading.main_thread()
         longest = SIGNAL_SECONDS if main else threading.TIMEOUT_MAX
-        gate = threading.Lock()
-        gate.acquire()
-        self._gates.append(gate)
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiters.append(waiter)
         try:
             while not ready():  # checked again, now that a ring releases the gate
                 left = deadline - monotonic()
                 if left <= 0.0:
                     return False
-                gate.acquire(timeout=min(left, longest))
+                waiter.acquire(timeout=min(left, longest))
             return True
         finally:
-            self._gates.remove(gate)
+            self._waiters.remove(waiter)
 
 
 class Latch:
@@ -89,27 +89,27 @@ class Promise(Generic[T]):
     """A result that another thread provides, as `concurrent.futures.Future` without cancelling."""
 
     def __init__(self) -> None:
-        self._settled = Latch()
+        self._resolved = Latch()
         self._result: T
         self._error: BaseException | None = None
 
     def set_result(self, result: T) -> None:
         """Set the result."""
         self._result = result
-        self._settled.set()
+        self._resolved.set()
 
     def set_exception(self, error: BaseException) -> None:
         """Set the error, in place of a result."""
         self._error = error
-        self._settled.set()
+        self._resolved.set()
 
     def done(self) -> bool:
         """Return whether a result or an error is set."""
-        return self._settled.is_set()
+        return self._resolved.is_set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until a result or an error is set; return False after `timeout` seconds."""
-        return self._settled.wait(timeout)
+        return self._resolved.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, and return the error that was set, or None if a result was set.

@@ -59,14 +59,14 @@ def test_early_stopping_over_folds(make_trainer: MakeTrainer, tmp_path: Path) ->
 class CountHook(Hook):
     """A user's hook: it counts in place, in an object of its own, and writes into a list of its user's."""
 
-    def __init__(self, told: list[int], scale: int = 1) -> None:
-        self.told, self.scale = told, scale
+    def __init__(self, calls: list[int], scale: int = 1) -> None:
+        self.calls, self.scale = calls, scale
         self.counts: list[int] = []
 
     def after_train_iter(self, trainer: Any, event: Any) -> None:
         """Count, and train by the count."""
         self.counts.append(self.scale)
-        self.told.append(sum(self.counts))
+        self.calls.append(sum(self.counts))
         with torch.no_grad():
             next(trainer.model.parameters()).add_(sum(self.counts))
 
@@ -83,7 +83,7 @@ class CountHook(Hook):
 class DataHook(CountHook):
     """A dataclass, with its state in a field."""
 
-    told: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
     scale: int = 1
     counts: list[int] = field(default_factory=list)
 
@@ -136,13 +136,13 @@ def test_every_hook_starts_over(make_trainer: MakeTrainer, tmp_path: Path, name:
 
 def test_what_the_user_gave_stays_the_users(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """Arguments are the same objects again, and attributes that were set before the first trainer stay."""
-    told: list[int] = []
-    hook = CountHook(told, scale=3)
+    calls: list[int] = []
+    hook = CountHook(calls, scale=3)
     hook.priority, hook.name, hook.scale = "LOW", "mine", 5
     for number in range(2):
         make_trainer(hooks=[hook], work_dir=tmp_path / str(number), max_epochs=1).train()
 
-    assert told == [5, 10, 15] * 2
+    assert calls == [5, 10, 15] * 2
     assert (hook.name, hook.priority) == ("mine", "LOW")
 
 
@@ -214,15 +214,15 @@ def test_a_dataclass_in_three_trainers(make_trainer: MakeTrainer, tmp_path: Path
 
 def test_the_same_trainer_goes_on(make_trainer: MakeTrainer) -> None:
     """A second `train()` of one trainer, and a validation between, leave the hook's state as it is."""
-    told: list[int] = []
-    hook = CountHook(told)
+    calls: list[int] = []
+    hook = CountHook(calls)
     trainer = make_trainer(hooks=[hook], val_loader=batches(1), max_epochs=1)
     trainer.train()
     trainer.val()
     trainer.max_epochs, trainer.max_iters = 2, 6
     trainer.train()
 
-    assert told == [1, 2, 3, 4, 5, 6]
+    assert calls == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_first_trainer_has_lost_it(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -256,8 +256,8 @@ def test_in_a_hosts_run_it_is_only_logged(tmp_path: Path, caplog: pytest.LogCapt
 
 def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> None:
     """A hook of a run that goes on is not taken from it."""
-    told: list[int] = []
-    hook = CountHook(told)
+    calls: list[int] = []
+    hook = CountHook(calls)
     first = make_trainer(hooks=[hook], max_epochs=1)
     refused: list[str] = []
 
@@ -270,7 +270,7 @@ def test_while_it_serves_a_run(make_trainer: MakeTrainer, tmp_path: Path) -> Non
     first.train()
 
     assert len(refused) == 1
-    assert told == [1, 2, 3]
+    assert calls == [1, 2, 3]
 
 
 class Refusing(Hook):
@@ -294,8 +294,8 @@ def test_a_trainer_that_is_refused_takes_no_hook(
     make_trainer: MakeTrainer, tmp_path: Path, wrong: dict[str, Any], message: str
 ) -> None:
     """The hook keeps its state and its first trainer, which goes on."""
-    told: list[int] = []
-    hook = CountHook(told)
+    calls: list[int] = []
+    hook = CountHook(calls)
     first = make_trainer(hooks=[hook], max_epochs=1)
     first.train()
 
@@ -304,7 +304,7 @@ def test_a_trainer_that_is_refused_takes_no_hook(
     first.max_epochs, first.max_iters = 2, 6
     first.train()
 
-    assert told == [1, 2, 3, 4, 5, 6]
+    assert calls == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_trainer_that_is_refused_marks_no_new_hook(make_trainer: MakeTrainer, tmp_path: Path) -> None:
@@ -323,8 +323,8 @@ class Kept(CountHook):
     """A hook whose constructor is replaced after its class was made, so that nobody knows the arguments."""
 
 
-def _kept(self: Kept, told: list[int]) -> None:
-    CountHook.__init__(self, told)
+def _kept(self: Kept, calls: list[int]) -> None:
+    CountHook.__init__(self, calls)
     del vars(self)["_made_with"]  # as a constructor that calls no other
 
 

@@ -21,7 +21,7 @@ from tests.support.trainers import MakeTrainer
 
 
 @pytest.fixture(autouse=True)
-def forget() -> Iterator[None]:
+def restore_registries() -> Iterator[None]:
     """What a test registers is forgotten after it."""
     known = [(registry, set(registry.names())) for registry in (HOOKS, WRITERS)]
     yield

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -20,13 +21,41 @@ from eventloop.writers import JSONLWriter
 
 Steer = Callable[[Engine], object]
 MOMENTS = {
+    "STARTED": Events.STARTED(once=1),
+    "EPOCH_STARTED": Events.EPOCH_STARTED(once=2),
     "GET_BATCH_STARTED": Events.GET_BATCH_STARTED(once=7),
     "GET_BATCH_COMPLETED": Events.GET_BATCH_COMPLETED(once=7),
     "ITERATION_STARTED": Events.ITERATION_STARTED(once=7),
     "ITERATION_COMPLETED": Events.ITERATION_COMPLETED(once=7),
     "EPOCH_COMPLETED": Events.EPOCH_COMPLETED(once=1),
+    "COMPLETED": Events.COMPLETED(once=1),
 }
+
+
+def fail(engine: Engine) -> None:
+    raise OSError("broken")
+
+
+def evaluate_badly(engine: Engine) -> None:
+    """Catch the error of an evaluator's run within the training."""
+    with pytest.raises(ZeroDivisionError):
+        EVALUATORS[engine].run([1, 0])
+
+
+EVALUATORS: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 STEERS: dict[str, Steer] = {
+    "fail": fail,
+    "evaluate_badly": evaluate_badly,
+    "evaluate": lambda engine: EVALUATORS[engine].run([1]),
+    "run again": lambda engine: engine.run(list(range(20, 25)), max_epochs=3),
+    "set_data": lambda engine: engine.set_data(list(range(10, 15))),
+    "longer": lambda engine: setattr(engine.state, "max_epochs", 4),
+    "another epoch": lambda engine: setattr(engine.state, "epoch", 2),
+    "another iteration": lambda engine: setattr(engine.state, "iteration", 2),
+    "load_state_dict": lambda engine: engine.load_state_dict(engine.state_dict()),
+    "load an older state": lambda engine: engine.load_state_dict(
+        {"iteration": 5, "epoch_length": 5, "max_epochs": 3}
+    ),
     "terminate": lambda engine: engine.terminate(),
     "terminate, no COMPLETED": lambda engine: engine.terminate(skip_completed=True),
     "terminate_epoch": lambda engine: engine.terminate_epoch(),
@@ -38,13 +67,19 @@ STEERS: dict[str, Steer] = {
 class Ran:
     """An engine that notes its events and batches, steered at one moment of its run of three epochs of five."""
 
-    def __init__(self, moment: Any, steer: Steer) -> None:
+    def __init__(self, moment: Any, steer: Steer, *, takes_errors: bool = False) -> None:
         self.rows: list[tuple[Any, ...]] = []
         self.engine = Engine(lambda engine, batch: self.rows.append(("batch", batch)))
-        self.engine.add_event_handler(moment, lambda engine: steer(engine))
+        self.evaluator = EVALUATORS[self.engine] = Engine(lambda engine, batch: 1 / batch)
+        self.steers = [steer]  # once
+        self.engine.add_event_handler(moment, lambda engine: self.steers and self.steers.pop()(engine))
         for event in (*Events,):
             if event is not Events.EXCEPTION_RAISED:  # its handler would take every error
                 self.engine.add_event_handler(event, self._note, event.name)
+        if takes_errors:
+            self.engine.add_event_handler(
+                Events.EXCEPTION_RAISED, lambda engine, error: self.rows.append(("taken", str(error)))
+            )
 
     def _note(self, *args: Any, **kwargs: Any) -> None:
         self.rows.append((args[-1], self.engine.state.iteration, self.engine.state.epoch))
@@ -52,24 +87,31 @@ class Ran:
     def run(self, times: int = 2) -> Ran:
         for _ in range(times):
             self.rows.append(("run",))
-            self.engine.run(list(range(5)), max_epochs=3)
+            try:
+                self.engine.run(list(range(5)), max_epochs=3)
+            except Exception as error:
+                self.rows.append((f"{type(error).__name__}: {error}",))
         return self
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("steer", STEERS)
-def test_a_steered_engine_runs_as_without_the_bridge(tmp_path: Path, moment: str, steer: str) -> None:
+@pytest.mark.parametrize("takes_errors", [False, True], ids=["errors leave", "errors are taken"])
+def test_a_steered_engine_runs_as_without_the_bridge(
+    tmp_path: Path, moment: str, steer: str, takes_errors: bool
+) -> None:
     """An engine that its user steers has the events, counters and batches that it has without the bridge."""
-    alone = Ran(MOMENTS[moment], STEERS[steer]).run()
-    ours = Ran(MOMENTS[moment], STEERS[steer])
-    bus = attach(ours.engine, work_dir=tmp_path)
+    alone = Ran(MOMENTS[moment], STEERS[steer], takes_errors=takes_errors).run()
+    ours = Ran(MOMENTS[moment], STEERS[steer], takes_errors=takes_errors)
+    bus = attach(ours.engine, work_dir=tmp_path, evaluators={"val": ours.evaluator})
     opened: list[str] = []
     bus.on("*")(lambda event: opened.append(type(event).__name__))
 
     ours.run()
 
     assert ours.rows == alone.rows
-    for part in ("Run", "Train", "TrainEpoch"):
+    for part in ("Run", "Train", "TrainEpoch", "Val"):
         assert opened.count(f"Before{part}") == opened.count(f"After{part}"), part
 
 

@@ -132,13 +132,13 @@ def test_a_whole_one_is_found_at_every_moment(tmp_path: Path, taken: bool) -> No
     disk = RecordingDisk(tmp_path)
     found: list[list[float]] = []
 
-    def look(call: str) -> None:
+    def check_paths(call: str) -> None:
         paths = find_checkpoints(tmp_path)
         for path in paths:
             verify_checkpoint(path)
         found.append([weights(path)[0] for path in paths])
 
-    disk.before = look
+    disk.before = check_paths
     save_checkpoint(NEW, tmp_path / "a", disk=disk)
 
     assert all(found)

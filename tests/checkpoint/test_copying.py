@@ -353,7 +353,7 @@ def test_the_hooks_are_taken_off(make_trainer: MakeTrainer, latest: Latest) -> N
     during: list[int] = []
 
     @trainer.bus.on("before_train_iter")
-    def look(event: Any) -> None:
+    def count_hooks(event: Any) -> None:
         during.append(len(optimizer._optimizer_step_pre_hooks))
         if event.iter == 2:
             raise RuntimeError("no luck")

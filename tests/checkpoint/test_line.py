@@ -136,7 +136,7 @@ def test_several_directories_have_one_line(tmp_path: Path) -> None:
     assert not go_back(scan(left, right), left / "3")
     found = scan(left, right)
     assert [path.name for path in found.paths] == ["4", "5", "1", "2", "3"]
-    assert found.left_behind(left / "3") == [str(right / "4"), str(left / "5")]
+    assert found.abandoned_after(left / "3") == [str(right / "4"), str(left / "5")]
     assert (names(left), names(right)) == (["5", "1", "3"], ["4", "2"])
     save(right, 6)
     assert names(right) == ["4", "2", "6"]

@@ -106,11 +106,11 @@ def test_versions_of_modules_keep_their_places(monkeypatch: pytest.MonkeyPatch) 
     seen: dict[str, Any] = {}
     load = nn.Linear._load_from_state_dict
 
-    def noting(self: nn.Module, state: Any, prefix: str, local: dict[str, Any], *rest: Any) -> None:
+    def recording(self: nn.Module, state: Any, prefix: str, local: dict[str, Any], *rest: Any) -> None:
         seen[prefix] = local.get("version")
         load(self, state, prefix, local, *rest)
 
-    monkeypatch.setattr(nn.Linear, "_load_from_state_dict", noting)
+    monkeypatch.setattr(nn.Linear, "_load_from_state_dict", recording)
     saved = OrderedDict((f"module._orig_mod.{name}", value) for name, value in weights().items())
     places = ("", "module", "module._orig_mod", "module._orig_mod.0", "module._orig_mod.3")
     saved._metadata = {name: {"version": number} for number, name in enumerate(places)}  # type: ignore[attr-defined]

@@ -106,10 +106,10 @@ def test_what_comes_later_is_copied_by_copy() -> None:
     weight, at_once = torch.ones(3), torch.ones(3)
     packed, rest = late(weight, at_once)
     at_once.add_(1)
-    before = rest.left
+    before = rest.unfinished
     rest.copy()
 
-    assert (before, rest.left) == (True, False)
+    assert (before, rest.unfinished) == (True, False)
     assert [t.tolist() for t in packed.unpack()["state_dict"].values()] == [[1.0] * 3] * 2
 
 

@@ -68,7 +68,7 @@ def kill_a_save(directory: Path) -> str:
     return left.name
 
 
-def leave_half_a_save(directory: Path) -> str:
+def write_half_a_save(directory: Path) -> str:
     """Leave what a killed save leaves, in the name of a process that has ended; return the name."""
     ended = subprocess.Popen(["true"])
     ended.wait()

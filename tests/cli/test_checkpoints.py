@@ -18,7 +18,7 @@ from eventloop.checkpoint.listing import Stock
 from eventloop.checkpoint.manifest import read_manifest
 from eventloop.cli import listing_text
 from eventloop.cli.listing_text import size_text
-from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, leave_half_a_save
+from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, write_half_a_save
 
 
 def notes(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -201,7 +201,7 @@ def test_leftovers_tell_killed_saves_from_running_ones(run: Path, capsys: pytest
 
 def test_nothing_but_leftovers_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A run whose first save was killed: it is listed, and there is none."""
-    dead = leave_half_a_save(tmp_path)
+    dead = write_half_a_save(tmp_path)
 
     assert checkpoints(tmp_path) == 2
 

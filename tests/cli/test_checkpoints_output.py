@@ -12,7 +12,7 @@ import pytest
 
 from eventloop import cli
 from eventloop.checkpoint.commit import MANIFEST
-from eventloop.util.terminal import say
+from eventloop.util.terminal import print_line
 from tests.cli.saved_runs import ALL, checkpoints, names
 
 FULL = Path("/dev/full")
@@ -41,7 +41,7 @@ def test_characters_that_an_output_lacks_are_escaped(monkeypatch: pytest.MonkeyP
     with io.TextIOWrapper(memory, encoding="ascii") as ascii_only:
         monkeypatch.setattr(sys, "stdout", ascii_only)
 
-        assert say("épôque 1")
+        assert print_line("épôque 1")
 
         assert memory.getvalue() == b"\\xe9p\\xf4que 1\n"
 

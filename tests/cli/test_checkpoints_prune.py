@@ -23,8 +23,8 @@ from tests.cli.saved_runs import (
     flip,
     kill_a_save,
     label_of,
-    leave_half_a_save,
     names,
+    write_half_a_save,
 )
 
 
@@ -96,7 +96,7 @@ def test_the_next_best_takes_the_place_of_a_damaged_one(run: Path) -> None:
 
 def test_nothing_is_removed_where_none_is_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Not even leftovers: one of them may be all there is."""
-    dead = leave_half_a_save(run)
+    dead = write_half_a_save(run)
     for path in run.glob(f"*/{PAYLOAD}"):
         flip(path)
 
@@ -165,7 +165,7 @@ def test_json_of_a_prune(
     run: Path, terminal: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Standard output is one object, what was there and what became of it; the question goes elsewhere."""
-    dead = leave_half_a_save(run)
+    dead = write_half_a_save(run)
     terminal("y\n")
 
     assert checkpoints(run, "--prune", "1", "--json") == 0

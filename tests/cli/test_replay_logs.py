@@ -103,7 +103,7 @@ def test_a_log_without_an_event_is_exit_code_2(content: bytes, message: str, log
 
 
 @pytest.mark.parametrize(
-    ("only", "told"),
+    ("only", "printed"),
     [
         (["stop_requested"], "0 events replayed; 4 of kinds that `only` does not name"),
         (
@@ -116,11 +116,11 @@ def test_a_log_without_an_event_is_exit_code_2(content: bytes, message: str, log
         ),
     ],
 )
-def test_the_closing_line_counts(only: list[str], told: str, log: Path, says: Says) -> None:
+def test_the_closing_line_counts(only: list[str], printed: str, log: Path, says: Says) -> None:
     """In the right number; a file that was not made is not named. A torn end is reported, with exit code 0."""
     assert replay(log, "--to", "jsonl", "--only", *only) == 0
 
-    assert says() == f"eventloop: {told}\n"
+    assert says() == f"eventloop: {printed}\n"
     assert Path("run", "replay").exists() == (only != ["stop_requested"])
     log.write_bytes(log.read_bytes()[:-3])
     assert replay(log, "--to", "csv", "--out", "again") == 0

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from eventloop import Bus, cli
-from eventloop.eventlog.undelivered import keep_undelivered
+from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import AfterRun, BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.writers import EventLogWriter
@@ -193,7 +193,7 @@ def test_a_key_is_not_kept_with_undelivered_events(tmp_path: Path, collector: Co
     facts = CurrentRun(Run(work_dir=str(tmp_path)))
     collector.delay = 0.5
     bus = Bus(drain_timeout=0.0)
-    keep_undelivered(bus, facts, [writer])
+    store_undelivered(bus, facts, [writer])
     writer.attach(bus, facts)
 
     bus.emit(loss(1))

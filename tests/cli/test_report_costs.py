@@ -11,12 +11,7 @@ from eventloop.costs.records import TrendPoint, write_costs
 from eventloop.reporting.comparison import compare, comparison_tables
 from eventloop.reporting.facts import OUTSIDE_HANDLERS, facts
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import (
-    handlers_table,
-    outside_table,
-    phases_table,
-    subscribers_table,
-)
+from eventloop.reporting.run_tables import handlers_table, phases_table, subscribers_table
 from tests.cli.reported_runs import (
     TIMES,
     costs,
@@ -140,35 +135,6 @@ def test_wait_says_what_it_is() -> None:
 # --- handlers ----------------------------------------------------------------------------------------------
 
 
-def test_over_its_budget_is_what_was_told() -> None:
-    """Not what a percentile of all samples, with the first call's in it, would be."""
-    handlers = [handler("told", budget=5e-5, over_budget=True), handler("not told", budget=5e-5)]
-
-    table = handlers_table(costs(handlers=handlers))
-
-    assert [table.rows[i][0] for i in table.bad] == ["told"]
-    assert table.header[-1] == "budget"
-    assert table.rows[1][-1] == "50.0 µs"
-
-
-def test_a_subscriber_over_its_budget_is_marked_as_a_handler_is() -> None:
-    """With its budget in the last column, which is there where one has some; and beside those that lost something."""
-    told, lost = subscriber("told", budget=5e-5, over_budget=True), subscriber("lost", dropped=1)
-    within = subscriber("within", budget=0.25)
-
-    table = subscribers_table(costs(subscribers=[told, within, subscriber()]))
-
-    assert [table.rows[i][0] for i in table.bad] == ["told"]
-    assert table.why == "its p99 went over its budget, as slow_handler said"
-    assert [table.header[-1], *(row[-1] for row in table.rows)] == ["budget", "50.0 µs", "250 ms", "-"]
-    both = subscribers_table(costs(subscribers=[told, lost]))
-    assert both.bad == {0, 1}
-    assert both.why == (
-        "it did not get, or did not manage, all of its events; or its p99 went over its budget, as slow_handler said"
-    )
-    assert subscribers_table(costs(subscribers=[lost])).header[-1] == "busy in all"
-
-
 def test_an_estimate_is_marked() -> None:
     """And a line says why; exact times have no mark and no such line."""
     table = handlers_table(costs(handlers=[handler("guess", estimated=True), handler("exact")]))
@@ -213,9 +179,9 @@ def test_handlers_outside_of_the_iterations() -> None:
     """They have a table of their own, with calls, total and mean, and nothing of an iteration."""
     record = costs(handlers=[handler(), outside()])
 
-    (row,) = outside_table(record).rows
+    (row,) = handlers_table(record, inside=False).rows
     assert [row[0] for row in handlers_table(record).rows[1:]] == ["EMAHook.after_train_iter"]
-    assert outside_table(record).header == [
+    assert handlers_table(record, inside=False).header == [
         "handler", "event", "filter", "priority", "calls", "in all", "a call", "max",
     ]  # fmt: skip
     assert row == [
@@ -268,13 +234,6 @@ def test_a_row_with_other_phases_in_it_says_so(tmp_path: Path) -> None:
     assert [
         row[0] for table in comparison_tables(compare([run, run]), ["a", "b"]) for row in table.rows
     ].count(name) == 1
-
-
-def test_names_are_not_cut(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two of a long one differ in their middle, and one searches for them."""
-    name = f"{'Very' * 30}LongHook.after_train_iter"
-
-    assert name in shown(make_run(tmp_path / "run", handlers=[handler(name)]), capsys)
 
 
 def test_subscribers_side_by_side(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from eventloop.costs.records import TrendPoint, write_costs
 from eventloop.reporting.diff.comparing import compare
 from eventloop.reporting.diff.text import diff_lines
 from eventloop.reporting.report import load_report
-from eventloop.util.terminal import say_lines
+from eventloop.util.terminal import print_lines
 from tests.cli.reported_runs import TRAINED, costs, handler, make_run, phases, report, write_lines
 from tests.support.trainers import batches, tiny_model
 
@@ -141,7 +141,7 @@ def test_what_comes_from_a_run_does_not_control_the_terminal(monkeypatch: pytest
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
-    say_lines([("a\x1b]0;b", True), ("c\x1bd", False)])
+    print_lines([("a\x1b]0;b", True), ("c\x1bd", False)])
 
     assert terminal.written == "\x1b[2ma\\x1b]0;b\x1b[0m\nc\\x1bd\n"
 

@@ -13,7 +13,7 @@ from eventloop.cli import main
 from eventloop.costs.records import RunCosts, TrendPoint, costs_path, write_costs
 from eventloop.reporting.html import as_page
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import RANKS, run_tables
+from eventloop.reporting.run_tables import RANKS, run_tables
 from tests.cli.reported_runs import costs, handler, make_run, phases, report
 
 

@@ -20,7 +20,7 @@ from tests.cli.traced_runs import traced
 Json = dict[str, Any]
 
 
-async def look(event: AfterTrainIter) -> None:
+async def observe(event: AfterTrainIter) -> None:
     """A subscriber on the loop."""
 
 
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training with subscribers of all kinds, evaluations, checkpoints, and two windows."""
     directory = tmp_path_factory.mktemp("run")
     trainer = traced(directory, (2, 4), (10, 20))
-    trainer.bus.subscribe(look, AfterTrainIter)
+    trainer.bus.subscribe(observe, AfterTrainIter)
     (hook,) = (hook for hook in trainer.hooks if isinstance(hook, CheckpointHook))
 
     @trainer.bus.on("after_train_iter", priority="LOWEST")
@@ -85,7 +85,7 @@ def test_every_event_has_what_the_format_requires(made: Json) -> None:
     assert all(one["ts"] <= other["ts"] for one, other in pairwise(timed))
     counters = of(made, "C")
     assert {e["name"] for e in counters} == {
-        f"queue of {name}" for name in ("JSONLWriter", "CSVWriter", "look")
+        f"queue of {name}" for name in ("JSONLWriter", "CSVWriter", "observe")
     }
     counts = [e["args"]["events"] for e in counters]
     assert all(isinstance(count, int) and count >= 0 for count in counts)
@@ -110,7 +110,7 @@ def test_tracks_have_names_and_an_order(made: Json, run: Path) -> None:
     (process,) = of(made, "M", name="process_name")
     assert process["args"] == {"name": f"eventloop {run.name}, rank 0 of 1"}
     assert list(tracks(made)) == [
-        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "look (loop)",
+        "training thread", "checkpoint saver", "CSVWriter (thread)", "JSONLWriter (thread)", "observe (loop)",
     ]  # fmt: skip
     order = {e["tid"]: e["args"]["sort_index"] for e in of(made, "M", name="thread_sort_index")}
     assert [order[tid] for tid in tracks(made).values()] == sorted(order.values())
@@ -150,7 +150,7 @@ def test_evaluations_saves_and_deliveries_are_shown(made: Json) -> None:
     assert {"before_val", "after_val"} <= {e["name"] for e in inner}
     assert {"iter_12", "iter_13", "iter_14"} <= {e["name"] for e in of(made, "X", cat="save")}
 
-    seen = of(made, "X", cat="delivery", tid=tracks(made)["look (loop)"])
+    seen = of(made, "X", cat="delivery", tid=tracks(made)["observe (loop)"])
     iterations = [e["args"]["iter"] for e in seen]  # some before it too, which were delivered only then
     assert iterations == list(range(iterations[0], iterations[-1] + 1))
     assert set(range(10, 20)) <= set(iterations)

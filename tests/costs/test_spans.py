@@ -215,10 +215,10 @@ class OnADevice:
     """The tea of a deferred, whose values leave the device when `ready_now` is set."""
 
     def __init__(self) -> None:
-        self.asked, self.ready_now = 0, False
+        self.requested, self.ready_now = 0, False
 
     def ready(self) -> bool:
-        self.asked += 1
+        self.requested += 1
         return self.ready_now
 
     def events(self) -> list[Event]:
@@ -231,7 +231,7 @@ def test_deferred_events_of_before_its_end_are_recorded(bus: Bus, recorder: Span
     bus.subscribe(nothing, TeaPoured, offload="thread", name="guest")
     with bus.record(recorder) as recording:
         bus.post(tea, TeaPoured)
-    until(lambda: tea.asked > 3)
+    until(lambda: tea.requested > 3)
     tea.ready_now = True
 
     assert recording.wait(DEADLINE)

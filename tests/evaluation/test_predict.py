@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSa
 
 from eventloop import Trainer
 from eventloop.evaluation.dataset_order import in_dataset_order
-from eventloop.evaluation.outputs import OnHost, join, take
+from eventloop.evaluation.outputs import OnHost, join, select
 from eventloop.events import Event
 from eventloop.hooks import EMAHook
 from eventloop.writers.writer import Writer
@@ -156,14 +156,14 @@ def test_arrays_stay_arrays() -> None:
     joined = join([np.array([[1], [2]]), np.array([[3]])])
 
     assert isinstance(joined, np.ndarray)
-    assert take(joined, [2, 0], of=3).tolist() == [[3], [1]]
+    assert select(joined, [2, 0], of=3).tolist() == [[3], [1]]
 
 
 def test_rows_are_taken_of_fields_that_have_them() -> None:
     """Tensors and lists of the right length are sorted; other fields stay as they are."""
     outputs = {"x": ONE[0], "y": (["a", "b"], [True]), "z": [1, 2, 3]}
 
-    taken = take(outputs, [1, 0], of=2)
+    taken = select(outputs, [1, 0], of=2)
 
     assert_same(taken, {"x": torch.tensor([2.0, 1.0]), "y": (["b", "a"], [True]), "z": [1, 2, 3]})
 

@@ -63,11 +63,11 @@ def test_training_does_not_notice_a_prediction(
         loader = shuffled(4, num_workers=workers, persistent_workers=workers > 0)
         trainer = make_trainer(work_dir=tmp_path / str(predicts), train_loader=loader)
 
-        def look(trainer: Trainer, event: Any, loader: Any = loader) -> None:
+        def predict_again(trainer: Trainer, event: Any, loader: Any = loader) -> None:
             assert trainer.predict(loader).shape == (16, 3)
 
         if predicts:
-            trainer.bus.subscribe(look, "after_train_iter", every=3)
+            trainer.bus.subscribe(predict_again, "after_train_iter", every=3)
         trainer.train()
         ended.append((trainer.model.state_dict(), random_state(loader)))
         trainer.train_loader = trainer.loader = None

@@ -18,7 +18,7 @@ import pytest
 from eventloop import Trainer, read_events
 from eventloop.bus import Bus
 from eventloop.cli import main
-from eventloop.eventlog.undelivered import Delivery, find_left, keep_undelivered
+from eventloop.eventlog.undelivered import Delivery, find_undelivered, store_undelivered
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
 from eventloop.registry import WRITERS
@@ -253,7 +253,7 @@ def test_a_continued_delivery_keeps_the_rows_of_the_one_before(
     steps, go_on = [3, 9, 4, 5, 10, 11], threading.Event()
     monkeypatch.setattr(CSVWriter, "batch", 1)
     bus = Bus(drain_timeout=0.1)
-    keep_undelivered(bus, CurrentRun(Run(work_dir=str(tmp_path), start_iter=2)), [CSVWriter()])
+    store_undelivered(bus, CurrentRun(Run(work_dir=str(tmp_path), start_iter=2)), [CSVWriter()])
     bus.subscribe(lambda event: go_on.wait(20.0), ScalarsLogged, offload="thread", name="CSVWriter")
     for step in steps:
         bus.emit(ScalarsLogged(step=step, scalars={"loss": 1.0}))
@@ -265,8 +265,8 @@ def test_a_continued_delivery_keeps_the_rows_of_the_one_before(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Delivery(find_left(tmp_path)[0], tmp_path, stop).run()
-    assert Delivery(find_left(tmp_path)[0], tmp_path, stop).run().emitted == 2
+        Delivery(find_undelivered(tmp_path)[0], tmp_path, stop).run()
+    assert Delivery(find_undelivered(tmp_path)[0], tmp_path, stop).run().emitted == 2
 
     rows = [row["step"] for row in csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())]
     assert sorted(map(int, rows)) == sorted(steps)
@@ -445,13 +445,13 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
     go_on = threading.Event()
     kept = []
 
-    def keep(name: str, events: Iterable[Event]) -> None:
+    def store(name: str, events: Iterable[Event]) -> None:
         if name == "first":
             raise OSError("disk full")
         kept.append((name, len([*events])))
 
     bus = Bus(drain_timeout=0.1)
-    bus.keep_left(keep)
+    bus.keep_left(store)
     for name in ("first", "second"):
         bus.subscribe(lambda event: go_on.wait(20.0), "after_train_iter", offload="thread", name=name)
     bus.emit(AfterTrainIter())

@@ -286,12 +286,12 @@ def _moments(
     for save in scenario.saves:
         made: list[Operation] = []
 
-        def keep(operation: Operation, made: list[Operation] = made) -> Any:
+        def recorded(operation: Operation, made: list[Operation] = made) -> Any:
             made.append(operation)
             return operation.do()
 
         disk._durable.clear()
-        with shimmed(keep):
+        with shimmed(recorded):
             _commit(run, save, removals)
             if save is scenario.saves[-1]:
                 removals.finish()

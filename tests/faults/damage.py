@@ -20,7 +20,7 @@ import torch
 from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD
-from tests.faults.operations import said
+from tests.faults.operations import logged_faults
 from tests.faults.training import expected, make_trainer, same, weights
 
 FILES = (MANIFEST, PAYLOAD)
@@ -59,7 +59,7 @@ class Damaged:
         assert everything(self.trainer) == before, "a checkpoint that was refused has changed the trainer"
         assert torch.equal(torch.get_rng_state(), chance)
         if automatic:
-            with said() as log:
+            with logged_faults() as log:
                 assert self.trainer.resume("auto") == self.older
             assert any("passed over" in line and self.newer.name in line for line in log), log
             assert same(weights(self.trainer), expected()[2])
@@ -166,7 +166,7 @@ def hostile_zip(mark: Path) -> bytes:
 HOSTILE = (hostile_pickle, hostile_archive, hostile_zip)
 
 
-def _take(name: str) -> Callable[[Damaged], object]:
+def _copied_from_older(name: str) -> Callable[[Damaged], object]:
     return lambda damaged: shutil.copy(damaged.older / name, damaged.newer / name)
 
 
@@ -199,10 +199,10 @@ def _name_no_file(manifest: dict[str, Any]) -> None:
 
 
 ON_PURPOSE: dict[str, tuple[Callable[[Damaged], object], str | None]] = {
-    "the state of another checkpoint": (_take(PAYLOAD), None),
+    "the state of another checkpoint": (_copied_from_older(PAYLOAD), None),
     "a state with more behind it": (_bytes(PAYLOAD, lambda b: b + b" "), r"it has \d+ bytes, \d+ were saved"),
     "a state of as many other bytes": (_bytes(PAYLOAD, lambda b: b[:-1] + bytes([b[-1] ^ 1])), "its SHA-256 is not"),
-    "the manifest of another checkpoint": (_take(MANIFEST), None),
+    "the manifest of another checkpoint": (_copied_from_older(MANIFEST), None),
     "a manifest with more behind it": (_bytes(MANIFEST, lambda b: b + b" "), "its contents do not match the hash"),
     "no manifest": (_put(MANIFEST, lambda path: None), "no readable manifest.json: it was not completed"),
     "no state": (_put(PAYLOAD, lambda path: None), "is incomplete, state.pth cannot be read"),

@@ -67,12 +67,12 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
 
 
-def survivors(faults: Sequence[Fault], say: Callable[[str], object]) -> list[Fault]:
+def survivors(faults: Sequence[Fault], print_now: Callable[[str], object]) -> list[Fault]:
     """Those that no test sees."""
     left = []
     for fault in faults:
         killed, last = is_killed(fault)
-        say(f"{'killed  ' if killed else 'SURVIVED'} {fault.file}: {fault.what}  [{last[:140]}]\n")
+        print_now(f"{'killed  ' if killed else 'SURVIVED'} {fault.file}: {fault.what}  [{last[:140]}]\n")
         if not killed:
             left.append(fault)
     return left
@@ -83,14 +83,14 @@ def main() -> int:
     wanted = sys.argv[1] if sys.argv[1:] else ""
     chosen = [fault for fault in all_faults() if wanted in f"{fault.file} {fault.what}"]
 
-    def say(text: str) -> None:
+    def print_now(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
-    left = survivors(chosen, say)
-    say(f"mutants killed: {len(chosen) - len(left)} of {len(chosen)}\n")
+    left = survivors(chosen, print_now)
+    print_now(f"mutants killed: {len(chosen) - len(left)} of {len(chosen)}\n")
     if left and is_killed(None)[0]:
-        say("and the tree as it is, is red too: none of this says anything\n")
+        print_now("and the tree as it is, is red too: none of this says anything\n")
     return len(left)
 
 

@@ -159,7 +159,7 @@ def check_try(directory: Path, attempt: Try) -> None:
     case = CASES[attempt.case]
     where = directory / case.within
     record = Record(attempt.number, FAULTS[attempt.fault], attempt.lasting)
-    with said() as log:
+    with logged_faults() as log:
         saved = _commit(directory, attempt.case, record)
     there = values(where)
     if saved:
@@ -209,7 +209,7 @@ def _check_not_synced_again(record: Record) -> None:
 
 
 @contextmanager
-def said() -> Iterator[list[str]]:
+def logged_faults() -> Iterator[list[str]]:
     """What the log says of faults in a block."""
     lines: list[str] = []
 
@@ -270,7 +270,7 @@ def _train(directory: Path, record: Record) -> list[CheckpointFailed]:
 def check_training(directory: Path, number: int, fault: str) -> None:
     """Train with one operation failing: told at once, nothing lost, the next save works, and it can be gone on with."""
     record = Record(number, FAULTS[fault])
-    with said() as log:
+    with logged_faults() as log:
         failed = _train(directory, record)
     there = check_whole(directory)
     assert max(there.values()) == ITERATIONS, "the save after the failed one did not work"

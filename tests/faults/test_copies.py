@@ -121,11 +121,11 @@ def test_what_a_device_copies_is_waited_for(
     seen: list[str] = []
     wait = Rest.wait
 
-    def note(rest: Rest) -> None:
+    def record(rest: Rest) -> None:
         wait(rest)
         seen.append("there")
 
-    monkeypatch.setattr(Rest, "wait", note)
+    monkeypatch.setattr(Rest, "wait", record)
     saver = Saver(Writes(lambda path: seen.append("written")), process=False)
     state = a_state(1.0)
     saver.save(state, Job(directory / "one"), later=lambda: all_of_it(state))

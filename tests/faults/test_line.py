@@ -42,11 +42,11 @@ def test_power_cuts(tmp_path: Path, again: bool) -> None:
     before = newest(run)
     model, made = Model(base), list[Operation]()
 
-    def keep(operation: Operation) -> Any:
+    def recorded(operation: Operation) -> Any:
         made.append(operation)
         return operation.do()
 
-    with shimmed(keep):
+    with shimmed(recorded):
         assert go_back(scan(run), run / "iter_1")
     assert {operation.name for operation in made} == {"create", "write", "sync", "rename", "sync_directory"}
     places = (tmp_path / f"crash{number}" for number in count(1))

@@ -16,7 +16,7 @@ import torch
 
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.util.errors import CheckpointError
-from tests.faults.operations import said
+from tests.faults.operations import logged_faults
 from tests.faults.training import ITERATIONS, check_whole, finish, make_trainer
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux's memfd_create")
@@ -66,7 +66,7 @@ def test_any_call_of_the_staging_may_fail(
     trainer.bus.subscribe(fail_from_then_on, "before_save_checkpoint", once=True)
 
     all_fail = pytest.raises(CheckpointError, match="got none: all 7 saves failed")
-    with said() as log, all_fail if call == "allocate" and lasting else nullcontext():
+    with logged_faults() as log, all_fail if call == "allocate" and lasting else nullcontext():
         trainer.train()
     monkeypatch.setattr(*CALLS[call], failing._real)
     trainer.close()

@@ -27,7 +27,7 @@ from tests.faults.mutation import all_faults, survivors
 from tests.faults.operations import CASES, all_tries, check_training, check_try, training_tries
 from tests.support.in_memory import directory_in_memory
 from tests.support.preempted import PLACES, Trials
-from tests.support.signals import hearing
+from tests.support.signals import receiving_signals
 from tests.support.trainers import build_trainer
 
 POINTS, MOMENTS, PROCESSES, FLIPS, DAMAGES, RESUMES, SIGNALS = 340, 110, 30, 520, 240, 50, 40
@@ -51,7 +51,7 @@ class Tried(NamedTuple):
     kinds: tuple[str, ...] = ()
 
 
-def say(text: str) -> None:
+def print_now(text: str) -> None:
     """Print it now."""
     sys.stdout.write(text)
     sys.stdout.flush()
@@ -129,7 +129,7 @@ def try_resumes(directory: Path, chance: random.Random) -> Iterator[Tried]:
 
 def try_signals(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every signal is one; so many in each place."""
-    with hearing() as heard:
+    with receiving_signals() as heard:
         for place in PLACES:
             made = Trials(build_trainer, directory / place, place, chance)
             for number in range(SIGNALS):
@@ -142,7 +142,7 @@ def try_signals(directory: Path, chance: random.Random) -> Iterator[Tried]:
 def try_mutants(directory: Path, chance: random.Random) -> Iterator[Tried]:
     """Every fault in the code."""
     for fault in all_faults():
-        left = survivors([fault], say)
+        left = survivors([fault], print_now)
         yield Tried(f"{fault.file}: {fault.what}", "no test sees it" if left else "")
 
 
@@ -157,7 +157,7 @@ def too_few(part: str, made: Counter[str]) -> int:
     least = LEAST.get(part, {})
     for kind in {**made, **least}:
         must = f", must be {least[kind]}" if made[kind] < least.get(kind, 0) else ""
-        say(f"  {kind}: {made[kind]}{must}\n")
+        print_now(f"  {kind}: {made[kind]}{must}\n")
     return sum(made[kind] < number for kind, number in least.items())
 
 
@@ -177,10 +177,10 @@ def main() -> int:
             for each in PARTS[name](directory, random.Random(chosen.seed)):
                 tried.append(each)
                 if each.error:
-                    say(f"{name}: {each.what}: {each.error}\n")
+                    print_now(f"{name}: {each.what}: {each.error}\n")
         good = sum(not each.error for each in tried)
         wrong += len(tried) - good + too_few(name, Counter(kind for each in tried for kind in each.kinds))
-        say(f"{name}: {good} of {len(tried)}, seed {chosen.seed}, {time.monotonic() - began:.0f} s\n")
+        print_now(f"{name}: {good} of {len(tried)}, seed {chosen.seed}, {time.monotonic() - began:.0f} s\n")
     return min(wrong, 100)
 
 

@@ -157,14 +157,14 @@ def _prepare(trial: Trial, trainer: Trainer, *, by_process: bool) -> None:
     """Keep what it announces; let a process write."""
     journal = os.open(Path(trial.directory, "announced"), os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
-    def note(event: CheckpointSaved) -> None:
+    def record(event: CheckpointSaved) -> None:
         if not Path(event.path).exists():  # a later one, which is announced next, has replaced it already
             return
         manifest = read_manifest(Path(event.path))
         score = float(manifest.metrics["acc"]) if manifest.best else None
         os.write(journal, msgspec.json.encode(Said(Path(event.path).name, manifest.sequence, score)) + b"\n")
 
-    trainer.bus.subscribe(note, "checkpoint_saved")
+    trainer.bus.subscribe(record, "checkpoint_saved")
     group_writer.STARTING_BYTES = -1  # no thread writes while the process starts
     pending.Saver = partial(Saver, process=by_process)  # type: ignore[attr-defined,assignment]
     if by_process:

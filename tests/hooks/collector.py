@@ -51,17 +51,17 @@ def collector_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
+def collect_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
     """The same, without Python's own collections."""
-    asked: list[tuple[int, str]] = []
+    collect_calls: list[tuple[int, str]] = []
     collect = gc.collect
 
-    def note(generation: int = ALL) -> int:
-        asked.append((generation, Now.name))
+    def collect_and_record(generation: int = ALL) -> int:
+        collect_calls.append((generation, Now.name))
         return collect(generation)
 
-    monkeypatch.setattr(gc, "collect", note)
-    return asked
+    monkeypatch.setattr(gc, "collect", collect_and_record)
+    return collect_calls
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from eventloop.hooks.amp import AmpOptimizerHook as Amp
 from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
 from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
 from eventloop.hooks.hook import Hook
+from eventloop.hooks.optimizer import OptimizerHook
 from eventloop.training.loop_steps import SkipIteration
 from eventloop.training.trainer import Trainer
 from tests.hooks.amp_recipe import GROWING, assert_same, by_hand
@@ -26,7 +27,12 @@ MakeTrainer = Callable[..., Trainer]
     ("hook", "dtype", "windows", "options"),
     [
         (lambda: Amp(), torch.bfloat16, [1] * 8, {}),
-        (lambda: Amp(dtype="bfloat16", grad_clip={"max_norm": 0.1}), torch.bfloat16, [1] * 8, {"max_norm": 0.1}),
+        (
+            lambda: Amp(dtype="bfloat16", grad_clip={"max_norm": 0.1}),
+            torch.bfloat16,
+            [1] * 8,
+            {"max_norm": 0.1},
+        ),
         (lambda: Amp(dtype="float16"), torch.float16, [1] * 8, {"init_scale": 65536.0}),
         (lambda: Amp(GROWING, torch.float16), torch.float16, [1] * 8, GROWING),
         (lambda: Amp("dynamic", "bfloat16"), torch.bfloat16, [1] * 8, {"init_scale": 65536.0}),
@@ -34,23 +40,41 @@ MakeTrainer = Callable[..., Trainer]
         (lambda: Fp16(loss_scale=8), torch.float16, [1] * 8, {"init_scale": 8.0, "growth_interval": 10**6}),
         (
             lambda: Fp16({"max_norm": 0.1}, "dynamic"),
-            torch.float16, [1] * 8, {"init_scale": 65536.0, "max_norm": 0.1},
+            torch.float16,
+            [1] * 8,
+            {"init_scale": 65536.0, "max_norm": 0.1},
         ),
         (
             lambda: CumulativeFp16(3, {"max_norm": 0.1}, GROWING),
-            torch.float16, [3, 3, 2], {**GROWING, "max_norm": 0.1},
+            torch.float16,
+            [3, 3, 2],
+            {**GROWING, "max_norm": 0.1},
         ),
         (lambda: Amp(dtype="bfloat16", cumulative_iters=3), torch.bfloat16, [3, 3, 2], {}),
+        (lambda: OptimizerHook(dtype="auto"), torch.bfloat16, [1] * 8, {}),
+        (lambda: OptimizerHook(loss_scale=GROWING, dtype="float16"), torch.float16, [1] * 8, GROWING),
+        (lambda: OptimizerHook(cumulative_iters=3, dtype="bfloat16"), torch.bfloat16, [3, 3, 2], {}),
     ],
     ids=[
-        "default on the CPU", "bfloat16 clipped", "float16", "growing scale", "scaled bfloat16", "mmcv's default",
-        "static", "dynamic clipped", "accumulating, clipped, growing", "accumulating bfloat16",
+        "default on the CPU",
+        "bfloat16 clipped",
+        "float16",
+        "growing scale",
+        "scaled bfloat16",
+        "mmcv's default",
+        "static",
+        "dynamic clipped",
+        "accumulating, clipped, growing",
+        "accumulating bfloat16",
+        "option auto",
+        "options of float16",
+        "options of accumulation",
     ],
-)  # fmt: skip
+)
 def test_training_equals_pytorchs_recipe_bitwise(
     make_trainer: MakeTrainer,
     make_batches: Batches,
-    hook: Callable[[], Amp],
+    hook: Callable[[], OptimizerHook],
     dtype: torch.dtype,
     windows: list[int],
     options: dict[str, Any],

@@ -59,8 +59,12 @@ def test_factors_are_those_of_the_hook(make_trainer: MakeTrainer) -> None:
     make_trainer(hooks=[hook, CheckpointHook(1)], max_epochs=2).resume(changed="apply")
 
     assert hook.state_dict()["scaler"] == {
-        "scale": 64.0, "growth_factor": 4.0, "backoff_factor": 0.5, "growth_interval": 7, "_growth_tracker": 4,
-    }  # fmt: skip
+        "scale": 64.0,
+        "growth_factor": 4.0,
+        "backoff_factor": 0.5,
+        "growth_interval": 7,
+        "_growth_tracker": 4,
+    }
 
 
 @pytest.mark.parametrize(
@@ -89,13 +93,14 @@ def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> N
     trainer = make_trainer(hooks=[hook])
     trainer.train()
     before = hook.state_dict()
-    hook._device = "elsewhere"
+    assert hook._precision is not None
+    hook._precision.device = "elsewhere"
 
     trainer.val_loader = [(torch.ones(1, 2), torch.ones(1, 1))]
     trainer.val()
 
     assert hook.state_dict() == before
-    assert hook._device == "cpu"
+    assert hook._precision.device == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +120,7 @@ def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> N
         ({"growth_interval": 0}, ValueError, r"loss_scale\['growth_interval'\] must be at least 1, got 0"),
         ({"growth_interval": 2.5}, TypeError, r"loss_scale\['growth_interval'\] must be an int, got 2.5"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("hook", [Amp, Fp16, CumulativeFp16])
 def test_bad_loss_scale_is_refused(
     hook: Callable[..., Amp], loss_scale: Any, error: type[Exception], message: str

@@ -78,14 +78,14 @@ def test_point_for_all_modes_leaves_out_those_with_their_own(make_trainer: Make,
 def test_priority_is_that_of_all_functions(make_trainer: Make) -> None:
     """The plan shows them under their own names, a lambda by the line that wrote it, at their place."""
 
-    def look(trainer: Trainer, event: Any) -> None: ...
+    def observe(trainer: Trainer, event: Any) -> None: ...
 
     hook = CallbackHook(
-        after_train_iter=look, after_train=lambda trainer: None, priority="VERY_LOW", name="looks"
+        after_train_iter=observe, after_train=lambda trainer: None, priority="VERY_LOW", name="looks"
     )
     trainer = make_trainer(hooks=[hook])
 
-    assert ("look", 90) in [(row.name, row.priority) for row in trainer.bus.plan("after_train_iter")]
+    assert ("observe", 90) in [(row.name, row.priority) for row in trainer.bus.plan("after_train_iter")]
     assert any(row.name.startswith("lambda (test_callback.py:") for row in trainer.bus.plan("after_train"))
     assert trainer.hooks[-1].name == "looks"
 
@@ -94,10 +94,10 @@ def test_coroutine_runs_in_the_background(make_trainer: Make) -> None:
     """It takes the event alone, and has heard all of them when the run has ended."""
     seen: list[int] = []
 
-    async def hear(event: Any) -> None:
+    async def receive(event: Any) -> None:
         seen.append(event.iter)
 
-    make_trainer(batches=3, hooks=[CallbackHook(after_train_iter=hear)]).train()
+    make_trainer(batches=3, hooks=[CallbackHook(after_train_iter=receive)]).train()
 
     assert seen == [0, 1, 2]
 

@@ -149,16 +149,16 @@ def test_no_checkpoint_of_a_lost_model(make_trainer: Make, files: Callable[..., 
 class LateCopy(HostCopy):
     """A copy that takes its time: it is ready when it was asked so many times."""
 
-    asked = 0
+    requested = 0
     waited = False
 
     def ready(self) -> bool:
         """Not yet."""
-        self.asked += 1
-        return self.asked > 3
+        self.requested += 1
+        return self.requested > 3
 
     def values(self) -> list[float]:
-        type(self).waited = self.waited or self.asked <= 3
+        type(self).waited = self.waited or self.requested <= 3
         return super().values()
 
 

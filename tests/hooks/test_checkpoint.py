@@ -261,11 +261,11 @@ def test_a_change_of_directory(
     saved: list[str] = []
 
     @trainer.bus.on("checkpoint_saved")
-    def note(event: CheckpointSaved) -> None:
+    def record(event: CheckpointSaved) -> None:
         saved.append(event.path)
 
     @trainer.bus.on("after_train_epoch", priority=95)
-    def leave(event: Any) -> None:
+    def change_directory(event: Any) -> None:
         if event.epoch == 1:
             (tmp_path / "elsewhere").mkdir()
             monkeypatch.chdir(tmp_path / "elsewhere")

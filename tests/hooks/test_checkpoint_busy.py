@@ -107,7 +107,7 @@ def outcomes(make_trainer: Make) -> Callable[..., list[str]]:
         seen: list[str] = []
 
         @trainer.bus.on("checkpoint_saved", "checkpoint_failed")
-        def note(event: CheckpointSaved | CheckpointFailed) -> None:
+        def record(event: CheckpointSaved | CheckpointFailed) -> None:
             error = f" {event.error}" if isinstance(event, CheckpointFailed) else ""
             seen.append(f"{Path(event.path).name}{error}")
 

@@ -113,7 +113,7 @@ def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
     trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}})
 
     @trainer.bus.on("after_train_iter", priority="LOWEST", start=20, once=True)
-    def look(event: Any) -> None:
+    def await_file(event: Any) -> None:
         deadline = monotonic() + DEADLINE
         while not (trainer.work_dir / FILE).exists():
             assert monotonic() < deadline

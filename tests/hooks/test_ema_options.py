@@ -220,11 +220,11 @@ def test_addresses_stay(make_trainer: MakeTrainer) -> None:
         hooks=[EMAHook()], val_loader=[0], val_step=lambda trainer, batch: {"acc": 1.0}, max_epochs=2
     )
 
-    def look(trainer: Trainer, event: Any) -> None:
+    def record_pointer(trainer: Trainer, event: Any) -> None:
         seen.add(next(trainer.model.parameters()).data_ptr())
 
     for event in ("before_train", "before_val_iter", "after_train"):
-        trainer.bus.subscribe(look, event)
+        trainer.bus.subscribe(record_pointer, event)
 
     trainer.train()
 

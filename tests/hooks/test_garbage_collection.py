@@ -17,11 +17,21 @@ from eventloop.bus import Bus
 from eventloop.hooks.garbage_collection import FROZEN_AT_START, GarbageCollectionHook
 from eventloop.training.trainer import Trainer
 from tests import forked
-from tests.hooks.collector import ALL, MIDDLE, YOUNG, Node, Now, asked, collector_as_it_was, cycle, no_nodes
+from tests.hooks.collector import (
+    ALL,
+    MIDDLE,
+    YOUNG,
+    Node,
+    Now,
+    collect_calls,
+    collector_as_it_was,
+    cycle,
+    no_nodes,
+)
 from tests.hooks.conftest import Batch
 
 Make = Callable[..., Trainer]
-__all__ = ["asked", "collector_as_it_was", "no_nodes"]  # fixtures
+__all__ = ["collect_calls", "collector_as_it_was", "no_nodes"]  # fixtures
 
 
 @pytest.fixture
@@ -29,13 +39,13 @@ def seen() -> Iterator[list[tuple[int, str]]]:
     """Which generation was collected, and what was going on."""
     seen: list[tuple[int, str]] = []
 
-    def note(phase: str, info: dict[str, int]) -> None:
+    def record_start(phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             seen.append((info["generation"], Now.name))
 
-    gc.callbacks.append(note)
+    gc.callbacks.append(record_start)
     yield seen
-    gc.callbacks.remove(note)
+    gc.callbacks.remove(record_start)
 
 
 def follow(trainer: Trainer) -> Trainer:
@@ -84,18 +94,22 @@ def test_no_full_collection_inside_a_step(
 
 
 @pytest.mark.slow
-def test_generations_take_turns(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
+def test_generations_take_turns(make_trainer: Make, collect_calls: list[tuple[int, str]]) -> None:
     """After every `interval` iterations the youngest, after ten times as many the middle, after a hundred times as
     many all: the same iterations whatever was allocated, so the same on all ranks."""
     trainer = make_trainer(batches=2, max_iters=405, hooks=[GarbageCollectionHook(interval=2)])
 
     @trainer.bus.on("after_train_iter", priority=99)
-    def note(event: Any) -> None:
+    def record_start(event: Any) -> None:
         Now.name = str(event.iter + 1)
 
     trainer.train()
 
-    due = [(generation, int(where)) for generation, where in asked if where.isdigit() and int(where) < 405]
+    due = [
+        (generation, int(where))
+        for generation, where in collect_calls
+        if where.isdigit() and int(where) < 405
+    ]
     expected = [(MIDDLE, 2)]  # before it is frozen
     expected += [
         (ALL if turn % 100 == 0 else MIDDLE if turn % 10 == 0 else YOUNG, turn * 2) for turn in range(2, 203)
@@ -158,7 +172,7 @@ def test_what_lasts_is_frozen_after_the_first_interval(make_trainer: Make, no_no
     trainer.bus.subscribe(lambda event: cycle() and None, "after_train_iter", once=True)
 
     @trainer.bus.on("after_train_iter", priority=100)
-    def look(event: Any) -> None:
+    def record_alive(event: Any) -> None:
         seen[event.iter + 1] = gc.get_freeze_count(), len(Node.alive)
 
     trainer.train()
@@ -246,7 +260,7 @@ def test_an_interpreter_that_ends_during_a_training_finds_it_as_it_was(tmp_path:
 
 
 def test_a_program_that_switched_collection_off_keeps_it_off(
-    make_trainer: Make, asked: list[tuple[int, str]]
+    make_trainer: Make, collect_calls: list[tuple[int, str]]
 ) -> None:
     """The hook collects nothing then, freezes nothing and switches nothing on."""
     gc.disable()
@@ -254,7 +268,7 @@ def test_a_program_that_switched_collection_off_keeps_it_off(
         make_trainer(batches=8, max_epochs=2, hooks=[GarbageCollectionHook(interval=1)]).train()
 
         assert not gc.isenabled()
-        assert (asked, gc.get_freeze_count()) == ([], 0)
+        assert (collect_calls, gc.get_freeze_count()) == ([], 0)
     finally:
         gc.enable()
 
@@ -290,7 +304,7 @@ def test_a_training_within_a_training(make_trainer: Make, tmp_path: Path) -> Non
     assert states == [False, False]
 
 
-def test_evaluation_alone_is_left_to_python(make_trainer: Make, asked: list[tuple[int, str]]) -> None:
+def test_evaluation_alone_is_left_to_python(make_trainer: Make, collect_calls: list[tuple[int, str]]) -> None:
     """Outside a training the automatic collection stays on."""
     trainer = make_trainer(
         val_loader=[torch.zeros(1)] * 4, val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
@@ -298,7 +312,7 @@ def test_evaluation_alone_is_left_to_python(make_trainer: Make, asked: list[tupl
     )  # fmt: skip
 
     assert trainer.val() == {"on": 1.0}
-    assert asked == []
+    assert collect_calls == []
 
 
 class CollectorState(Dataset[torch.Tensor]):

@@ -12,15 +12,15 @@ import torch
 
 from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.training.trainer import Trainer
-from tests.hooks.collector import ALL, YOUNG, Node, asked, collector_as_it_was, cycle, no_nodes
+from tests.hooks.collector import ALL, YOUNG, Node, collect_calls, collector_as_it_was, cycle, no_nodes
 
 Make = Callable[..., Trainer]
-__all__ = ["asked", "collector_as_it_was", "no_nodes"]  # fixtures
+__all__ = ["collect_calls", "collector_as_it_was", "no_nodes"]  # fixtures
 
 
 @pytest.mark.parametrize(("interval", "freeze", "expected"), [(10, True, []), (2, False, [YOUNG] * 4)])
 def test_a_training_begins_without_a_long_collection(
-    make_trainer: Make, asked: list[tuple[int, str]], interval: int, freeze: bool, expected: list[int]
+    make_trainer: Make, collect_calls: list[tuple[int, str]], interval: int, freeze: bool, expected: list[int]
 ) -> None:
     """Only the youngest objects are collected in the first iterations; `freeze=False` freezes nothing."""
     trainer = make_trainer(batches=4, max_epochs=2, hooks=[GarbageCollectionHook(interval, freeze)])
@@ -30,7 +30,7 @@ def test_a_training_begins_without_a_long_collection(
     trainer.train()
 
     assert set(frozen) == {0}
-    assert [generation for generation, _ in asked] == expected
+    assert [generation for generation, _ in collect_calls] == expected
 
 
 def of_width(width: int, directory: Path) -> Trainer:
@@ -67,19 +67,19 @@ def test_what_a_large_earlier_training_left_is_freed_before_the_first_step(
 
 
 def test_a_trainer_that_trains_on_begins_without_a_long_collection(
-    asked: list[tuple[int, str]], tmp_path: Path
+    collect_calls: list[tuple[int, str]], tmp_path: Path
 ) -> None:
     """Its own model, however large, is in use."""
     trainer = of_width(2100, tmp_path)
     trainer.train()
     trainer.max_epochs = 2
-    asked.clear()
+    collect_calls.clear()
 
     trainer.train()
     trainer.close()
 
     assert trainer.iter == 8
-    assert [generation for generation, _ in asked if generation == ALL] == []
+    assert [generation for generation, _ in collect_calls if generation == ALL] == []
 
 
 @pytest.mark.slow

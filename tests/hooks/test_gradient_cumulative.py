@@ -101,9 +101,12 @@ def test_gradients_are_those_of_a_divided_loss_bitwise(
 
     hook = Cumulative(every)
     trainer = make_trainer(
-        model=model, optimizer=torch.optim.SGD([weight], lr=0.0), batches=every, hooks=[hook],
+        model=model,
+        optimizer=torch.optim.SGD([weight], lr=0.0),
+        batches=every,
+        hooks=[hook],
         train_step=lambda trainer, batch: loss_of(weight),
-    )  # fmt: skip
+    )
     trainer.train()
     for _ in range(every):
         (loss_of(theirs) / every).backward()
@@ -113,20 +116,14 @@ def test_gradients_are_those_of_a_divided_loss_bitwise(
     assert torch.equal(weight.grad, theirs.grad)
 
 
-def test_subclass_with_its_own_backward_gets_the_divided_loss(
-    make_trainer: MakeTrainer, make_batches: Batches
-) -> None:
-    """As the one for mixed precision, which scales it."""
-
-    class Own(Cumulative):
-        def _backward(self, loss: torch.Tensor) -> None:
-            (loss * 2.0).backward(torch.full_like(loss, 0.5))
-
-    trainer = make_trainer(hooks=[Own(2)], batches=4)
+def test_option_of_the_optimizer_hook_accumulates(make_trainer: MakeTrainer, make_batches: Batches) -> None:
+    """The default hook with `cumulative_iters` trains as the hook of this name."""
+    config = {"cumulative_iters": 3, "grad_clip": {"max_norm": 0.1}}
+    trainer = make_trainer(default_hooks={"optimizer": config}, batches=8)
 
     trainer.train()
 
-    assert_same(trainer.model, by_hand(make_batches(4), [2, 2])[0])
+    assert_same(trainer.model, by_hand(make_batches(8), [3, 3, 2], 0.1)[0])
 
 
 def test_run_measured_in_iterations(make_trainer: MakeTrainer, make_batches: Batches) -> None:

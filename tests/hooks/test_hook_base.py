@@ -97,8 +97,8 @@ def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pyt
     Mine().attach(bus)
     OfTheirs().attach(bus)
 
-    heard = {row.name for event in ("tick", "toc", "settings", "state_dict") for row in bus.plan(event)}
-    assert heard == {"OfTheirs.tick"}
+    received = {row.name for event in ("tick", "toc", "settings", "state_dict") for row in bus.plan(event)}
+    assert received == {"OfTheirs.tick"}
     with pytest.raises(TypeError, match=r"MyHook\.ticks is not an event: did you mean 'tick'\?"):
         define(ticks=nothing)
 

@@ -69,7 +69,7 @@ class InTheBackground(Counter):
     async def after_train_iter(self: Hook, event: Any) -> None: ...  # type: ignore[override]
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_of_others(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if "which saves there" in line]
 
 
@@ -91,7 +91,7 @@ def test_late_hooks_are_told(
     trainer is built, with both priorities and what to do; it may mean to."""
     make_trainer(hooks=[CheckpointHook(interval=1, **checkpoint), hook()])
 
-    (line,) = told(caplog)
+    (line,) = warnings_of_others(caplog)
     assert line.startswith(begins)
     assert SAYS in line
     assert line.endswith("give it a priority below 90")
@@ -125,16 +125,16 @@ def test_nothing_is_told_of_others(
     monkeypatch.chdir(tmp_path)  # for a relative `out_dir`
     make_trainer(hooks=[CheckpointHook(**{"interval": 1, **checkpoint}), hook()])
 
-    assert told(caplog) == []
+    assert warnings_of_others(caplog) == []
 
 
 def test_equal_priorities_run_in_their_order(make_trainer: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Of the same priority, who is registered first has the first turn."""
     make_trainer(hooks=[at(90, CountsIters()), CheckpointHook(interval=1, by_epoch=False)])
-    assert told(caplog) == []
+    assert warnings_of_others(caplog) == []
 
     make_trainer(hooks=[CheckpointHook(interval=1, by_epoch=False), at(90, CountsIters())])
-    assert len(told(caplog)) == 1
+    assert len(warnings_of_others(caplog)) == 1
 
 
 @pytest.mark.parametrize(

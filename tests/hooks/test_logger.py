@@ -191,7 +191,7 @@ def test_an_error_of_a_handler_does_not_keep_back_what_others_put(
         trainer.train()
 
     assert seen[-1].scalars == {"late": 2.0}
-    assert trainer.metrics.relieve is None
+    assert trainer.metrics.post_pending is None
 
 
 @pytest.mark.parametrize("kind", [float, torch.tensor])

@@ -26,24 +26,24 @@ def reduced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The iterations whose logs were to be reduced."""
     reduce, iterations = Reducer.reduce, list[int]()
 
-    def noting(reducer: Reducer, packet: Packet, iteration: int) -> Packet | Reduced:
+    def recording(reducer: Reducer, packet: Packet, iteration: int) -> Packet | Reduced:
         iterations.append(iteration)
         return reduce(reducer, packet, iteration)
 
-    monkeypatch.setattr(Reducer, "reduce", noting)
+    monkeypatch.setattr(Reducer, "reduce", recording)
     return iterations
 
 
 @pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits_limited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """For how many seconds the ends of runs would wait for other ranks; here they do not."""
-    hurry, seconds = Reducer.hurry, list[float]()
+    limit_wait, seconds = Reducer.limit_wait, list[float]()
 
     def at_once(reducer: Reducer, given: float) -> None:
         seconds.append(given)
-        hurry(reducer, 0.0)
+        limit_wait(reducer, 0.0)
 
-    monkeypatch.setattr(Reducer, "hurry", at_once)
+    monkeypatch.setattr(Reducer, "limit_wait", at_once)
     return seconds
 
 
@@ -61,7 +61,7 @@ def test_one_process_logs_the_same_with_reduce(make_trainer: Make, record_scalar
 
 @pytest.mark.usefixtures("alone")
 def test_the_end_of_a_run_waits_for_half_of_what_its_writers_get(
-    make_trainer: Make, record_scalars: Record, hurried: list[float]
+    make_trainer: Make, record_scalars: Record, waits_limited: list[float]
 ) -> None:
     """Where the other ranks do not come all values are logged even so, as the rank's own, within the bus's time."""
     trainer = make_trainer(batches=5, hooks=[PutNumber(), LoggerHook(2, reduce=True)])
@@ -70,7 +70,7 @@ def test_the_end_of_a_run_waits_for_half_of_what_its_writers_get(
     trainer.train()
 
     assert [(event.step, event.scalars["number"]) for event in seen] == [(2, 0.5), (4, 2.5), (5, 4.0)]
-    assert hurried == [trainer.bus.drain_timeout / 2]
+    assert waits_limited == [trainer.bus.drain_timeout / 2]
 
 
 @pytest.mark.usefixtures("alone")
@@ -94,13 +94,13 @@ def test_a_run_that_fails_waits_for_no_rank(
     assert reduced == [1]
 
 
-@pytest.mark.usefixtures("alone", "hurried")
+@pytest.mark.usefixtures("alone", "waits_limited")
 def test_what_all_ranks_log_alike_is_reduced(make_trainer: Make, reduced: list[int]) -> None:
     """The logs of the interval, and one at the training's end without a value too; not what has no room on one rank."""
 
     def no_room(trainer: Trainer, event: Any) -> None:
-        assert trainer.metrics.relieve is not None
-        trainer.metrics.relieve()
+        assert trainer.metrics.post_pending is not None
+        trainer.metrics.post_pending()
 
     trainer = make_trainer(batches=6, hooks=[LoggerHook(2, reduce=True)])
     trainer.bus.subscribe(no_room, "before_train_iter", start=1, once=True)

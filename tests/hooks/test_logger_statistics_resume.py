@@ -15,7 +15,7 @@ from eventloop.metrics import EventStorage
 from eventloop.metrics.statistics import LogStatistics
 from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
-from tests.support.meeting import Meeting, Rank, look_in_turn
+from tests.support.meeting import Meeting, Rank, poll_in_turn
 
 Logged = list[tuple[int, dict[str, float]]]
 
@@ -213,11 +213,11 @@ def both(meeting: Meeting, statistics: LogStatistics) -> Iterator[Rank]:
 def test_a_state_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, statistics: LogStatistics) -> None:
     """Values that are reduced are waited for, and are in the state as they are told."""
     first, second = both(Meeting(2), statistics)
-    monkeypatch.setattr("eventloop.metrics.statistics.sleep", lambda seconds: second.look())
+    monkeypatch.setattr("eventloop.metrics.statistics.sleep", lambda seconds: second.poll())
 
     state = statistics.state_dict([])
 
-    look_in_turn(first, second)
+    poll_in_turn(first, second)
     assert state["loss"]["sum"] == 2.0
     assert first.scalars == [(0, {"loss": 2.0})]
 

@@ -67,12 +67,12 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "allocated_bytes.all.peak": 3 * MIB, "reserved_bytes.all.peak": 5 * MIB,
     }  # fmt: skip
 
-    def answer(name: str, said: object) -> None:
-        def ask(device: torch.device) -> object:
+    def answer(name: str, reply: object) -> None:
+        def query(device: torch.device) -> object:
             asked.append(f"{name} of {device}")
-            return said
+            return reply
 
-        monkeypatch.setattr(torch.cuda, name, ask)
+        monkeypatch.setattr(torch.cuda, name, query)
 
     answer("memory_stats", stats)
     answer("reset_peak_memory_stats", None)

@@ -148,8 +148,12 @@ def test_one_cycle_equals_pytorchs(
 @pytest.mark.parametrize("by_epoch", [True, False])
 @pytest.mark.parametrize(
     ("warmup", "factors"),
-    [("constant", [0.9] * 4), ("linear", [0.9, 0.925, 0.95, 0.975]), ("exp", [0.9 ** (1 - i / 4) for i in range(4)])],
-)  # fmt: skip
+    [
+        ("constant", [0.9] * 4),
+        ("linear", [0.9, 0.925, 0.95, 0.975]),
+        ("exp", [0.9 ** (1 - i / 4) for i in range(4)]),
+    ],
+)
 def test_warm_up_divides(
     momenta: Callable[..., list[float]], warmup: str, factors: list[float], by_epoch: bool
 ) -> None:
@@ -194,10 +198,13 @@ def test_resumed_run_has_the_momenta_of_the_uninterrupted_one(
     def build(folder: str) -> tuple[Trainer, Momenta]:
         model, recorder = torch.nn.Linear(2, 1), Momenta()
         trainer = make_trainer(
-            model=model, optimizer=SGD(model.parameters(), 0.1, 0.5), batches=6, work_dir=tmp_path / folder,
+            model=model,
+            optimizer=SGD(model.parameters(), 0.1, 0.5),
+            batches=6,
+            work_dir=tmp_path / folder,
             hooks=[OneCycleMomentumUpdaterHook(), recorder],
             default_hooks={"checkpoint": CheckpointHook(interval=2, by_epoch=False)},
-        )  # fmt: skip
+        )
         return trainer, recorder
 
     whole, expected = build("whole")
@@ -258,20 +265,25 @@ def test_warm_up_from_one_or_more_warns(make_trainer: MakeTrainer) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Half(warmup="lin", warmup_iters=1), "warmup must be 'constant' or 'linear' or 'exp', got 'lin'"),
-        (lambda: StepMomentumUpdaterHook(0), "step must be at least 1, got 0"),
-        (lambda: StepMomentumUpdaterHook(1, gamma=-1), "gamma must be above 0, got -1"),
+        (
+            lambda: Half(warmup="lin", warmup_iters=1),
+            "warmup must be 'constant' or 'linear' or 'exp', got 'lin'",
+        ),
         (lambda: StepMomentumUpdaterHook(1, min_momentum=-1), "min_momentum must be at least 0, got -1"),
-        (lambda: CosineAnnealingMomentumUpdaterHook(), "exactly one of min_momentum and min_momentum_ratio, got neither"),
-        (lambda: LinearAnnealingMomentumUpdaterHook(0.1, 0.1), r"got both \(min_momentum=0.1, min_momentum_ratio=0.1\)"),
+        (
+            lambda: CosineAnnealingMomentumUpdaterHook(),
+            "exactly one of min_momentum and min_momentum_ratio, got neither",
+        ),
+        (
+            lambda: LinearAnnealingMomentumUpdaterHook(0.1, 0.1),
+            r"got both \(min_momentum=0.1, min_momentum_ratio=0.1\)",
+        ),
         (lambda: CyclicMomentumUpdaterHook(by_epoch=True), "CyclicMomentumUpdaterHook counts iterations"),
-        (lambda: CyclicMomentumUpdaterHook(target_ratio=(1, 2, 3)), "target_ratio must be a number"),
         (lambda: OneCycleMomentumUpdaterHook(by_epoch=True), "OneCycleMomentumUpdaterHook counts iterations"),
-        (lambda: OneCycleMomentumUpdaterHook(pct_start=2.0), "pct_start must be at least 0 and at most 1, got 2.0"),
         (lambda: OneCycleMomentumUpdaterHook(base_momentum=0), "base_momentum must be above 0, got 0"),
     ],
-)  # fmt: skip
+)
 def test_bad_arguments_are_refused(make: Callable[[], Any], message: str) -> None:
-    """The constructor says what was expected and what came."""
+    """The constructor names the argument of the momentum; the rate's tests have the policies' own arguments."""
     with pytest.raises(ValueError, match=message):
         make()

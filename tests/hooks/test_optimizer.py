@@ -341,6 +341,28 @@ def test_outputs_of_a_class_of_their_own_are_left_as_they_are(
     assert seen[0] is given
 
 
+def test_hook_without_a_window_is_called_once_in_an_iteration(make_trainer: Callable[..., Trainer]) -> None:
+    """A method that a subclass adds is called too, and one with `cumulative_iters` needs more calls."""
+
+    class Own(OptimizerHook):
+        begun = 0
+
+        def before_train(self, trainer: Trainer, event: Any) -> None:
+            super().before_train(trainer, event)
+            self.begun += 1
+
+    hook = Own()
+    trainer = make_trainer(hooks=[hook])
+    trainer.train()
+    own = {row.event for row in trainer.bus.stats() if row.name.startswith("Own.")}
+    windows = make_trainer(hooks=[OptimizerHook(cumulative_iters=2)])
+    others = {row.event for row in windows.bus.stats() if row.name.startswith("OptimizerHook.")}
+
+    assert hook.begun == 1
+    assert own == {"before_train", "after_train_iter"}
+    assert others > {"before_train_iter", "after_train_iter", "before_save_checkpoint"}
+
+
 @pytest.mark.parametrize(
     ("grad_clip", "message"),
     [

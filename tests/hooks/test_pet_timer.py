@@ -143,13 +143,13 @@ def test_training_is_not_timed(run: Run, make_trainer: Make) -> None:
 
 
 @pytest.fixture
-def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+def logged(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
     """What was logged so far."""
     caplog.set_level(logging.INFO, "eventloop")
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def test_loop_of_ones_own(pet_clock: Clock, said: Callable[[], list[str]]) -> None:
+def test_loop_of_ones_own(pet_clock: Clock, logged: Callable[[], list[str]]) -> None:
     """Without a trainer, as in Pet: the times are divided by the images of a batch, which `cur` counts."""
     hook = TestHook("a.yaml", logperiod=4, num_warmup=1)
     for cur in (2, 4, 6):
@@ -160,13 +160,13 @@ def test_loop_of_ones_own(pet_clock: Clock, said: Callable[[], list[str]]) -> No
         hook.toc("iter")
         hook.log_stats(cur, 1, 6, 20, ims_per_gpu=2, suffix=" done", log_all=True)
 
-    assert said() == [
+    assert logged() == [
         "[a.yaml][Testing][range:1-6 of 20][4/6][1.000s = 0.000s + 1.000s + 0.000s][eta: 0:00:02] done",
         "[a.yaml][Testing][range:1-6 of 20][6/6][1.000s = 0.000s + 1.000s + 0.000s][eta: 0:00:00] done",
     ]
 
 
-def test_own_timers_are_logged_where_asked_for(pet_clock: Clock, said: Callable[[], list[str]]) -> None:
+def test_own_timers_are_logged_where_asked_for(pet_clock: Clock, logged: Callable[[], list[str]]) -> None:
     """`log_all` adds them, the default leaves them out."""
     hook = TestHook(num_warmup=0)
     with hook.timing("iter"), hook.timing("nms"):
@@ -175,7 +175,7 @@ def test_own_timers_are_logged_where_asked_for(pet_clock: Clock, said: Callable[
     hook.log_stats(10, 1, 10, 10)
     hook.log_stats(10, 1, 10, 10, log_all=True)
 
-    assert [line.partition("\n")[2] for line in said()] == ["", "|nms: 0.500s|"]
+    assert [line.partition("\n")[2] for line in logged()] == ["", "|nms: 0.500s|"]
 
 
 def test_toc_in_the_warm_up_has_no_value(pet_clock: Clock) -> None:

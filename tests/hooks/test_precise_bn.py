@@ -47,18 +47,18 @@ class Watch(Hook):
         self.mean = torch.cat([rows for rows, _ in data]).mean(0)
         self.precise: list[tuple[str, int]] = []
 
-    def _look(self, trainer: Trainer, where: str, done: int) -> None:
+    def _compare(self, trainer: Trainer, where: str, done: int) -> None:
         layer: Any = trainer.model[0]  # type: ignore[index]
         if torch.allclose(layer.running_mean, self.mean, atol=1e-6):
             self.precise.append((where, done))
 
     def after_train_iter(self, trainer: Trainer, event: Any) -> None:
         """Look after an iteration."""
-        self._look(trainer, "iter", trainer.iter + 1)
+        self._compare(trainer, "iter", trainer.iter + 1)
 
     def after_train_epoch(self, trainer: Trainer, event: Any) -> None:
         """Look after an epoch."""
-        self._look(trainer, "epoch", trainer.iter)
+        self._compare(trainer, "epoch", trainer.iter)
 
 
 @pytest.mark.parametrize(

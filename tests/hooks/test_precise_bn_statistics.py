@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from eventloop.model.batchnorm_population import TOGETHER, Population
-from eventloop.model.batchnorm_statistics import get_bn_modules, tells_its_batch, update_bn_stats
+from eventloop.model.batchnorm_statistics import get_bn_modules, stores_batch_moments, update_bn_stats
 
 SHAPES = {1: (3, 5), 2: (3, 4, 5), 3: (3, 2, 3, 4)}
 LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -158,7 +158,7 @@ def test_layers_with_a_forward_of_their_own() -> None:
 
     update_bn_stats(model, batches, None, forward=forward)
 
-    assert not any(tells_its_batch(layer) for layer in model)
+    assert not any(stores_batch_moments(layer) for layer in model)
     assert_precise(model[0], [batch.float() for batch in batches])
     assert_precise(model[1], [batch.float() for batch in batches])
     mean, variance = population(batches)

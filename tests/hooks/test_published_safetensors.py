@@ -231,20 +231,20 @@ def test_it_is_durable_before_it_has_its_name(
     """Synced, renamed, and its directory synced after that."""
     calls: list[tuple[str, str]] = []
 
-    def note(name: str) -> None:
+    def wrap(name: str) -> None:
         original = getattr(Disk, name)
 
-        def noted(self: Disk, *arguments: Any) -> Any:
+        def wrapped(self: Disk, *arguments: Any) -> Any:
             path = Path(getattr(arguments[-1], "name", "")) if name == "sync" else arguments[-1]
             calls.append(
                 (name, path.suffix if name == "rename" else path.name.removeprefix(".").partition(".")[0])
             )
             return original(self, *arguments)
 
-        monkeypatch.setattr(Disk, name, noted)
+        monkeypatch.setattr(Disk, name, wrapped)
 
     for name in ("sync", "rename", "sync_directory"):
-        note(name)
+        wrap(name)
     publish()
 
     assert calls[-3:] == [("sync", "epoch_2"), ("rename", ".safetensors"), ("sync_directory", "run")]

@@ -126,7 +126,7 @@ def test_it_is_logged_once(build: Build, caplog: pytest.LogCaptureFixture) -> No
 
 
 @pytest.mark.parametrize(
-    ("by_epoch", "steps", "said"),
+    ("by_epoch", "steps", "pattern"),
     [
         (
             False,
@@ -141,12 +141,12 @@ def test_it_is_logged_once(build: Build, caplog: pytest.LogCaptureFixture) -> No
     ],
 )
 def test_a_window_is_named_with_its_own_argument(
-    build: Build, caplog: pytest.LogCaptureFixture, by_epoch: bool, steps: int, said: str
+    build: Build, caplog: pytest.LogCaptureFixture, by_epoch: bool, steps: int, pattern: str
 ) -> None:
     """MMEngine's schedules say their unit themselves."""
     build(lambda o: {"type": "CosineAnnealingLR", "T_max": steps, "by_epoch": by_epoch}, batches=3)
 
-    assert re.search(said, caplog.text)
+    assert re.search(pattern, caplog.text)
 
 
 @pytest.mark.parametrize(("batches", "logged"), [(1, 0), (2, 1), (5, 1)])

@@ -265,14 +265,14 @@ def test_behind_its_window_nothing_is_left_of_it(make_trainer: Make) -> None:
     def writing() -> bool:
         return "eventloop trace" in {thread.name for thread in threading.enumerate()}
 
-    def look(trainer: Trainer, event: Any) -> None:
+    def record_plan(trainer: Trainer, event: Any) -> None:
         plans[event.iter] = [row.name for row in trainer.bus.plan("after_train_iter")]
         recorded[event.iter] = trainer.clock.device is not None
         if event.iter == 29:  # it is written once the background is done with the window
             trainer.bus.flush(DEADLINE)
             until(lambda: (trainer.work_dir / "traces").exists() and not writing())
 
-    trainer.bus.subscribe(look, "after_train_iter", priority=1)
+    trainer.bus.subscribe(record_plan, "after_train_iter", priority=1)
     names = [row.name for row in trainer.bus.plan("after_train_iter")]
     trainer.train()
 

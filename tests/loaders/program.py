@@ -102,7 +102,7 @@ def train(row: Row, part: str, folder: Path, rank: int, ranks: int) -> None:
     logging.basicConfig(filename=folder / f"{part}.{rank}.log", format="%(message)s", force=True)
     logging.getLogger("datasets").propagate = True
     if ranks > 1:
-        meet(folder / f"{part}.meeting", rank, ranks)
+        join_ranks(folder / f"{part}.meeting", rank, ranks)
     seed(options.seed + 1000 * rank)
     loader = row.make(folder)
     seed(options.seed + 1000 * rank)
@@ -117,7 +117,7 @@ def train(row: Row, part: str, folder: Path, rank: int, ranks: int) -> None:
     )  # fmt: skip
 
     @trainer.bus.on("after_train_iter")
-    def note(trainer: Trainer, event: Any) -> None:
+    def write_position(trainer: Trainer, event: Any) -> None:
         record.write(json.dumps([event.iter, [digest(trainer.batch), numbers(trainer.batch)]]) + "\n")
         if event.iter + 1 == options.stop:
             trainer.stop("enough")
@@ -143,7 +143,7 @@ def seed(number: int) -> None:
     torch.manual_seed(number)
 
 
-def meet(file: Path, rank: int, ranks: int) -> None:
+def join_ranks(file: Path, rank: int, ranks: int) -> None:
     """Join the other ranks, with the variables that torchrun sets."""
     os.environ.update(
         RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks),

@@ -76,14 +76,14 @@ def check(folder: Path, name: str, row: Row, ranks: int) -> None:
         assert len(whole) == EPOCHS * PER_EPOCH + 1
         assert [min(part.keys() - {"weights"}) for part in parts] == [0, STOPPED_AT, SAVED_AT, 2 * PER_EPOCH]
         assert all(part.items() <= whole.items() for part in parts) is row.exact
-    first, second = (said(folder, part) for part in ("killed", "at the end of an epoch"))
+    first, second = (logged_lines(folder, part) for part in ("killed", "at the end of an epoch"))
     assert second == expected(row)
     assert first == second or (
         first < second and not row.exact
     )  # a first epoch may be exact where others are not
 
 
-def said(folder: Path, part: str) -> set[str]:
+def logged_lines(folder: Path, part: str) -> set[str]:
     """Return which of the lines the ranks of a part have logged."""
     log = "".join(path.read_text() for path in folder.glob(f"{part}.*.log"))
     return {name for name, line in LINES.items() if re.search(line, log)}

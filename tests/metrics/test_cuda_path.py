@@ -288,7 +288,7 @@ def test_what_comes_later_is_copied_on_a_stream_of_its_own(device: Device) -> No
         "pin", "record on the stream of cuda:0",
         "a stream more", f"{SIDE} waits for the stream of cuda:0", f"in use by {SIDE}", f"record on {SIDE}",
     ]  # fmt: skip
-    assert not rest_of(packed).left
+    assert not rest_of(packed).unfinished
     assert packed.unpack()["state_dict"] == {"now": 1.0, "later": 2.0}
 
 
@@ -378,7 +378,7 @@ def test_another_accelerator_is_copied_at_once(copied: list[tuple[list[torch.Ten
     weight = torch.ones(3).as_subclass(Elsewhere)
     packed = Snapshot().pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
 
-    assert not rest_of(packed).left
+    assert not rest_of(packed).unfinished
     assert [non_blocking for _, non_blocking in copied] == [False]
     assert packed.unpack()["state_dict"]["w"].tolist() == [1.0, 1.0, 1.0]
 

@@ -122,15 +122,15 @@ def test_a_thread_has_its_own() -> None:
     """One that is started inside has no storage, not even in a copy of the context, and may enter another."""
     seen: list[object] = []
 
-    def look() -> None:
+    def check_inner() -> None:
         seen.append(refused())
         with EventStorage() as own:
             seen.append(get_event_storage() is own)
         seen.append(refused())
 
     with EventStorage() as storage:
-        for target in (look, contextvars.copy_context().run):
-            thread = threading.Thread(target=target, args=() if target is look else (look,))
+        for target in (check_inner, contextvars.copy_context().run):
+            thread = threading.Thread(target=target, args=() if target is check_inner else (check_inner,))
             thread.start()
             thread.join()
         assert get_event_storage() is storage

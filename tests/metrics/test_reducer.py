@@ -9,7 +9,7 @@ import pytest
 
 from eventloop.metrics.reduce import LAST
 from eventloop.metrics.statistics import LogStatistics
-from tests.support.meeting import ROUNDS, Meeting, Rank, look_in_turn, look_on
+from tests.support.meeting import ROUNDS, Meeting, Rank, poll_in_turn, poll_ranks
 
 NAN, INF = math.nan, math.inf
 
@@ -48,7 +48,7 @@ def test_means_of_each_iteration(ranks: list[Rank]) -> None:
             rank.put(iteration, loss=iteration + 10.0 * number)
         rank.post(2)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == [(0, {"loss": 5.0}), (1, {"loss": 6.0}), (2, {"loss": 7.0})]
     assert ranks[1].logged == ranks[0].logged
@@ -62,7 +62,7 @@ def test_maxima(ranks: list[Rank]) -> None:
         rank.storage.put_scalars(dict.fromkeys(names, float(2 * number)))
         rank.post(0)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == [(0, dict(zip(names, [2.0, 2.0, 2.0, 1.0], strict=True)))]
     assert ranks[1].logged == ranks[0].logged
@@ -75,7 +75,7 @@ def test_mean_of_an_interval(ranks: list[Rank]) -> None:
         rank.put(1, True, loss=2.0 + number, data_time=1.0 - number)
         rank.post(1)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == [(1, {"loss": 2.0, "data_time": 2.0})]
     assert ranks[1].logged == ranks[0].logged
@@ -90,7 +90,7 @@ def test_values_of_a_validation_are_a_ranks_own(ranks: list[Rank]) -> None:
         rank.storage.mode = "train"
         rank.log(0, loss=float(number))
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert [sorted(map(str, rank.scalars)) for rank in ranks] == [
         ["(0, {'loss': 0.5})", "(0, {'score': 7.0})"],
@@ -117,7 +117,7 @@ def test_numbers_that_are_not_finite(
         for rank, value in zip(ranks, values, strict=True):
             rank.log(iteration, loss=value, data_time=value)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     for rank in ranks:
         logged = [scalars for _, scalars in rank.scalars]
@@ -131,7 +131,7 @@ def test_what_all_have_alike_stays_what_it_is() -> None:
     for number, rank in enumerate(ranks):
         rank.log(0, lr=0.1, loss=float(number))
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert (0.1 + 0.1 + 0.1) / 3 != 0.1
     assert [rank.scalars for rank in ranks] == [[(0, {"lr": 0.1, "loss": 1.0})]] * 3
@@ -145,7 +145,7 @@ def test_statistics_are_of_what_is_reduced(ranks: list[Rank]) -> None:
             rank.put(iteration, loss=iteration + 4.0 * number)
         rank.posted.append(statistics.wrap(rank.reducer.reduce(rank.storage.collect(), 1)))
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == [(0, {"loss": 2.0}), (1, {"loss": 3.0, "most": 3.0})]
 
@@ -157,13 +157,13 @@ def test_a_rank_that_is_behind(ranks: list[Rank], meeting: Meeting) -> None:
     """The logs that both have are reduced at once, those that one rank has more when the other has come there too."""
     log(ranks, *range(9))
     log(ranks[:1], 9)
-    look_on(*ranks)
+    poll_ranks(*ranks)
 
     assert [len(rank.logged) for rank in ranks] == [9, 9]
     assert meeting.operations == ["largest", "largest", "total", "largest"]
 
     ranks[1].log(9, loss=1.0)
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == ranks[1].scalars == losses(*range(10))
 
@@ -175,10 +175,10 @@ def test_ranks_that_end_at_unlike_iterations(ranks: list[Rank]) -> None:
     for rank in ranks:
         rank.post(LAST)
     ranks[0].log(1, loss=0.0)
-    look_on(*ranks)
+    poll_ranks(*ranks)
     ranks[1].log(1, loss=1.0)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert ranks[0].scalars == [*losses(2), *losses(1)]
     assert ranks[1].scalars == [*losses(2), *losses(3, value=1.0), *losses(1)]
@@ -195,12 +195,12 @@ def test_values_that_are_on_a_device(
         packet = rank.storage.collect()
         monkeypatch.setattr(packet, "ready", lambda: bool(arrived))
         rank.posted.append(rank.reducer.reduce(packet, 1))
-    look_on(*ranks)
+    poll_ranks(*ranks)
 
     assert [rank.scalars for rank in ranks] == [losses(0)] * 2
 
     arrived.append(True)
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert [rank.scalars[1:] for rank in ranks] == [losses(1)] * 2
     assert meeting.operations == ["largest", "total"] * 2
@@ -214,7 +214,7 @@ def test_values_of_unlike_places(ranks: list[Rank], iteration: int, inside: bool
     ranks[1].storage.put_scalar("loss", 1.0)
     ranks[1].post(0)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert [rank.scalars for rank in ranks] == [losses(0, value=0.0), losses(iteration, value=1.0)]
 
@@ -226,7 +226,7 @@ def test_values_that_not_all_ranks_put(ranks: list[Rank], caplog: pytest.LogCapt
             ranks[0].put(iteration, image_score=5.0)
         log(ranks, iteration)
 
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     own = {"image_score": 5.0, "loss": 0.0}
     assert ranks[0].scalars == [(0, own), (1, own), *losses(2)]
@@ -253,10 +253,10 @@ def test_ranks_that_do_as_they_like(seed: int, caplog: pytest.LogCaptureFixture)
         put[number] += 1
         if iteration % 3 == 2 or chance.random() < 0.1:
             rank.post(iteration)
-        chance.choice(ranks).look()
+        chance.choice(ranks).poll()
     for rank in ranks:
         rank.post(LAST)
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
 
     assert "cannot be had" not in caplog.text
     for number, rank in enumerate(ranks):

@@ -15,7 +15,7 @@ from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import Reducer
 from tests.conftest import DEADLINE
 from tests.ranks import run_ranks
-from tests.support.meeting import Meeting, Rank, look_in_turn
+from tests.support.meeting import Meeting, Rank, poll_in_turn
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def process_group(monkeypatch: pytest.MonkeyPatch, *, gloo: bool) -> None:
 
 def log(rank: Rank, iteration: int, loss: float = 0.0) -> None:
     rank.log(iteration, loss=loss)
-    rank.look()
+    rank.poll()
 
 
 def test_nobody_waits_beyond_the_limit(
@@ -59,7 +59,7 @@ def test_nobody_waits_beyond_the_limit(
     for iteration in (0, 1, 2):
         second.log(iteration, loss=1.0)
     first.log(2, loss=0.0)
-    look_in_turn(*ranks)
+    poll_in_turn(*ranks)
     assert first.scalars[2:] == second.scalars[2:] == [(2, {"loss": 0.5})]
     assert [rank.reducer.waiting for rank in ranks] == [0, 0]
     (late,) = [record.message for record in caplog.records if "has waited" in record.message]
@@ -72,8 +72,8 @@ def test_a_run_that_has_ended_waits_less(ranks: list[Rank], monkeypatch: pytest.
     log(ranks[0], 0)
     assert ranks[0].logged == []
 
-    ranks[0].reducer.hurry(0.0)
-    ranks[0].look()
+    ranks[0].reducer.limit_wait(0.0)
+    ranks[0].poll()
     assert ranks[0].scalars == [(0, {"loss": 0.0})]
 
     process_group(monkeypatch, gloo=True)
@@ -86,8 +86,8 @@ def test_a_rank_that_is_gone(ranks: list[Rank], meeting: Meeting, caplog: pytest
     """What waits, and all that comes, is logged with the rank's own values, after one warning."""
     ranks[0].log(0, loss=0.0)
     log(ranks[0], 1, 1.0)
-    meeting.leave()
-    ranks[0].look()
+    meeting.disconnect()
+    ranks[0].poll()
     log(ranks[0], 2, 2.0)
 
     assert ranks[0].scalars == [(iteration, {"loss": float(iteration)}) for iteration in range(3)]
@@ -106,7 +106,7 @@ def test_a_run_that_failed_waits_for_nobody(
     at different iterations."""
     log(ranks[0], 0)
     ranks[0].reducer.stop()
-    ranks[0].look()
+    ranks[0].poll()
 
     assert ranks[0].scalars == [(0, {"loss": 0.0})]
     assert caplog.records == []

@@ -4,11 +4,11 @@ from tests.support.trainers import (
     default_handlers,
     ended,
     gate,
-    heard,
     late,
     make_saver,
     make_trainer,
     reads,
+    received,
     stuck,
 )
 
@@ -16,10 +16,10 @@ __all__ = [
     "default_handlers",
     "ended",
     "gate",
-    "heard",
     "late",
     "make_saver",
     "make_trainer",
     "reads",
+    "received",
     "stuck",
 ]

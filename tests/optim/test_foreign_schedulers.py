@@ -60,10 +60,10 @@ def test_the_handlers_of_the_error_step_it(by_epoch: bool, length: int, make_tra
     trainer = make_trainer(model=model, optimizer=optimizer, train_loader=batches(3))
     used: list[float] = []
 
-    def note(trainer: Trainer, event: Any) -> None:
+    def record_rate(trainer: Trainer, event: Any) -> None:
         used.append(optimizer.param_groups[0]["lr"])
 
-    trainer.bus.subscribe(note, "before_train_iter")
+    trainer.bus.subscribe(record_rate, "before_train_iter")
     code = "\n".join(line.strip() for line in str(refused.value).split("yourself:")[1].splitlines())
     exec(code, {"trainer": trainer, "scheduler": scheduler})
     trainer.train()

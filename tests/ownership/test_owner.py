@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from eventloop.ownership import read_owner
+from eventloop.ownership.acquiring import acquire
 from eventloop.ownership.records import records_in
-from eventloop.ownership.taking import take
 from eventloop.temporary import process_identity
 from eventloop.temporary.process_identity import this_process
 from tests.checkpoints import NOBODY
@@ -26,7 +26,7 @@ def test_a_directory_without_an_owner(tmp_path: Path) -> None:
 
 def test_the_owner_is_described(run: Path) -> None:
     """Where it runs, since when, what it does, and that it lives; afterwards that it has ended."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     owner = read_owner(str(run))
     assert owner is not None
     assert (owner.pid, owner.host, owner.state, owner.lives, owner.ours) == (
@@ -88,7 +88,7 @@ def test_a_damaged_record(run: Path, forge: Forge, damage: bytes, age: float, li
 
 def test_a_copy_has_no_owner(run: Path, tmp_path: Path) -> None:
     """The copy of a live run's directory is free, one that was renamed is not."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     try:
         copy = Path(shutil.copytree(run, tmp_path / "copy"))
         owner = read_owner(copy)
@@ -117,7 +117,7 @@ def test_the_living_one_counts(run: Path, forge: Forge) -> None:
 
 def test_a_record_of_this_process_that_is_not_held(run: Path) -> None:
     """A run whose release failed does not keep later runs of its process away."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     (path,) = records_in(run)
     record = path.read_bytes()
     held.release()

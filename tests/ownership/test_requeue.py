@@ -25,7 +25,7 @@ def state_of(run: Path) -> str | None:
     return None if owner is None else owner.state
 
 
-def asked_to_end(training: Training, run: Path) -> bool:
+def ends_after_signal(training: Training, run: Path) -> bool:
     """Send SIGTERM, and return whether the run is ending: a signal just before a read waits until it returns."""
     training.send(signal.SIGTERM)
     return state_of(run) == "ending"
@@ -49,8 +49,8 @@ def test_the_successor_waits_for_the_final_checkpoint(tmp_path: Path, resume: bo
         training(run, iters=30, interval=100, resume=resume) as second,
     ):
         first.reach("holding")
-        assert second.said() == "ready"
-        until(lambda: asked_to_end(first, run))
+        assert second.next_line() == "ready"
+        until(lambda: ends_after_signal(first, run))
         assert not (run / "iter_7").exists()
         second.go()
         first.go()
@@ -136,7 +136,7 @@ def test_the_wait_ends_with_the_predecessor(tmp_path: Path) -> None:
         training(run, iters=30, interval=100) as second,
     ):
         first.reach("holding")
-        assert second.said() == "ready"
+        assert second.next_line() == "ready"
         first.send(signal.SIGTERM)
         first.go()
         until(lambda: state_of(run) == "ending")

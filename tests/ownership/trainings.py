@@ -78,7 +78,7 @@ print(json.dumps({"trained": trainer.iter}), flush=True)
 
 
 class Training:
-    """A training in another process; `go` lets it go on from where it waits, `said` reads what it says."""
+    """A training in another process; `go` lets it go on from where it waits, `next_line` reads what it says."""
 
     def __init__(self, run: Path, iters: int = 20, **options: Any) -> None:
         self.process = Forked(
@@ -87,7 +87,7 @@ class Training:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
-    def said(self) -> Any:
+    def next_line(self) -> Any:
         """Return its next line: a word, or what its JSON says."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -96,7 +96,7 @@ class Training:
 
     def reach(self, word: str) -> None:
         """Read up to the line in which it says that it waits."""
-        while (said := self.said()) != word:
+        while (said := self.next_line()) != word:
             assert isinstance(said, dict) or said == "ready"
             if said == "ready":
                 self.go()

@@ -99,6 +99,7 @@ SLOW_START = [TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *HEALTHY.
         (slow_loader(None), ["the loader", "69.0 %", "load ahead"]),
         (replace(HEALTHY, handlers=[OWN, DRAW]), ["draw takes 20.0 %", "100 ms in 1 of 50 calls", "every="]),
         (replace(HEALTHY, handlers=[OWN, EACH]), ["draw takes 20.0 %", "2.00 ms in each call", 'offload="process"']),
+        (replace(HEALTHY, handlers=[OWN, replace(EACH, times=Times())]), ["draw takes 20.0 %", "2.00 ms in each call"]),
         (replace(HEALTHY, reads=[WAITS]), ["show (train.py:24) waits for the device in each iteration", "3.00 ms each", "30.0 %", "scalars_logged"]),
         (replace(HEALTHY, reads=[WAITS], handlers=[OWN, SHOW]), ["show (train.py:24) waits for the device"]),
         (replace(HEALTHY, reads=[replace(WAITS, calls=50)]), ["once in 20 iterations", "60.0 ms each"]),

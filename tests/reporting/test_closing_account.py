@@ -13,7 +13,7 @@ import pytest
 from eventloop.background import closing
 from eventloop.bus import Bus
 from eventloop.eventlog.replay import replay
-from eventloop.eventlog.undelivered import find_left
+from eventloop.eventlog.undelivered import find_undelivered
 from eventloop.events import BeforeRun, Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
@@ -243,7 +243,7 @@ def test_a_writer_that_hangs_is_named_once(
         line
     )
     assert f"`eventloop replay {trainer.work_dir}`" in line
-    assert list(find_left(Path(trainer.work_dir)))
+    assert list(find_undelivered(Path(trainer.work_dir)))
 
 
 def test_later_events_are_told_though_earlier_ones_were(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from eventloop.costs.records import HandlerCost
-from eventloop.reporting.diff.bootstrap import block_length, difference
+from eventloop.reporting.diff.bootstrap import difference
 from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, compare
 from eventloop.reporting.diff.series import ITERATION
 from eventloop.reporting.report import Report
@@ -224,7 +224,6 @@ def test_correlated_points_have_a_wider_interval() -> None:
     wide, narrow = (difference(other[np.newaxis], own[np.newaxis]) for own in (steps, mixed))
 
     assert wide.high - wide.low > 1.3 * (narrow.high - narrow.low)
-    assert [block_length(n) for n in (10, 64, 460)] == [3, 4, 8]
 
 
 # --- the gate ----------------------------------------------------------------------------------------------------

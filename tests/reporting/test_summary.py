@@ -8,8 +8,8 @@ from typing import Any
 from eventloop.costs.records import HandlerCost, Phases, RunCosts, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.glance import handler_lines
 from eventloop.reporting.summary import HANDLERS, WIDTH
+from eventloop.reporting.text import handler_lines
 from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer
 

@@ -14,7 +14,7 @@ from eventloop.hooks import TraceHook
 from eventloop.reporting.advice import advice
 from eventloop.reporting.html import as_page
 from eventloop.reporting.report import load_report
-from eventloop.reporting.tables import run_tables
+from eventloop.reporting.run_tables import run_tables
 from tests.cli.reported_runs import costs, make_run, phases, report
 from tests.support.traces import inside, read_windows
 from tests.support.trainers import MakeTrainer, batches

@@ -230,22 +230,6 @@ def test_other_parameters_begin_without_a_state(
     assert "2.weight in the optimizer begin without a state" in caplog.text
 
 
-def test_a_new_group_keeps_its_settings_and_its_schedule(build: Make) -> None:
-    """A param group that the checkpoint does not have begins with the rates of this trainer."""
-    stopped(build(lambda a, b, c: [{"params": [a], "lr": 0.01}], schedules=SCHEDULES["cosine"]))
-    trainer = build(
-        lambda a, b, c: [{"params": [c], "lr": 0.5}, {"params": [a], "lr": 0.01}],
-        schedules=SCHEDULES["cosine"],
-    )
-
-    trainer.resume(changed="keep")
-
-    assert trainer.optimizer.param_groups[0]["lr"] == 0.5
-    assert trainer.schedulers[0].base_lrs == [0.5, 0.01]
-    trainer.train()
-    assert trainer.optimizer.param_groups[1]["lr"] == pytest.approx(0.0)
-
-
 def merged(a: Any, b: Any, c: Any) -> list[dict[str, Any]]:
     """Return one group of what were two."""
     return [{"params": [a, b, c], "lr": 0.01}]

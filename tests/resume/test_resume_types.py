@@ -29,6 +29,13 @@ INTO = [
     (torch.full((3,), 3.0), torch.int64, "float32", "int64"),
     (torch.full((3,), 2), torch.bool, "int64", "bool"),
     (torch.full((3,), 1 + 2j), torch.float32, "complex64", "float32"),
+    (torch.tensor([300, -5, 0]), torch.int8, "int64 from -5 to 300", "int8"),
+    (torch.tensor([2**40, 0, 0]), torch.int32, f"int64 from 0 to {2**40}", "int32"),
+    (torch.tensor([-1, 0, 0], dtype=torch.int8), torch.uint8, "int8 from -1 to 0", "uint8"),
+    (torch.tensor([1e5, 0.0, torch.inf]), torch.float16, r"float32 up to 100000", "float16"),
+    (torch.tensor([70_000, 0, 0]), torch.float16, "int64 up to 70000", "float16"),
+    (torch.tensor([1e39, 0.0, 0.0], dtype=torch.float64), torch.float32, r"float64 up to 1e\+39", "float32"),
+    (torch.tensor([1e3, 0.0, 0.0]), torch.float8_e4m3fn, "float32 up to 1000", "float8_e4m3fn"),
 ]
 
 
@@ -61,7 +68,12 @@ def test_a_buffer_of_another_kind(
 
 @pytest.mark.parametrize(
     ("buffer", "dtype"),
-    [(torch.full((3,), 0.1), torch.float16), (torch.ones(3, dtype=torch.int32), torch.float32)],
+    [
+        (torch.full((3,), 0.1), torch.float16),
+        (torch.ones(3, dtype=torch.int32), torch.float32),
+        (torch.tensor([-128, 0, 127]), torch.int8),
+        (torch.tensor([-65504.0, torch.inf, 0.0]), torch.float16),
+    ],
 )
 def test_another_type_of_a_buffer(
     make_trainer: MakeTrainer,

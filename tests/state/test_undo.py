@@ -27,7 +27,7 @@ from eventloop.state.rollback import Rollback
 from eventloop.state.undo import Undo
 from eventloop.training import evaluation_loop
 from eventloop.tuning import kept, range_test
-from tests.support.cutting import cut_at
+from tests.support.cutting import each_cut
 from tests.support.interrupted import BATCH, Augmented, assert_same, seed, state_of
 from tests.support.trainers import MakeTrainer
 
@@ -64,11 +64,9 @@ def test_every_interrupt_lets_all_steps_be_made() -> None:
             torch.set_grad_enabled(False)
             values.append(1)
 
-    line = 0
-    while cut_at(line, [undo], work):
-        assert (values, torch.is_grad_enabled()) == ([], True)
-        line += 1
-    assert line > 10
+    lines = [(values[:], torch.is_grad_enabled()) for _ in each_cut([undo], work)]
+    assert lines == [([], True)] * len(lines)
+    assert len(lines) > 10
 
 
 def test_a_step_that_is_interrupted_several_times_is_made_again() -> None:
@@ -119,11 +117,9 @@ def test_every_interrupt_lets_a_rollback_be_complete() -> None:
         except ZeroDivisionError:
             pass
 
-    line = 0
-    while cut_at(line, [rollback], work):
-        assert values == []
-        line += 1
-    assert line > 20
+    left = [values[:] for _ in each_cut([rollback], work)]
+    assert left == [[]] * len(left)
+    assert len(left) > 20
     assert not [note for note in notes if "except" in note]
 
 
@@ -200,11 +196,11 @@ SHARED: list[ModuleType] = [undo, weights, side_pass, rng, evaluation]
 
 def lines_cut(trainer: Trainer, work: Callable[[Trainer], object], modules: list[ModuleType]) -> int:
     """Interrupt each line of these modules, compare what is left, and return the number of lines."""
-    before, line = everything(trainer), 0
-    while cut_at(line, modules, lambda: work(trainer)):
+    before, lines = everything(trainer), 0
+    for line in each_cut(modules, lambda: work(trainer)):
         assert_same(everything(trainer), before, f"line {line}")
-        line += 1
-    return line
+        lines += 1
+    return lines
 
 
 @pytest.mark.representative(1)

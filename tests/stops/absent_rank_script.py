@@ -48,16 +48,16 @@ def comes(path: str) -> bool:
 
 
 @contextmanager
-def heard() -> Iterator[list[str]]:
+def logged_lines() -> Iterator[list[str]]:
     """Collect the lines that are logged; each is a sign for the other rank, too."""
     lines: list[str] = []
 
-    def hear(record: logging.LogRecord) -> None:
+    def record_line(record: logging.LogRecord) -> None:
         lines.append(record.getMessage())
-        Path("heard").touch()
+        Path("logged_lines").touch()
 
     handler = logging.Handler(logging.WARNING)
-    handler.emit = hear  # type: ignore[method-assign]
+    handler.emit = record_line  # type: ignore[method-assign]
     logging.getLogger("eventloop").addHandler(handler)
     yield lines
     logging.getLogger("eventloop").removeHandler(handler)
@@ -67,11 +67,11 @@ def late() -> None:
     """Rank 0 begins its run once rank 1 has said that it waits."""
     trainer = make("late")
     if RANK == 0:
-        SAID["late"] = comes("heard")
+        SAID["late"] = comes("logged_lines")
         trainer.train()
         return
     rank_stop.WAIT_SECONDS = 0.0
-    with heard() as lines:
+    with logged_lines() as lines:
         trainer.train()
     SAID["late"] = lines
 

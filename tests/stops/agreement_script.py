@@ -59,7 +59,7 @@ def trainer_of(name: str, **options: Any) -> tuple[Trainer, list[Any]]:
     return trainer, seen
 
 
-def say(name: str, trainer: Trainer, seen: list[Any], **more: Any) -> None:
+def print_run(name: str, trainer: Trainer, seen: list[Any], **more: Any) -> None:
     """What became of a run."""
     saved = [path.name for path in trainer.work_dir.glob("*_*")] if RANK == 0 else []
     SAID[name] = {"at": [trainer.iter, trainer.epoch], "seen": seen, "saved": saved, **more}
@@ -82,7 +82,7 @@ def run(
 
     trainer.bus.subscribe(maybe, event)
     trainer.train()
-    say(name, trainer, seen, logged=logged, told=[*TOLD])
+    print_run(name, trainer, seen, logged=logged, told=[*TOLD])
     trainer.close()
 
 
@@ -159,13 +159,13 @@ def again() -> None:
     trainer.train()
     stopped = trainer.iter
     trainer.train()
-    say("again", trainer, seen, stopped=stopped)
+    print_run("again", trainer, seen, stopped=stopped)
 
     trainer, seen = trainer_of("own loop")
     if RANK == 1:
         trainer.bus.subscribe(lambda event: trainer.stop("enough"), "after_train_iter", start=4, once=True)
     train_by_hand(trainer, batches(4))
-    say("own loop", trainer, seen)
+    print_run("own loop", trainer, seen)
 
 
 def exits() -> None:
@@ -180,10 +180,10 @@ def exits() -> None:
         trainer.train()
     except SystemExit as ended:
         code = ended.code
-    say("exit", trainer, seen, code=code)
+    print_run("exit", trainer, seen, code=code)
 
 
-def note(record: logging.LogRecord) -> bool:
+def record_message(record: logging.LogRecord) -> bool:
     """Of what is logged."""
     TOLD.append(record.getMessage())
     return True
@@ -192,7 +192,7 @@ def note(record: logging.LogRecord) -> bool:
 def main() -> None:
     """All of them, in one process group."""
     torch.set_num_threads(1)
-    logging.getLogger("eventloop").addFilter(note)
+    logging.getLogger("eventloop").addFilter(record_message)
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=RANK, world_size=2)
     for part in (signals, stops, numbers, again, exits):
         part()

@@ -4,11 +4,11 @@ from tests.support.trainers import (
     default_handlers,
     ended,
     gate,
-    heard,
     make_saver,
     make_trainer,
     reads,
+    received,
     stuck,
 )
 
-__all__ = ["default_handlers", "ended", "gate", "heard", "make_saver", "make_trainer", "reads", "stuck"]
+__all__ = ["default_handlers", "ended", "gate", "make_saver", "make_trainer", "reads", "received", "stuck"]

@@ -86,12 +86,12 @@ def gone() -> None:
     handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("eventloop").addHandler(handler)
 
-    def leave() -> None:
+    def print_found() -> None:
         sys.stdout.write(json.dumps(SAID))
         sys.stdout.flush()
         os._exit(0)
 
-    ended = run("gone", 1, leave)
+    ended = run("gone", 1, print_found)
     SAID["gone"] = type(ended).__name__, told
 
 

@@ -33,15 +33,15 @@ def test_a_rank_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pyte
         def emit(self, record: logging.LogRecord) -> None:
             logged.set()
 
-    hearing = Hearing()
+    receiving_signals = Hearing()
     monkeypatch.setattr(dist, "new_group", lambda backend: logged.wait(20))
     monkeypatch.setattr(rank_stop, "WAIT_SECONDS", 0.0)
     caplog.set_level(logging.WARNING)
-    logging.getLogger().addHandler(hearing)
+    logging.getLogger().addHandler(receiving_signals)
 
     rank_stop.Agreement()
 
-    logging.getLogger().removeHandler(hearing)
+    logging.getLogger().removeHandler(receiving_signals)
     (message,) = caplog.messages
     assert message == (
         "rank 1 of 2 has waited 0 s for the other ranks to begin the run: begin it on every rank; in another engine's "

@@ -29,25 +29,25 @@ def closing(reason: str, *, epoch: str | None = None) -> list[list[str]]:
     return ends if epoch is None else [["after_train_epoch", epoch], *ends]
 
 
-def told(rank: int, reason: str, asked: int) -> str:
+def reason_on(rank: int, reason: str, requesting: int) -> str:
     """The reason, as a rank gives it."""
-    return reason if rank == asked else f"rank {asked} asked to stop: {reason}"
+    return reason if rank == requesting else f"rank {requesting} asked to stop: {reason}"
 
 
-@pytest.mark.parametrize(("iteration", "asked"), TRIALS)
-def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, asked: int) -> None:
+@pytest.mark.parametrize(("iteration", "requesting"), TRIALS)
+def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, requesting: int) -> None:
     """Both stop after the next iteration, or at the end of the epoch if that comes before; rank 0 saves; each says why."""
     at = iteration + (iteration % PER_EPOCH > 0)
     whole = at % PER_EPOCH == 0
     for rank, said in enumerate(ranks):
-        run = said[f"signal {iteration} {asked}"]
-        reason = told(rank, "preempted by SIGTERM", asked)
+        run = said[f"signal {iteration} {requesting}"]
+        reason = reason_on(rank, "preempted by SIGTERM", requesting)
         assert run["at"] == [at, at // PER_EPOCH]
         assert ["preemption_requested", reason] in run["seen"]
         assert run["seen"][-3:] == [
             ["stop_requested" if whole else "after_train_epoch", reason], *closing(reason)
         ]  # fmt: skip
-    assert ranks[0][f"signal {iteration} {asked}"]["saved"] == [
+    assert ranks[0][f"signal {iteration} {requesting}"]["saved"] == [
         f"epoch_{at // PER_EPOCH}" if whole else f"iter_{at}"
     ]
 
@@ -81,9 +81,9 @@ def test_unequal_lengths_are_told(ranks: Ranks) -> None:
     """Where ranks train unequally many batches, by each of them and once for a run; of a validation nothing is said, nor
     where they are equal."""
     for rank, said in enumerate(ranks):
-        told = [line for line in said["unequal"]["told"] if "batches in this epoch" in line]
-        assert len(told) == 1
-        assert told[0].startswith(
+        warned = [line for line in said["unequal"]["told"] if "batches in this epoch" in line]
+        assert len(warned) == 1
+        assert warned[0].startswith(
             f"rank {rank} has {2 + rank} batches in this epoch, and the ranks have from 2 to 3:"
         )
         for name in ("stop of one", "validation", "long validation", "by iteration"):
@@ -110,7 +110,7 @@ def test_a_stop_of_all_ranks_is_met_at_once(ranks: Ranks) -> None:
 def test_before_the_first_iteration(ranks: Ranks) -> None:
     """A stop of one rank in before_train lets none begin."""
     for rank, said in enumerate(ranks):
-        reason = told(rank, "enough", 0)
+        reason = reason_on(rank, "enough", 0)
         assert said["before training"]["at"] == [0, 0]
         assert said["before training"]["seen"] == [["stop_requested", reason], *closing(reason)]
 
@@ -118,7 +118,7 @@ def test_before_the_first_iteration(ranks: Ranks) -> None:
 def test_a_validation_is_cut_at_one_batch(ranks: Ranks) -> None:
     """Neither gathers metrics, though their loaders are of unequal lengths."""
     for rank, said in enumerate(ranks):
-        assert ["after_val", told(rank, "preempted by SIGTERM", 1)] in said["validation"]["seen"]
+        assert ["after_val", reason_on(rank, "preempted by SIGTERM", 1)] in said["validation"]["seen"]
 
 
 @pytest.mark.parametrize("name", ["long validation", "no length"])
@@ -127,7 +127,7 @@ def test_a_validation_that_is_completed(ranks: Ranks, name: str) -> None:
     both stop."""
     for rank, said in enumerate(ranks):
         assert said[name]["seen"][1] == ["after_val", "completed"]
-        assert said[name]["seen"][-2:] == closing(told(rank, "preempted by SIGTERM", 0))
+        assert said[name]["seen"][-2:] == closing(reason_on(rank, "preempted by SIGTERM", 0))
 
 
 def test_all_ranks_exit_alike(ranks: Ranks) -> None:

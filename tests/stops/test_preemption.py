@@ -27,7 +27,7 @@ TRIALS = 13
 
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("place", [*PLACES])
-def test_a_signal_anywhere(make_trainer: MakeTrainer, tmp_path: Path, heard: Heard, place: str) -> None:
+def test_a_signal_anywhere(make_trainer: MakeTrainer, tmp_path: Path, received: Heard, place: str) -> None:
     """The run ends without another iteration or batch of an evaluation, its last checkpoint is durable and of the
     iteration it ended at, and a run resumed from it comes to what the uninterrupted one does, bit for bit."""
     trials = Trials(make_trainer, tmp_path, place, random.Random(place))
@@ -35,7 +35,7 @@ def test_a_signal_anywhere(make_trainer: MakeTrainer, tmp_path: Path, heard: Hea
     for number in range(TRIALS):
         trials.make(number)
 
-    assert len(heard) == TRIALS
+    assert len(received) == TRIALS
 
 
 def precise_trainer(
@@ -62,7 +62,7 @@ def precise_trainer(
 @pytest.mark.slow
 @pytest.mark.parametrize("interval", [1, -1])
 def test_a_signal_in_precise_bn(
-    make_trainer: MakeTrainer, tmp_path: Path, heard: Heard, interval: int
+    make_trainer: MakeTrainer, tmp_path: Path, received: Heard, interval: int
 ) -> None:
     """A pass of PreciseBN ends at its next batch and changes nothing; its epoch is saved. The resumed run makes the pass
     before the validation that was to follow it, and comes to what the uninterrupted one does."""
@@ -85,7 +85,7 @@ def test_a_signal_in_precise_bn(
         assert [event.metrics for event in again] == [event.metrics for event in scores[-len(again) :]]
         for name, value in resumed.model.state_dict().items():
             assert torch.equal(value, whole.model.state_dict()[name]), (at, name)
-    assert len(heard) == 9
+    assert len(received) == 9
 
 
 class Endless:
@@ -105,19 +105,21 @@ class Endless:
 @pytest.mark.representative(2)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("mode", ["train", "val"])
-def test_the_state_is_saved_first(make_trainer: MakeTrainer, heard: Heard, mode: str, by_hand: bool) -> None:
+def test_the_state_is_saved_first(
+    make_trainer: MakeTrainer, received: Heard, mode: str, by_hand: bool
+) -> None:
     """A pass that a signal cuts short keeps its loader until everything is durable and delivered."""
     order: list[str] = []
     loaders = {"train_loader": batches(3), "val_loader": batches(2), f"{mode}_loader": Endless(order)}
     trainer = make_trainer(max_iters=9, val_interval=3, **loaders)
     send_in(trainer, f"before_{mode}_iter", 2)
     for event in ("checkpoint_saved", "after_run"):
-        trainer.bus.subscribe(lambda told: order.append(event_name(told)), event)
+        trainer.bus.subscribe(lambda seen: order.append(event_name(seen)), event)
 
     train_by_hand(trainer, trainer.train_loader) if by_hand else trainer.train()
 
     assert order == ["checkpoint_saved", "after_run", "let go"]
-    assert len(heard) == 1
+    assert len(received) == 1
 
 
 def test_a_training_on_another_thread(

@@ -159,7 +159,7 @@ def test_a_signal_too_late_to_stop_anything(
     assert [event.reason for event in seen] == reasons
 
 
-def test_the_next_run_knows_nothing_of_it(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_the_next_run_knows_nothing_of_it(make_trainer: MakeTrainer, received: Heard) -> None:
     """With a handler of the program's own, which goes on, the next run is not stopped."""
     trainer = make_trainer()
     send_in(trainer, "after_run")
@@ -168,7 +168,7 @@ def test_the_next_run_knows_nothing_of_it(make_trainer: MakeTrainer, heard: Hear
     trainer.max_epochs = 3
     trainer.train()
 
-    assert (len(heard), trainer.epoch, trainer.stop_reason) == (1, 3, None)
+    assert (len(received), trainer.epoch, trainer.stop_reason) == (1, 3, None)
 
 
 @pytest.mark.parametrize("mode", ["val", "test"])

@@ -20,7 +20,7 @@ from tests.support.signals import Heard, send, send_in
 from tests.support.trainers import MakeTrainer, batches, collect, shuffled
 
 
-def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, received: Heard) -> None:
     """It is called when the signal comes, after the stop was noted, and put back; `train` returns, it decides."""
     trainer = make_trainer()
     own = signal.getsignal(signal.SIGTERM)
@@ -38,7 +38,7 @@ def test_a_handler_of_the_programs_own_is_called_too(make_trainer: MakeTrainer, 
     signal.signal(signal.SIGTERM, own)
 
 
-def test_a_handler_that_is_installed_meanwhile_stays(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_a_handler_that_is_installed_meanwhile_stays(make_trainer: MakeTrainer, received: Heard) -> None:
     """The hook puts back the handlers that it replaced, and no other, also when a handler of before_run failed."""
     trainer = make_trainer()
     interrupt = signal.getsignal(signal.SIGINT)
@@ -101,7 +101,7 @@ def test_a_chained_handler_in_a_later_run(
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def test_an_ignored_signal_stays_ignored(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_an_ignored_signal_stays_ignored(make_trainer: MakeTrainer, received: Heard) -> None:
     """As Python itself leaves it, for programs that nohup started."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     trainer = make_trainer()
@@ -125,7 +125,7 @@ def test_runs_within_runs(make_trainer: MakeTrainer, default_handlers: None, tmp
     assert (inner.iter, outer.iter) == (2, 1)
 
 
-def test_an_evaluation_within_a_training_is_one_run(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_an_evaluation_within_a_training_is_one_run(make_trainer: MakeTrainer, received: Heard) -> None:
     """`trainer.val()` from a handler leaves the handlers to the training."""
     trainer = make_trainer(val_loader=batches(3))
     trainer.bus.subscribe(lambda event: trainer.val(), "after_train_iter", once=True, name="nested")
@@ -133,7 +133,7 @@ def test_an_evaluation_within_a_training_is_one_run(make_trainer: MakeTrainer, h
 
     trainer.train()
 
-    assert (trainer.iter, len(heard)) == (1, 1)
+    assert (trainer.iter, len(received)) == (1, 1)
 
 
 def test_within_graceful_interrupt(make_trainer: MakeTrainer, default_handlers: None) -> None:
@@ -181,12 +181,12 @@ def test_a_forked_process_has_the_handler_from_before(
     make_trainer: MakeTrainer, request: pytest.FixtureRequest, handled: bool
 ) -> None:
     """It does not inherit the run: it dies of the signal as ever, or the program's own handler is called."""
-    fixture = request.getfixturevalue("heard" if handled else "default_handlers")
-    heard: Heard = fixture if handled else []
+    fixture = request.getfixturevalue("received" if handled else "default_handlers")
+    received: Heard = fixture if handled else []
 
     def body() -> None:
         send()
-        os._exit(len(heard))
+        os._exit(len(received))
 
     assert exit_of_child(make_trainer(), body) == (1 if handled else -signal.SIGTERM)
 
@@ -206,7 +206,7 @@ def test_loader_workers_outlive_what_the_terminal_sends_to_all(
     assert exit_of_child(make_trainer(), body) == 0
 
 
-def test_loader_workers_that_got_the_signal_too(make_trainer: MakeTrainer, heard: Heard) -> None:
+def test_loader_workers_that_got_the_signal_too(make_trainer: MakeTrainer, received: Heard) -> None:
     """PyTorch raises in the main thread when workers die; a run that is stopping by the same signal ends all the same."""
     trainer = make_trainer(train_loader=shuffled(8, num_workers=1), max_epochs=1)
 

@@ -108,7 +108,7 @@ def seconds_to_the_exit(process: Forked) -> float:
     return monotonic() - began
 
 
-def took(folder: Path, kinds: str, attempt: int) -> float:
+def seconds_to_exit(folder: Path, kinds: str, attempt: int) -> float:
     """Return how long the program takes from the signal to the exit, in a folder of its own."""
     (where := folder / f"{kinds} {attempt}").mkdir()
     with training(where, kinds) as process:
@@ -122,7 +122,10 @@ def took(folder: Path, kinds: str, attempt: int) -> float:
 def test_a_program_is_gone_soon(tmp_path: Path, kinds: str) -> None:
     """One subscriber that hangs on a thread, in a process, in a coroutine, in one that blocks the loop, or on another
     bus; or a loader whose workers take a minute for a batch."""
-    check_grace(lambda attempt: took(tmp_path, kinds, attempt), lambda attempt: took(tmp_path, "", attempt))
+    check_grace(
+        lambda attempt: seconds_to_exit(tmp_path, kinds, attempt),
+        lambda attempt: seconds_to_exit(tmp_path, "", attempt),
+    )
 
 
 @pytest.mark.slow
@@ -131,7 +134,8 @@ def test_a_busy_machine_adds_nothing_to_a_wait(tmp_path: Path) -> None:
     everything = "thread process sleep block other loader"
     with busy_machine(2):
         check_grace(
-            lambda attempt: took(tmp_path, everything, attempt), lambda attempt: took(tmp_path, "", attempt)
+            lambda attempt: seconds_to_exit(tmp_path, everything, attempt),
+            lambda attempt: seconds_to_exit(tmp_path, "", attempt),
         )
 
 

@@ -115,13 +115,13 @@ def test_a_run_that_ends_its_program_has_no_time(
     assert "undelivered: Slow (6)" in caplog.text
 
 
-def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, heard: Heard) -> None:
+def test_a_signal_that_comes_while_it_is_waited_for(ending: Ending, received: Heard) -> None:
     """The time that has begun is the last; the next run has all of it again."""
     ending.meanwhile = lambda: send(signal.SIGTERM) if len(ending.decided) == 1 else None
 
     ending.trainer.train()
 
-    assert heard == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
     assert [bool(more) for more in ending.decided] == [True, False]
     ending.meanwhile = lambda: None
     ending.trainer.val_loader = ending.trainer.train_loader

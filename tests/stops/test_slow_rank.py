@@ -38,11 +38,11 @@ class Pair:
         self.clocks = Clock(), Clock()
         self.ranks = [TimesExchange(clock, rank, 2) for rank, clock in enumerate(self.clocks)]
 
-    def meet(self) -> None:
+    def exchange(self) -> None:
         """Exchange once."""
         numbers = [sum(both) for both in zip(*(rank.numbers() for rank in self.ranks), strict=True)]
         for rank in self.ranks:
-            rank.take(numbers)
+            rank.receive(numbers)
 
     def train(self, iterations: int) -> int:
         """Train until a rank is found; return after how many iterations."""
@@ -51,7 +51,7 @@ class Pair:
                 return done
             self.clocks[0].iterate(4, backward=5e-3)
             self.clocks[1].iterate(4, hooks=5e-3)
-            self.meet()
+            self.exchange()
         return iterations
 
 
@@ -59,7 +59,7 @@ def test_both_ranks_find_the_slow_one_at_the_same_iteration() -> None:
     """From the same numbers, within 50 iterations."""
     pair = Pair()
     pair.clocks[0].iterate(3, forward=3.0)  # the first iterations are slow on rank 0
-    pair.meet()
+    pair.exchange()
 
     assert pair.train(100) <= 50
 
@@ -74,7 +74,7 @@ def test_boundaries_without_iterations_are_no_windows() -> None:
     pair = Pair()
     pair.train(16)
     for _ in range(100):
-        pair.meet()
+        pair.exchange()
 
     assert pair.ranks[0].found is None
     assert pair.train(50) <= 34

@@ -82,7 +82,7 @@ class Meeting:
             collective.error = self._gone
         return collective
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         """A rank's process ends: the collectives without it fail."""
         self._gone = RuntimeError("Connection closed by peer")
         for collective in self.collectives:
@@ -126,7 +126,7 @@ class Rank:
         self.put(iteration, **scalars)
         self.post(iteration)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Tell what is ready, in order, as the background loop does."""
         while self.posted and self.posted[0].ready():
             events = self.posted.popleft().events()
@@ -138,14 +138,14 @@ class Rank:
         return [(event.iter, event.scalars) for event in self.logged]
 
 
-def look_on(*ranks: Rank) -> None:
+def poll_ranks(*ranks: Rank) -> None:
     """Let each look for as long as anything can come of it."""
     for _ in range(ROUNDS):
         for rank in ranks:
-            rank.look()
+            rank.poll()
 
 
-def look_in_turn(*ranks: Rank) -> None:
+def poll_in_turn(*ranks: Rank) -> None:
     """Let each look until all is told."""
-    look_on(*ranks)
+    poll_ranks(*ranks)
     assert not any(rank.posted for rank in ranks), "a rank waits for another one"

@@ -34,12 +34,12 @@ class Job:
             default_hooks={"garbage_collection": None},  # it takes longer than all the rest
         )  # fmt: skip
 
-        def note(event: Any) -> None:
+        def record(event: Any) -> None:
             if event.reason == "completed":  # repeated after a resume, it is what it was
                 key = (event.iter, event_name(event))
                 assert self.scores.setdefault(key, event.metrics) == event.metrics
 
-        trainer.bus.subscribe(note, "after_val_epoch", "after_test_epoch", name="note")
+        trainer.bus.subscribe(record, "after_val_epoch", "after_test_epoch", name="record")
         return trainer
 
     def result(self, trainer: Trainer) -> tuple[Any, ...]:

@@ -36,42 +36,42 @@ class RecordingDisk(Disk):
 
     def make_directory(self, path: Path) -> None:
         """See `Disk`."""
-        self._note("make", path)
+        self._record("make", path)
         super().make_directory(path)
 
     def create(self, path: Path) -> FileIO:
         """See `Disk`."""
-        self._note("create", path)
+        self._record("create", path)
         return super().create(path)
 
     def write(self, file: FileIO, data: memoryview) -> int:
         """See `Disk`; several writes to a file in a row are one call."""
         call = f"write {self._name(Path(str(file.name)))}"
         if not self.calls or self.calls[-1] != call:
-            self._note("write", Path(str(file.name)))
+            self._record("write", Path(str(file.name)))
         return super().write(file, data)
 
     def sync(self, file: FileIO) -> None:
         """See `Disk`."""
-        self._note("sync", Path(str(file.name)))
+        self._record("sync", Path(str(file.name)))
         super().sync(file)
 
     def sync_directory(self, path: Path) -> None:
         """See `Disk`."""
-        self._note("sync directory", path)
+        self._record("sync directory", path)
         super().sync_directory(path)
 
     def rename(self, source: Path, target: Path) -> None:
         """See `Disk`."""
-        self._note("rename", source, target)
+        self._record("rename", source, target)
         super().rename(source, target)
 
     def remove(self, path: Path) -> None:
         """See `Disk`."""
-        self._note("remove", path)
+        self._record("remove", path)
         super().remove(path)
 
-    def _note(self, what: str, *paths: Path) -> None:
+    def _record(self, what: str, *paths: Path) -> None:
         call = f"{what} {' -> '.join(map(self._name, paths))}"
         number = len(self.calls)
         self.calls.append(call)

@@ -151,22 +151,22 @@ class Latest:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.copies = 0
         self.order: list[str] = []
-        self._asked: dict[Rest, threading.Event] = {}
+        self._requested: dict[Rest, threading.Event] = {}
         begin, copy, join, finish = Rest.__init__, Rest.copy, Rest.join, Saves.finish
 
         def begun(rest: Rest, *arguments: Any) -> None:
-            self._asked[rest] = threading.Event()
+            self._requested[rest] = threading.Event()
             begin(rest, *arguments)
 
         def late(rest: Rest) -> None:
-            self._asked[rest].wait(DEADLINE)
+            self._requested[rest].wait(DEADLINE)
             self.copies += 1
             copy(rest)
 
         def joined(rest: Rest) -> None:
-            if not self._asked[rest].is_set():
+            if not self._requested[rest].is_set():
                 self.order.append("join")
-            self._asked[rest].set()
+            self._requested[rest].set()
             join(rest)
 
         def finished(saves: Saves, trainer: Trainer) -> None:
@@ -181,7 +181,7 @@ class Latest:
 
     def let_go(self) -> None:
         """Release the copies that are due."""
-        for asked in list(self._asked.values()):
+        for asked in list(self._requested.values()):
             asked.set()
 
 

@@ -13,7 +13,7 @@ Heard = list[int]
 
 
 @contextmanager
-def hearing() -> Iterator[Heard]:
+def receiving_signals() -> Iterator[Heard]:
     """The signals that a handler of the program's own gets: with one, `train` returns."""
     taken: Heard = []
     numbers = (signal.SIGTERM, signal.SIGUSR1)

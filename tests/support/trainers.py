@@ -22,7 +22,7 @@ from eventloop.writers.writer import Writer
 from tests.support import saving
 from tests.support.reading import Reads, watch_reads
 from tests.support.saving import Gate, Late
-from tests.support.signals import Heard, hearing
+from tests.support.signals import Heard, receiving_signals
 
 torch.set_num_threads(1)
 DEADLINE = saving.DEADLINE
@@ -139,10 +139,10 @@ def record(trainer: Trainer, *events: str) -> list[Row]:
     """Note every event of the loop, or those named, with its counters, as it happens."""
     rows: list[Row] = []
 
-    def note(event: Any) -> None:
+    def append_row(event: Any) -> None:
         rows.append((event_name(event), event.iter, event.epoch))
 
-    trainer.bus.subscribe(note, *(events or LOOP_EVENTS), priority="LOWEST", name="record")
+    trainer.bus.subscribe(append_row, *(events or LOOP_EVENTS), priority="LOWEST", name="record")
     return rows
 
 
@@ -174,9 +174,9 @@ LOOP_EVENTS = tuple(
 
 
 @pytest.fixture
-def heard() -> Iterator[Heard]:
+def received() -> Iterator[Heard]:
     """The signals that a handler of the program's own got: with one, `train` returns."""
-    with hearing() as taken:
+    with receiving_signals() as taken:
         yield taken
 
 

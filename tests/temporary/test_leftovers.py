@@ -38,7 +38,7 @@ def _reap() -> Iterator[None]:
         _zombies.pop().wait()
 
 
-def leave(directory: Path, kind: str, name: str = "iter_3", *, old_name: bool = False) -> Path:
+def write_half_a_save(directory: Path, kind: str, name: str = "iter_3", *, old_name: bool = False) -> Path:
     """Leave half a save of a process that has ended, of one elsewhere, or of one whose id another one has now."""
     here = this_process()
     pid, place, start = {
@@ -63,7 +63,7 @@ def grow_old(left: Path, seconds: float) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dead_leftover_goes_at_the_next_save(tmp_path: Path, kind: str) -> None:
     """Whoever saves removes it, and nothing of a living process; one from elsewhere once it is silent for an hour."""
-    left, mine = leave(tmp_path, kind), tmp_path / f".iter_9.{_token()}-99.tmp"
+    left, mine = write_half_a_save(tmp_path, kind), tmp_path / f".iter_9.{_token()}-99.tmp"
     mine.mkdir()
     if kind == "elsewhere":
         save_checkpoint({"state_dict": {}}, tmp_path / "iter_3")
@@ -87,7 +87,7 @@ def test_a_dead_leftover_goes_when_a_training_begins(tmp_path: Path, kind: str, 
     minutes, and so may one of an earlier version whose process id some process has."""
     run = tmp_path / "run"
     build_trainer(run, max_epochs=1).train()
-    left = leave(run, kind, old_name=old_name)
+    left = write_half_a_save(run, kind, old_name=old_name)
     if kind == "elsewhere" or (kind == "recycled" and old_name):
         grow_old(left, 121)
 
@@ -104,7 +104,7 @@ def test_a_dead_leftover_is_pruned(
     """`eventloop checkpoints --prune` lists it as of a killed save, and removes it."""
     run = tmp_path / "run"
     build_trainer(run, max_epochs=1).train()
-    left = leave(run, kind, old_name=old_name)
+    left = write_half_a_save(run, kind, old_name=old_name)
     if kind == "elsewhere" or (kind == "recycled" and old_name):
         grow_old(left, 121)
 
@@ -144,7 +144,7 @@ def test_running_saves_are_those_of_other_processes(tmp_path: Path) -> None:
     for path in (theirs, tmp_path / f".iter_4.{_token()}-1.tmp"):
         path.mkdir()
     for kind in KINDS:
-        leave(tmp_path, kind, f"iter_{kind}")
+        write_half_a_save(tmp_path, kind, f"iter_{kind}")
 
     assert running_saves(tmp_path) == [theirs]
 

@@ -45,7 +45,7 @@ def test_every_file_is_where_the_run_was_built(
     trainer = make_trainer(max_epochs=1, work_dir="run", hooks=hooks, writers=writers)
 
     @trainer.bus.on("after_train_iter", once=True)
-    def leave(trainer: Any, event: Any) -> None:
+    def change_directory(trainer: Any, event: Any) -> None:
         os.chdir(elsewhere)
         if removed:
             elsewhere.rmdir()

@@ -96,7 +96,7 @@ def test_a_device_that_lags_holds_nobody(on_device: Callable[..., Trainer], devi
     seen: list[int] = []
 
     @trainer.bus.on("after_train", priority="LOWEST")
-    def look(trainer: Trainer, event: Any) -> None:
+    def record_samples(trainer: Trainer, event: Any) -> None:
         assert trainer.clock.device is not None
         seen.append(trainer.clock.device.samples)
         device.done.set()

@@ -69,7 +69,7 @@ def test_epochs_yields_the_indices(make_trainer: MakeTrainer) -> None:
     assert rows == [*ends, ("after_train", 3, 3)]
 
 
-def leave_by_break(trainer: Trainer) -> None:
+def break_out(trainer: Trainer) -> None:
     """Break out of the inner loop, then of the outer one."""
     for _ in trainer.epochs():
         for batch in trainer.batches(batches(3)):
@@ -79,7 +79,7 @@ def leave_by_break(trainer: Trainer) -> None:
         break
 
 
-def leave_by_return(trainer: Trainer) -> None:
+def return_out(trainer: Trainer) -> None:
     """Return from within both loops."""
     for _ in trainer.epochs():
         for batch in trainer.batches(batches(3)):
@@ -88,7 +88,7 @@ def leave_by_return(trainer: Trainer) -> None:
             trainer.outputs = trainer.train_step(batch)
 
 
-def leave_by_exception(trainer: Trainer) -> None:
+def raise_out(trainer: Trainer) -> None:
     """Raise from within both loops."""
     with suppress(ZeroDivisionError):
         for _ in trainer.epochs():
@@ -107,7 +107,7 @@ def break_outer(trainer: Trainer) -> None:
 
 
 @pytest.mark.representative(2)
-@pytest.mark.parametrize("leave", [leave_by_break, leave_by_return, leave_by_exception, break_outer])
+@pytest.mark.parametrize("leave", [break_out, return_out, raise_out, break_outer])
 def test_leaving_emits_the_closing_events(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, leave: Callable[[Trainer], None]
 ) -> None:
@@ -139,7 +139,7 @@ def test_a_body_that_is_left_is_told_of(
     """What was to be done with its outputs is done when the next batch is asked for, which nobody does."""
     trainer = make_trainer(default_hooks={"optimizer": optimizer})
 
-    leave_by_break(trainer)
+    break_out(trainer)
 
     assert trainer.iter == 1
     told = [record.getMessage() for record in caplog.records if "left within" in record.message]
@@ -151,7 +151,7 @@ def test_nothing_is_logged_where_nothing_is_lost(
     make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A body that is left before it set outputs loses none, and without a checkpoint there is nowhere to resume from."""
-    leave_by_return(make_trainer())
+    return_out(make_trainer())
 
     assert "left" not in caplog.text
 

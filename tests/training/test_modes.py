@@ -133,6 +133,34 @@ def test_what_a_handler_set_is_not_kept_for_the_next_run(make_trainer: MakeTrain
     assert _modes_of_epochs(trainer) == [True, True, True]
 
 
+@pytest.mark.parametrize("event", ["before_run", "before_train"])
+def test_what_a_handler_sets_before_the_training_counts(event: str, make_trainer: MakeTrainer) -> None:
+    """A handler that freezes a module before the first epoch has done it in time, in each training anew."""
+    trainer = make_trainer(model=_model())
+    trainer.bus.subscribe(lambda trainer, event: trainer.model[1].eval(), event)
+    trainer.bus.subscribe(lambda trainer, event: trainer.stop("here"), "after_train_iter", start=1, once=True)
+
+    trainer.train()
+    trainer.train()
+
+    assert _equal(trainer.model, _by_hand(_model()))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_whole_backbone_in_eval_mode_is_a_warning(
+    frozen: bool, make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Trained with a dropout that does nothing, as `from_pretrained` leaves it, it is named; a frozen one is meant."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5)).eval(), nn.Linear(8, 3))
+    model[0].requires_grad_(not frozen)
+    caplog.set_level(logging.INFO)
+
+    make_trainer(model=model).train()
+
+    (line,) = [each for each in caplog.records if "left in eval mode while training: 0" in each.getMessage()]
+    assert line.levelno == (logging.INFO if frozen else logging.WARNING)
+
+
 @pytest.mark.parametrize("evaluated", [False, True], ids=["at once", "after an evaluation"])
 def test_what_the_user_sets_between_two_runs_counts(evaluated: bool, make_trainer: MakeTrainer) -> None:
     """A module frozen between two calls of train() stays frozen, and one that is thawed is trained."""

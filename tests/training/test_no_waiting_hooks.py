@@ -54,11 +54,11 @@ def train_with(
     )  # fmt: skip
     had: list[Any] = []
 
-    def note(event: Any) -> None:
+    def record(event: Any) -> None:
         (group,) = optimizer.param_groups
         had.append((group["lr"] * 1, group["momentum"]))
 
-    trainer.bus.subscribe(note, "before_optimizer_step")
+    trainer.bus.subscribe(record, "before_optimizer_step")
     with waits_between(trainer, reads, "before_train", "after_train") as waits:
         trainer.train()
     return waits, {(float(lr), float(momentum)) for lr, momentum in had}
@@ -135,7 +135,7 @@ def test_handlers_of_modules_read_no_tensor(make_trainer: MakeTrainer, reads: Re
     trainer = make_trainer(hooks=[LoggerHook(interval=1)], default_hooks={"checkpoint": None})
 
     @trainer.bus.on_module(trainer.model, ["1", "3"], kind, every=2)
-    def look(name: str, module: torch.nn.Module, given: Any, made: Any) -> None:
+    def put_mean(name: str, module: torch.nn.Module, given: Any, made: Any) -> None:
         tensor = made[0] if isinstance(made, tuple) else made
         trainer.metrics.put_scalar(f"{kind}/{name}", tensor.detach().std())
 

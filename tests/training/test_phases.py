@@ -37,7 +37,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures phases."""
     clock = Clock()
-    for module in ("costs.step_clock", "hooks.optimizer", "hooks.gradient_cumulative"):
+    for module in ("costs.step_clock", "hooks.optimizer"):
         monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
     return clock
 
@@ -69,9 +69,13 @@ def timed(clock: Clock, **options: Any) -> dict[str, Any]:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return {
-        "model": model, "optimizer": optimizer, "train_step": step, "train_loader": Loader(clock, 3), "max_epochs": 1,
+        "model": model,
+        "optimizer": optimizer,
+        "train_step": step,
+        "train_loader": Loader(clock, 3),
+        "max_epochs": 1,
         **options,
-    }  # fmt: skip
+    }
 
 
 def test_each_phase_is_booked_where_it_belongs(make_trainer: MakeTrainer, clock: Clock) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any
 
 import pytest
 
 from eventloop.util import waiting
 from eventloop.util.waiting import Bell, Latch, Promise
+from tests.support.cutting import each_cut
 
 DEADLINE = 20.0
 
@@ -24,40 +22,9 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def interrupted_at(instruction: int, wait: Callable[[], object]) -> bool:
-    """Raise KeyboardInterrupt before the n-th instruction of our waits, as a signal's handler may; False when there are
-    fewer."""
-    left = instruction
-
-    def trace(frame: FrameType, event: str, arg: object) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename != waiting.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left < 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        wait()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def each_instruction(wait: Callable[[], object]) -> Iterator[int]:
     """The instructions at which a wait was interrupted."""
-    instruction = 0
-    while interrupted_at(instruction, wait):
-        yield instruction
-        instruction += 1
+    return each_cut([waiting], wait, "opcode")
 
 
 def test_an_interrupted_wait_raises_what_interrupted_it() -> None:
@@ -119,7 +86,7 @@ def test_a_latch_is_waited_for_in_vain() -> None:
     latch = Latch()
 
     assert [latch.wait(0.0), latch.wait(-1.0), latch.wait(0.001)] == [False] * 3
-    assert latch._bell._gates == []
+    assert latch._bell._waiters == []
 
 
 def test_a_bell_wakes_a_thread_that_still_has_to_wait() -> None:
@@ -159,7 +126,7 @@ def test_no_ring_is_missed() -> None:
         there.clear()
 
     thread.join(DEADLINE)
-    assert here._bell._gates == there._bell._gates == []
+    assert here._bell._waiters == there._bell._waiters == []
 
 
 def test_a_promise() -> None:

@@ -351,6 +351,7 @@ def test_a_replay_into_a_bus_does_not_wait_for_a_tracker_that_is_away(tmp_path: 
         ([AfterRun(reason="early stopping")], "FINISHED"),
         ([AfterRun(reason="error", error="ValueError: nan")], "FAILED"),
         ([AfterRun(reason="error", error="KeyboardInterrupt")], "KILLED"),
+        ([AfterRun(reason="preempted by SIGTERM")], "KILLED"),
         ([PreemptionRequested(reason="SIGTERM"), AfterRun(reason="SIGTERM")], "KILLED"),
         ([], "KILLED"),
         ([AfterRun(reason="error", error="ValueError"), BeforeRun(), AfterRun()], "FINISHED"),

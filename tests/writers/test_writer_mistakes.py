@@ -190,7 +190,7 @@ def test_whatever_takes_an_event_is_a_write(write: Any, attach: Attach, account:
 
 
 @pytest.mark.parametrize(
-    ("events", "heard"),
+    ("events", "received"),
     [
         ("scalars_logged", [ScalarsLogged]),
         (ScalarsLogged, [ScalarsLogged]),
@@ -200,7 +200,7 @@ def test_whatever_takes_an_event_is_a_write(write: Any, attach: Attach, account:
     ],
 )
 @pytest.mark.parametrize("of_class", [True, False])
-def test_events_may_be_one(events: Any, heard: list[type[Event]], of_class: bool, attach: Attach) -> None:
+def test_events_may_be_one(events: Any, received: list[type[Event]], of_class: bool, attach: Attach) -> None:
     """A name, a class, "*", or several: a comma that was forgotten changes nothing."""
     seen: list[type[Event]] = []
     body = {"write": lambda self, event: seen.append(type(event))}
@@ -208,7 +208,7 @@ def test_events_may_be_one(events: Any, heard: list[type[Event]], of_class: bool
     writer.events = events
     emit(attach(writer), AfterTrainIter(), ScalarsLogged())
 
-    assert seen == heard
+    assert seen == received
 
 
 def test_events_may_be_declared_later(attach: Attach) -> None:

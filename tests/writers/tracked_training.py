@@ -51,17 +51,17 @@ class Slow:
     batch = 8  # so that a kill finds each tracker with a part of the run
 
     def send(self: Any, events: list[Timed]) -> None:
-        _note("send")
+        _record("send")
         time.sleep(LATENCY)
         super().send(events)  # type: ignore[misc]
 
     def connect(self: Any, *args: Any) -> Any:
-        _note("connect")
+        _record("connect")
         time.sleep(LATENCY)
         return super().connect(*args)  # type: ignore[misc]
 
     def write_batch(self: Any, events: Any) -> None:
-        _note("write_batch")
+        _record("write_batch")
         super().write_batch(events)  # type: ignore[misc]
 
 
@@ -81,7 +81,7 @@ class SlowOTLP(Slow, OpenTelemetryWriter):
     """A collector, 50 ms away."""
 
 
-def _note(what: str) -> None:
+def _record(what: str) -> None:
     if threading.current_thread() is threading.main_thread() and os.environ.get("TRAINING") == str(
         os.getpid()
     ):

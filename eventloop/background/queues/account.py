@@ -159,7 +159,7 @@ class Account:
         """Log encoding errors of events and fields that were not logged before, and return those events."""
         new = [bad for bad in events if (bad.event, bad.field) not in self._logged_fields]
         for bad in new:
-            if not bad.told and (bad.event, bad.field) not in self._logged_fields:
+            if not bad.reported and (bad.event, bad.field) not in self._logged_fields:
                 self._logged_fields.add((bad.event, bad.field))
                 logger.error(
                     "%s: %s. This event failed, and others like it will; all others are delivered. Give the "

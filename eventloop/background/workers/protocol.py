@@ -125,7 +125,7 @@ class EventEncoder:
             self._likenesses[kind] = len(self._likenesses)
         else:
             try:
-                self._frames.enter(kind)
+                self._frames.add(kind)
             except (
                 Exception
             ):  # msgpack does not support a field, or its type is not found: events are pickled
@@ -148,7 +148,7 @@ class EventDecoder:
         if described.like:
             self._likenesses.append(_likeness(described))
         else:
-            self._frames.enter(find(described.module, described.name))
+            self._frames.add(find(described.module, described.name))
 
     def decode(self, message: Frame) -> Event:
         """Return the event of a message."""

@@ -33,7 +33,7 @@ from eventloop.events import Event
 from eventloop.events.encoding_errors import bad_events
 from eventloop.processes.channel import Frame, Inbox, Kind, frame
 from eventloop.processes.exiting import skip_collections
-from eventloop.processes.launch import ASK_TO_END
+from eventloop.processes.launch import END_SIGNALS
 from eventloop.util.functions import awaited_by, untaken_by
 
 ACK_SECONDS = 0.05
@@ -50,9 +50,9 @@ def main() -> None:
     The arguments are the file descriptor for answers and the program's process id.
     """
     # Ctrl-C and a job scheduler's signals reach the whole group; only the program ends this process
-    for signum in ASK_TO_END:
+    for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     answers, program = (int(argument) for argument in sys.argv[1:])
     os.set_inheritable(answers, False)
     commands = os.dup(0)

@@ -220,6 +220,8 @@ class Bridge:
         @wraps(run)
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = cast(Engine, self._engine())
+            if self._called:
+                self._leave(engine)
             with ExitStack() as self._during:
                 self._called = True
                 self._during.callback(self._forget)
@@ -235,12 +237,23 @@ class Bridge:
                     self._failure = None
                     self.ride.end_run(error)
                     raise
-                if self._rides() and self._trainer.stop_reason is None:
-                    self._trainer.stop_reason = _reason(engine)
-                self.ride.end_run()
+                self._end(engine)
             return state
 
         return riding
+
+    def _end(self, engine: Engine) -> None:
+        if self._rides() and self._trainer.stop_reason is None:
+            self._trainer.stop_reason = _reason(engine)
+        self.ride.end_run()
+
+    def _leave(self, engine: Engine) -> None:
+        """End the run in which a handler runs the engine again."""
+        self._during.close()
+        if engine.last_event_name == Events.COMPLETED:
+            self._end(engine)
+        else:
+            self.ride.leave_run()
 
     @contextmanager
     def _listening(self, engine: Engine) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +21,7 @@ from eventloop.bridges.host_numbers import read_numbers
 from eventloop.bridges.lightning.costs import HostCosts, followed_by, replaced
 from eventloop.bridges.lightning.directory import directory_of
 from eventloop.bridges.lightning.loaders import loader_names
-from eventloop.bridges.lightning.run_facts import logged_of, optimizers_of, total_of, whole_loss
+from eventloop.bridges.lightning.run_facts import logged_of, loop_of, optimizers_of, total_of, whole_loss
 from eventloop.bridges.ride import HasRide, Ride
 from eventloop.bus import Bus
 from eventloop.events import AfterBackward, AfterOptimizerStep, BeforeOptimizerStep
@@ -88,8 +88,9 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def _begin(self, bus: Bus | None) -> None:
         self._ride = Ride("Lightning", NEVER, bus, **self._options)
         self._costs = HostCosts()
-        self._installed, self._during = ExitStack(), ExitStack()
+        self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
         self._watches_steps = False
+        self._optimizers: Any = None  # Lightning's list, which it replaces if the program changes optimizers
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
         self._loaders: list[str] = []  # the names of the loaders of the running evaluation
@@ -116,19 +117,25 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"expected one EventLoopCallback in the callbacks of a Trainer, got {len(bridges)}: give one "
                 "of them all hooks and writers"
             )
+        if self._ride.within_call:
+            return  # a callback evaluates within the run, which goes on
+        self._installed.close()
+        ending = partial(self._ride.ending_run, end=self._end_run)
+        self._installed.enter_context(replaced(loop_of(trainer, stage), "run", ending))
         if self._ride.measure:
-            self._installed.close()
             self._installed.enter_context(self._costs.installed(trainer, self))
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Stop measuring."""
-        self._end_run()
-        self._installed.close()
+        if not self._ride.within_call:
+            self._end_run()
+            self._installed.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run because of an error, which Lightning itself raises."""
-        self._end_run(exception)
-        self._installed.close()
+        if not self._ride.within_call:
+            self._end_run(exception)
+            self._installed.close()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin a run that trains."""
@@ -139,6 +146,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run after `on_train_end` of all callbacks and the module, so that these have rows."""
+        if not self._running:
+            return
         driven = self._driven
         if trainer.should_stop and driven.stop_reason is None:
             driven.stop_reason = "trainer.should_stop of Lightning"
@@ -147,7 +156,10 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._during.enter_context(ending)
 
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
-        self._trains = training
+        if self._running:
+            self._during.close()
+            self._ride.leave_run()
+        self._trains, self._optimizers = training, trainer.optimizers
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
         driven = self._ride.begin_run(
@@ -165,6 +177,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def _end_run(self, error: BaseException | None = None) -> None:
         self._during.close()
+        self._watching.close()
+        self._optimizers = None
         self._costs.detach()
         self._ride.end_run(error)
 
@@ -177,6 +191,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin an epoch."""
+        if not self._running:
+            return
         length = trainer.num_training_batches
         if not self._watches_steps and self.bus.wants(AfterOptimizerStep):
             self._watch_steps(trainer)
@@ -184,9 +200,13 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Begin an iteration."""
+        if not self._running:
+            return  # the bridge was added, or another trainer has used it, within the training
         driven = self._driven
         if driven.passing is None:  # Lightning does not begin an epoch that it resumes in its middle
             self.on_train_epoch_start(trainer, pl_module)
+        if trainer.optimizers is not self._optimizers:
+            self._follow_optimizers(trainer)
         driven.batch_idx = batch_idx
         driven.begin_iter(batch)
 
@@ -201,12 +221,19 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
             self._driven.note_rates(optimizer)
             self._driven.announce(BeforeOptimizerStep)
 
+    def _follow_optimizers(self, trainer: Any) -> None:
+        """Log the rates and emit the steps of the optimizers that the program has put in place of others."""
+        self._optimizers, self._driven.optimizer = trainer.optimizers, optimizers_of(trainer)
+        if self._watches_steps:
+            self._watch_steps(trainer)
+
     def _watch_steps(self, trainer: Any) -> None:
         """Emit `after_optimizer_step`, by a PyTorch hook that costs each step some microseconds."""
         self._watches_steps = True
+        self._watching.close()
         for optimizer in trainer.optimizers:
             handle = optimizer.register_step_post_hook(self._optimizer_stepped)
-            self._during.callback(handle.remove)
+            self._watching.callback(handle.remove)
 
     def _optimizer_stepped(self, *_: Any) -> None:
         self._driven.announce(AfterOptimizerStep)
@@ -215,6 +242,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """End the iteration, and stop the Lightning trainer if a handler has requested it."""
+        if not self._running:
+            return
         driven = self._driven
         if driven.passing is None or not driven.metrics.in_iteration:
             self.on_train_batch_start(trainer, pl_module, batch, batch_idx)  # not called for a batch of None
@@ -225,8 +254,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """End the epoch."""
-        driven = self._driven
-        if driven.passing is None:
+        if not self._running or (driven := self._driven).passing is None:
             return
         if driven.metrics.in_iteration:  # the LightningModule has ended the epoch early
             driven.drop_iter()
@@ -267,14 +295,14 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Begin an iteration of the validation."""
-        if not trainer.sanity_checking:
+        if self._running and not trainer.sanity_checking:
             self._driven.begin_val_iter(batch, batch_idx, self._loaders[dataloader_idx])
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """End an iteration of the validation."""
-        if not trainer.sanity_checking:
+        if self._running and not trainer.sanity_checking:
             self._driven.end_val_iter(outputs, batch_idx, self._loaders[dataloader_idx])
             self._driven.batch = self._driven.outputs = None
 
@@ -283,7 +311,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End the validation with its metrics; end the run if there is no training."""
-        if trainer.sanity_checking:
+        if trainer.sanity_checking or not self._running:
             return
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
         self._driven.end_val(read_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
@@ -318,8 +346,8 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
         private = (
-            "_ride", "_costs", "_installed", "_during", "_watches_steps", "_trains", "_metrics_before",
-            "_loaders",
+            "_ride", "_costs", "_installed", "_during", "_watching", "_watches_steps", "_optimizers",
+            "_trains", "_metrics_before", "_loaders",
         )  # fmt: skip
         state = {name: value for name, value in vars(self).items() if name not in private}
         return _restored, (_public(type(self)),), state

@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 
+def loop_of(trainer: Any, stage: str) -> Any:
+    """Return the loop of a Lightning trainer that makes the run of a stage, such as "fit"."""
+    return getattr(trainer, f"{getattr(stage, 'value', stage)}_loop")
+
+
 def optimizers_of(trainer: Any) -> Any:
     """Return the optimizer of a Lightning trainer, several by name, or None."""
     # not that of a module without one

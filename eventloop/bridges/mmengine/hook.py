@@ -73,6 +73,8 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         self._ride = Ride(
             "MMEngine", NEVER, bus, hooks=hooks, writers=writers, work_dir=work_dir, measure=measure
         )
+        self._trains = False  # whether the run has a training
+        self._wrappers: list[Any] = []  # optim wrappers whose `backward` is measured
         self._put_before: dict[str, Any] = {}  # values of the message hub, as the last validation left them
 
     # --- the run -------------------------------------------------------------------------------------------
@@ -88,6 +90,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 "expected one EventLoopHook in the hooks of a Runner, got two: give one of them all hooks "
                 "and writers"
             )
+        if self._ride.within_call:
+            return  # a hook validates or tests within the training, whose run goes on
+        self._ride.leave_run()
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
@@ -96,6 +101,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
                 self._ride.methods.replace(loop, "run", self._ride.ending_run)
 
     def _begin_run(self, runner: Runner, *, training: bool) -> None:
+        self._trains = training
         loop = _train_loop(runner)
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
@@ -108,20 +114,27 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         )  # fmt: skip
         self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
-        trainer.during_run.enter_context(announced_steps(trainer))
-        for wrapper in named_optimizers(wrappers).values():
-            self._ride.methods.replace(wrapper, "backward", self._backward)
+        self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
+        self._wrappers = []
+        self._measure_backward(wrappers)
         if self._ride.measure:
             names = RowNames()
             for hook in runner.hooks:
                 self._measure(hook, names)
 
     def after_run(self, runner: Runner) -> None:
-        """End the run."""
+        """End the run, unless a hook has validated or tested within the training."""
+        if self._ride.within_call:
+            return
+        loop = _train_loop(runner)
+        if self._runs and self._trains and self.trainer.stop_reason is None and _ended_early(loop):
+            self.trainer.stop_reason = "runner.train_loop.stop_training"
         self._ride.end_run()
 
     def before_train(self, runner: Runner) -> None:
         """Begin a run that trains."""
+        if self._runs:
+            self._ride.end_run()  # of a validation that another hook has made before the training
         self._begin_run(runner, training=True)
 
     @property
@@ -139,8 +152,14 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
 
     def before_train_iter(self, runner: Runner, batch_idx: int, data_batch: Any = None) -> None:
         """Begin an iteration."""
-        if self._runs:
-            self.trainer.begin_iter(data_batch)
+        if not self._runs:
+            return
+        trainer, wrappers = self.trainer, runner.optim_wrapper
+        if (optimizers := _optimizers(wrappers)) != trainer.optimizer:  # the program has changed it
+            trainer.optimizer = optimizers
+            self._follow_steps()
+            self._measure_backward(wrappers)
+        trainer.begin_iter(data_batch)
 
     def after_train_iter(
         self, runner: Runner, batch_idx: int, data_batch: Any = None, outputs: dict[str, Any] | None = None
@@ -170,6 +189,12 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
         if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
             loop.stop_training = True
+
+    def _measure_backward(self, wrappers: Any) -> None:
+        for wrapper in named_optimizers(wrappers).values():
+            if not any(each is wrapper for each in self._wrappers):
+                self._wrappers.append(wrapper)
+                self._ride.methods.replace(wrapper, "backward", self._backward)
 
     def _backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
         trainer, waits = self.trainer, self.trainer.clock.waits
@@ -265,6 +290,12 @@ def _train_loop(runner: Runner) -> Any:
     build it, with the data set, which a program that only tests may not have.
     """
     return runner._train_loop if isinstance(runner._train_loop, BaseLoop) else None
+
+
+def _ended_early(loop: Any) -> bool:
+    """Return whether a loop of training was stopped before its last iteration."""
+    stopped = getattr(loop, "stop_training", False)
+    return bool(stopped and getattr(loop, "iter", 0) < (getattr(loop, "max_iters", None) or float("inf")))
 
 
 _OWN = ("lr", "momentum", "time", "data_time", "memory")

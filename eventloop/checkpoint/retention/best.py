@@ -81,7 +81,7 @@ class BestMetrics:
     def __bool__(self) -> bool:
         return bool(self.metrics)
 
-    def settle(self, metrics: Mapping[str, float]) -> None:
+    def check(self, metrics: Mapping[str, float]) -> None:
         """Check that a validation has the watched metrics; replace "auto" by the first metric."""
         if self.metrics == ["auto"] and metrics:
             self.metrics = [next(iter(metrics))]

@@ -86,7 +86,7 @@ class Saves:
 
         If a regular and a best checkpoint were saved in one iteration, it is the regular one.
         """
-        self._left_out = 0  # saves skipped or replaced in this run
+        self._skipped = 0  # saves skipped or replaced in this run
         self.durable = 0
         """The number of saves of this training that are durable."""
         self.errors: list[str] = []
@@ -155,12 +155,12 @@ class Saves:
     def close(self, trainer: SavingTrainer) -> None:
         """Wait for all running saves, report them, and end the saver."""
         self.finish(trainer)
-        left_out, self._left_out = self._left_out, 0
-        if left_out > 1:
+        skipped, self._skipped = self._skipped, 0
+        if skipped > 1:
             logger.warning(
                 "%d checkpoints were left out, because another one was still being written: to save them "
                 'all, use a longer interval or when_busy="wait"',
-                left_out,
+                skipped,
             )
         if self.saver is not None:
             with waiting("checkpoint", NAMES[False]):
@@ -173,11 +173,11 @@ class Saves:
             return
         saver, self.saver = self.saver, None
         with waiting("checkpoint", NAMES[False]):
-            left = saver.abandon()
+            running = saver.abandon()
         for saving in list(self.under_way):
             if saving.written.done() and not isinstance(saving.written.exception(), SaveGivenUp):
                 self._report(trainer, saving)
-            elif saving.path.absolute() in left:
+            elif saving.path.absolute() in running:
                 self.under_way.remove(saving)
                 logger.warning("checkpoint %s is still being written; its process finishes it", saving.path)
             else:
@@ -187,14 +187,14 @@ class Saves:
     def skip(self, trainer: SavingTrainer, path: Path) -> None:
         """Report that a checkpoint is skipped because another one is still being written."""
         reason = f"skipped: {self.under_way[-1].path.name} was still being written"
-        self._log_left_out(path, reason)
+        self._count_skipped(path, reason)
         trainer.announce(CheckpointFailed, path=str(path), seconds=0.0, error=reason)
 
-    def _log_left_out(self, path: Path, reason: str) -> None:
+    def _count_skipped(self, path: Path, reason: str) -> None:
         """Log the 1st, 2nd, 4th, 8th, ... skipped save only, because a slow disk may cause very many."""
-        self._left_out += 1
-        if self._left_out & (self._left_out - 1) == 0:
-            so_far = f" ({self._left_out} skipped so far)" if self._left_out > 1 else ""
+        self._skipped += 1
+        if self._skipped & (self._skipped - 1) == 0:
+            so_far = f" ({self._skipped} skipped so far)" if self._skipped > 1 else ""
             logger.warning("checkpoint %s was %s%s", path, reason, so_far)
 
     def _report(self, trainer: SavingTrainer, saving: Saving) -> None:
@@ -206,7 +206,7 @@ class Saves:
                 size, durable = saving.written.result()
         except SaveReplacedError:
             reason = "replaced by a newer one before it was written"
-            self._log_left_out(saving.path, reason)
+            self._count_skipped(saving.path, reason)
             self._fail(trainer, saving, reason)
             return
         except WorkDirInUseError as error:

@@ -83,13 +83,13 @@ class Retention:
         """Return the names of all checkpoints that are kept, running best saves included."""
         return [*self.aside, *self.durable, *self.bests]
 
-    def set_aside_if(self, look: Callable[[], object | None]) -> None:
-        """Keep the checkpoints that exist or are being saved, if `look` finds another loss that is lost.
+    def set_aside_if(self, read_lost: Callable[[], object | None]) -> None:
+        """Retain the checkpoints that exist or are being saved, if `read_lost` finds another lost loss.
 
         Those of the first such loss are kept for good, others until the next: a loss that is lost again and
         again would fill the disk. It is called only where a save may replace a checkpoint.
         """
-        if not (self._max_keep > 0 or self.bests) or (lost := look()) is None or lost is self._lost:
+        if not (self._max_keep > 0 or self.bests) or (lost := read_lost()) is None or lost is self._lost:
             return
         self._lost = lost
         kept = [*self.names, *self.bests]
@@ -110,7 +110,7 @@ class Retention:
         return Replaced(older, self._max_keep - 1) if self._max_keep > 0 else Replaced()
 
     def resumed_from(self, iteration: int) -> None:
-        """Note the iteration of the newest checkpoint, from which the run was resumed."""
+        """Record the iteration of the newest checkpoint, from which the run was resumed."""
         self._durable_at = iteration
 
     # --- best checkpoints ----------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Retention:
         return Replaced(tuple(each.name for each in worst_first), self._keep_best - 1)
 
     def follow(self, bests: Bests) -> None:
-        """Take over the best checkpoints of rank 0, which alone knows whether its saves succeed."""
+        """Adopt the best checkpoints of rank 0, which alone knows whether its saves succeed."""
         self._durable_bests, self._begun_bests, self.bests = dict(bests), [], dict(bests)
 
     def _newest_bests(self) -> list[Best]:
@@ -198,12 +198,12 @@ class Retention:
 
     def done(self, name: str) -> None:
         """Record that a save is durable, and that the checkpoints it replaces are removed."""
-        for best in self._taken_best(name):
+        for best in self._pop_running_best(name):
             others = [each for each in self._durable_bests.values() if each.name != name]
             self._durable_bests = self._top([best, *others])
             self.bests = self._top(self._newest_bests())
             return
-        for each, iteration in self._taken(name):
+        for each, iteration in self._pop_running(name):
             self._durable_at = iteration
             if each in self.aside:
                 continue
@@ -212,19 +212,19 @@ class Retention:
 
     def failed(self, name: str) -> None:
         """Record that a save failed or was skipped; the former checkpoint of its name still exists."""
-        if self._taken_best(name):
+        if self._pop_running_best(name):
             self.bests = self._top(self._newest_bests())
             return
-        self._taken(name)
+        self._pop_running(name)
 
-    def _taken_best(self, name: str) -> list[Best]:
+    def _pop_running_best(self, name: str) -> list[Best]:
         """Remove the oldest running best save with a name, and return it in a list; else an empty list."""
         taken = [best for best in self._begun_bests if best.name == name][:1]
         for each in taken:
             self._begun_bests.remove(each)
         return taken
 
-    def _taken(self, name: str) -> list[tuple[str, int]]:
+    def _pop_running(self, name: str) -> list[tuple[str, int]]:
         """Remove the oldest running save with a name.
 
         Returns:
@@ -248,7 +248,7 @@ class Retention:
         self.sequence = found.last
         return found
 
-    def keep_existing(self, there: Collection[str], *, bests: bool = False) -> None:
+    def drop_missing(self, there: Collection[str], *, bests: bool = False) -> None:
         """Drop those checkpoints from the record that the directory does not contain.
 
         The save of such a checkpoint may have failed, or the run was killed before it was durable.

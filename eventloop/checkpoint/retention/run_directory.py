@@ -29,7 +29,7 @@ def where_to_resume(paths: Sequence[Path]) -> str:
     return f"the newest checkpoint to resume from is {newest} (iteration {known[newest].iter})"
 
 
-def note_where_to_resume(
+def add_resume_note(
     failure: BaseException | None, paths: Sequence[Path], directories: Sequence[Path]
 ) -> None:
     """Add a note on where to resume to the error that ended a training.
@@ -51,7 +51,7 @@ def note_where_to_resume(
         failure.add_note(note)
 
 
-def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
+def record_rewind(directories: Sequence[Path], resumed: Path) -> None:
     """Record durably that the run resumed from an earlier checkpoint of its directories.
 
     Until the run has saved, `resume("auto")` then uses that checkpoint. Called when training begins. Nothing
@@ -79,7 +79,7 @@ def note_where_it_went_back(directories: Sequence[Path], resumed: Path) -> None:
         )  # fmt: skip
 
 
-def note_another_run(found: Found, directory: Path) -> None:
+def warn_of_other_run(found: Found, directory: Path) -> None:
     """Warn that a new run starts in a directory with checkpoints of another run, and record it durably."""
     if not found.paths:
         return

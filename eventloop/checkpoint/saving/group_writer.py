@@ -95,7 +95,7 @@ class GroupWriter:
         """Cancel the saves that a thread writes; the process finishes those that it writes, however long."""
         self._given_up.set()
         if (process := self.process) is not None:  # the thread that writes may take it away
-            process.leave()
+            process.disable_kill()
 
     def end(self) -> None:
         """End the process."""

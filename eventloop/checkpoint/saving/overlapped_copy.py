@@ -65,7 +65,7 @@ class Copying:
         """
         optimizers = self._optimizers()
         if [*map(id, optimizers)] != [id(each) for each, _ in self._hooked]:  # a run may replace optimizers
-            self._take_hooks_off()
+            self._remove_hooks()
             self._hooked = [(o, o.register_step_pre_hook(self.before_step)) for o in optimizers]
 
     def before_step(self, optimizer: Any, args: Any = (), kwargs: Any = None) -> None:
@@ -88,9 +88,9 @@ class Copying:
     def end(self) -> None:
         """Wait for the running copy, and remove the pre-hooks; later steps do not wait any more."""
         self.join()
-        self._take_hooks_off()
+        self._remove_hooks()
 
-    def _take_hooks_off(self) -> None:
+    def _remove_hooks(self) -> None:
         for _, handle in self._hooked:
             handle.remove()
         self._hooked = []

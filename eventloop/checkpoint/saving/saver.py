@@ -179,12 +179,12 @@ class Saver:
             task.written.wait(max(0.0, until - monotonic()))
         self._groups.give_up()
         self._end_threads(AT_ONCE_SECONDS)
-        left = [task.job.path for task in tasks if task.process is not None and not task.written.done()]
+        running = [task.job.path for task in tasks if task.process is not None and not task.written.done()]
         for task in tasks:
             given_up = not task.written.done() or isinstance(task.written.exception(), SaveGivenUp)
-            if given_up and task.job.path not in left:
+            if given_up and task.job.path not in running:
                 remove_unfinished(task.job.path, os.getpid())  # a hanging thread then has nothing to complete
-        return left
+        return running
 
     def _end_threads(self, timeout: float | None) -> None:
         # the copier ends first, because it gives the writer its work
@@ -232,7 +232,7 @@ class Saver:
         """Copy the tensors that `_copy` left out, encode the state, and queue it for writing."""
         assert task.packed is not None
         try:
-            if task.packed.rest.left:
+            if task.packed.rest.unfinished:
                 task.packed.rest.copy()
             task.encode()
         except Exception as error:

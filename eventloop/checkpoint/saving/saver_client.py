@@ -19,7 +19,7 @@ from eventloop.processes.cpu_time import computes, of_process
 from eventloop.processes.launch import bare_command, runs_python
 
 _PROGRAM = "eventloop.checkpoint.saving.saver_process"
-LOOK_SECONDS = 0.25
+POLL_SECONDS = 0.25
 """Seconds of one wait for an answer; after each the client checks how long the process has been silent."""
 SILENT_SECONDS = 10.0
 """Seconds without a sign of life from a writing process, after which it is killed and a thread writes.
@@ -76,7 +76,7 @@ def process_possible() -> bool:
 
 
 class SaverProcess:
-    """A process that writes checkpoints; only `leave` may be called on another thread.
+    """A process that writes checkpoints; only `disable_kill` may be called on another thread.
 
     Args:
         urgent: returns whether a signal has asked the program to end, so that a silent process is given up
@@ -89,7 +89,7 @@ class SaverProcess:
     def __init__(self, urgent: Callable[[], bool] = lambda: False) -> None:
         self._child = ChildProcess(lambda answers: bare_command(_PROGRAM, str(answers)))
         self._urgent = urgent
-        self._left = self._ready = False
+        self._kill_disabled = self._ready = False
 
     @property
     def pid(self) -> int:
@@ -105,15 +105,15 @@ class SaverProcess:
         while not self._ready:
             if self._child.gone:
                 raise ProcessGoneError(f"it ended: {self.end(0.0)}")
-            answers = self._child.exchange(min(timeout, LOOK_SECONDS))
+            answers = self._child.exchange(min(timeout, POLL_SECONDS))
             self._ready = any(answer.kind == Kind.READY for answer in answers)
-            if (timeout := timeout - LOOK_SECONDS) <= 0.0:
+            if (timeout := timeout - POLL_SECONDS) <= 0.0:
                 break
         return self._ready
 
-    def leave(self) -> None:
+    def disable_kill(self) -> None:
         """Never kill the process for its silence again, because no thread waits for it any more."""
-        self._left = True
+        self._kill_disabled = True
 
     def commit(self, saves: Sequence[Save]) -> list[Outcome]:
         """Let the process make checkpoints durable; wait for the outcomes, and return them.
@@ -141,16 +141,16 @@ class SaverProcess:
         used = of_process(self.pid)
         while not self._child.gone:
             unsent = self._child.backlog
-            answers = self._child.exchange(LOOK_SECONDS)
+            answers = self._child.exchange(POLL_SECONDS)
             for answer in answers:
                 self._ready = True
                 if answer.kind == Kind.DONE:
                     return answer.body
             before, used = used, of_process(self.pid)  # on a busy machine even its start may be slow
-            lives = answers or self._child.backlog < unsent or computes(before, used, LOOK_SECONDS)
-            silent = 0.0 if lives else silent + LOOK_SECONDS
+            lives = answers or self._child.backlog < unsent or computes(before, used, POLL_SECONDS)
+            silent = 0.0 if lives else silent + POLL_SECONDS
             limit = URGENT_SECONDS if self._urgent() else SILENT_SECONDS
-            if silent >= limit and not self._left:
+            if silent >= limit and not self._kill_disabled:
                 self.end(0.0)
                 raise ProcessGoneError(f"it gave no sign of life for {silent:g} s, and was killed")
         raise ProcessGoneError(f"it ended: {self.end(0.0)}")

@@ -18,7 +18,7 @@ from time import sleep
 
 from eventloop.checkpoint.commit import Mapped, Record, Removals, Save, commit
 from eventloop.processes.channel import Inbox, Kind, frame
-from eventloop.processes.launch import ASK_TO_END
+from eventloop.processes.launch import END_SIGNALS
 
 ALIVE_SECONDS = 0.25
 """The interval in seconds at which the process reports that it is running, while it writes."""
@@ -31,19 +31,19 @@ def main() -> None:
     checkpoints are removed by the commit of the next group, or at a `FLUSH` frame.
     """
     # Ctrl-C and a job scheduler's SIGTERM reach the whole process group; the training process handles them
-    for signum in ASK_TO_END:
+    for signum in END_SIGNALS:
         signal.signal(signum, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ASK_TO_END)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     answers, inbox, removals = _Answers(int(sys.argv[1])), Inbox(0), Removals()
     memory: dict[Mapped, memoryview] = {}
     answers.write(frame(Kind.READY))
     while inbox.read():
-        for asked in inbox.frames():
+        for request in inbox.frames():
             with answers.reports_life():
-                if asked.kind == Kind.FLUSH:
+                if request.kind == Kind.FLUSH:
                     answer: object = removals.finish()
                 else:
-                    answer = commit(_opened(pickle.loads(asked.body), memory), removals=removals)
+                    answer = commit(_opened(pickle.loads(request.body), memory), removals=removals)
             answers.send(answer)
     removals.finish()
 
@@ -77,10 +77,10 @@ class _Answers:
 
     def write(self, data: bytes) -> None:
         """Write a whole frame, while the other thread waits."""
-        left = memoryview(data)
+        rest = memoryview(data)
         with self._lock, suppress(BrokenPipeError):  # the parent has ended
-            while left:
-                left = left[os.write(self._descriptor, left) :]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
 
 
 def _opened(saves: list[Save], memory: dict[Mapped, memoryview]) -> list[Save]:

@@ -81,7 +81,7 @@ class Snapshot:
             stream = self._streams[device]
             stream.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(stream):
-                own = pairs.take(device)
+                own = pairs.pop_device(device)
                 own.copy()
                 for source in own.sources:
                     source.record_stream(stream)  # the allocator must not reuse its memory before it is read
@@ -120,7 +120,7 @@ class _Pairs:
         """Return the CUDA devices of the tensors."""
         return {source.device for source in self.sources if source.is_cuda}
 
-    def take(self, device: torch.device) -> _Pairs:
+    def pop_device(self, device: torch.device) -> _Pairs:
         """Remove the pairs whose tensor is on `device`, and return them."""
         taken, kept = _Pairs(), _Pairs()
         for source, view in zip(self.sources, self.views, strict=True):
@@ -190,7 +190,7 @@ class Rest:
             self._done.set()
 
     @property
-    def left(self) -> bool:
+    def unfinished(self) -> bool:
         """Return whether CPU tensors are left for `copy`."""
         return not self._done.is_set()
 

@@ -64,11 +64,9 @@ def difference(a: Points, b: Points, statistic: Statistic = "decile") -> Differe
     """
     measure = _MEASURES[statistic]
     differences = _resampled(b, measure, SEED + 1) - _resampled(a, measure, SEED)
-    low, high = np.quantile(differences, (0.025, 0.975))
-    return Difference(
-        a=float(measure(a)), b=float(measure(b)), low=float(low), high=float(high),
-        spread=max(_spread(points, statistic) for points in (a, b)), statistic=statistic,
-    )  # fmt: skip
+    low, high = map(float, np.quantile(differences, (0.025, 0.975)))
+    spread = max(_spread(points, statistic) for points in (a, b))
+    return Difference(float(measure(a)), float(measure(b)), low, high, spread, statistic)
 
 
 def rare(points: Points) -> bool:
@@ -76,15 +74,10 @@ def rare(points: Points) -> bool:
     return bool(_decile(points) < RARE * _mean(points))
 
 
-def block_length(points: int) -> int:
-    """Return the length of the bootstrap's blocks, in points."""
-    return ceil(float(points ** (1 / 3)))
-
-
 def _resampled(points: Points, statistic: Callable[[Points], Any], seed: int) -> Points:
     """Return the statistic of each of `RESAMPLES` series resampled from the points."""
     count = points.shape[-1]
-    length = block_length(count)
+    length = ceil(count ** (1 / 3))
     starts = np.random.default_rng(seed).integers(0, count, (RESAMPLES, ceil(count / length), 1))
     drawn = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
     found: Points = statistic(points[:, drawn])

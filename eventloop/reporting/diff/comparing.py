@@ -7,15 +7,15 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from eventloop.costs.records import FILE, RunCosts
-from eventloop.reporting.diff.bootstrap import Difference, Statistic, difference, rare
+from eventloop.costs.records import FILE
+from eventloop.reporting.diff.bootstrap import Difference, Points, Statistic, difference, rare
 from eventloop.reporting.diff.series import (
     ITERATION,
     LEAST_ITERATIONS,
     WAIT_ROWS,
     Kind,
-    Points,
     Series,
     series_of,
 )
@@ -102,21 +102,50 @@ def compare(a: Report, b: Report, fail_above: float | None = None) -> Diff:
     Raises:
         ValueError: a run has no costs, or too few iterations.
     """
-    costs = _checked(a), _checked(b)
     with np.errstate(all="ignore"):  # of impossible times in a file
-        first, second = map(series_of, costs)
-        iteration = _iteration(a, b, difference(_points(first, a), _points(second, b)))
+        (run_a, first, points_a), (run_b, second, points_b) = _series(a), _series(b)
+        whole = difference(points_a, points_b)
+        for run, seconds in ((run_a, whole.a), (run_b, whole.b)):
+            if not 0 < seconds < inf:
+                raise ValueError(
+                    f"{run.run} has no times to compare: expected iterations of more than 0 s, "
+                    f"got {seconds:g} s"
+                )
         names = [name for name in {**first, **second} if _is_shown(name, first, second)]
-        rows = [_row(name, first, second, iteration) for name in names]
-    rows.sort(key=_place)
-    limit = inf if fail_above is None else fail_above / 100 * iteration
-    return Diff(
-        a=_run(a, costs[0]), b=_run(b, costs[1]), iteration=iteration, rows=rows, fail_above=fail_above,
-        failed=[row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit],
-    )  # fmt: skip
+        rows = [_row(name, first.get(name), second.get(name), whole.a) for name in names]
+    rows.sort(key=_order)
+    limit = inf if fail_above is None else fail_above / 100 * whole.a
+    failed = [row.name for row in rows if row.verdict == "slower" and (row.low or 0.0) > limit]
+    return Diff(a=run_a, b=run_b, iteration=whole.a, rows=rows, fail_above=fail_above, failed=failed)
 
 
-def _place(row: DiffRow) -> tuple[bool, bool, float]:
+def _series(report: Report) -> tuple[DiffRun, dict[str, Series], Points]:
+    """Return a run, its series and the points of its whole iteration.
+
+    Raises:
+        ValueError: the run has no costs, or too few iterations.
+    """
+    costs = report.costs
+    if costs is None:
+        raise ValueError(
+            f"{report.run} has no costs to compare: expected {FILE}, which a run writes after some seconds, "
+            "got a run without it"
+        )
+    iterations = costs.phases.iterations
+    if not iterations:
+        raise ValueError(
+            f"{report.run} has no iterations to compare: expected a training, got a run without one"
+        )
+    series = series_of(costs)
+    if (points := series[ITERATION].points) is None:
+        raise ValueError(
+            f"{report.run} is too short to compare: expected at least {LEAST_ITERATIONS} iterations, got "
+            f"{iterations:,}, with {len(costs.trend):,} points in the trend"
+        )
+    return DiffRun(run=report.run, iterations=iterations, complete=costs.complete), series, points
+
+
+def _order(row: DiffRow) -> tuple[bool, bool, float]:
     """Return the key by which rows are sorted.
 
     Handlers that only one run has come first, those in iterations before the others; then the largest
@@ -134,82 +163,31 @@ def _is_shown(name: str, first: dict[str, Series], second: dict[str, Series]) ->
     return len(runs) < 2 or any(each.kind != "outside" for each in runs)
 
 
-def _checked(report: Report) -> RunCosts:
-    """Return the costs of a run, or raise an error if it has no costs or no iterations."""
-    costs = report.costs
-    if costs is None:
-        raise ValueError(
-            f"{report.run} has no costs to compare: expected {FILE}, which a run writes after some seconds, "
-            "got a run without it"
-        )
-    if not costs.phases.iterations:
-        raise ValueError(
-            f"{report.run} has no iterations to compare: expected a training, got a run without one"
-        )
-    return costs
-
-
-def _points(series: dict[str, Series], report: Report) -> Points:
-    """Return the points of the whole iteration, or raise an error if the run is too short."""
-    points = series[ITERATION].points
-    if points is None:
-        assert report.costs is not None
-        raise ValueError(
-            f"{report.run} is too short to compare: expected at least {LEAST_ITERATIONS} iterations, got "
-            f"{report.costs.phases.iterations:,}, with {len(report.costs.trend):,} points in the trend"
-        )
-    return points
-
-
-def _iteration(a: Report, b: Report, whole: Difference) -> float:
-    """Return the seconds of an iteration of A, after a check that both runs have positive finite times."""
-    for report, seconds in ((a, whole.a), (b, whole.b)):
-        if not 0 < seconds < inf:
-            raise ValueError(
-                f"{report.run} has no times to compare: expected iterations of more than 0 s, "
-                f"got {seconds:g} s"
-            )
-    return whole.a
-
-
-def _run(report: Report, costs: RunCosts) -> DiffRun:
-    return DiffRun(run=report.run, iterations=costs.phases.iterations, complete=costs.complete)
-
-
-def _row(name: str, first: dict[str, Series], second: dict[str, Series], iteration: float) -> DiffRow:
-    a, b = first.get(name), second.get(name)
-    if a is None or b is None:
-        only = a or b
-        assert only is not None
-        return DiffRow(
-            name=name, kind=only.kind, a=a and a.mean, b=b and b.mean,
-            difference=only.mean if a is None else -only.mean,
-            verdict="only in B" if a is None else "only in A",
-        )  # fmt: skip
-    if a.points is None or b.points is None:
-        return DiffRow(
-            name=name, kind=a.kind, a=a.mean, b=b.mean, difference=b.mean - a.mean,
-            ratio=_ratio(a.mean, b.mean), verdict="unknown",
-        )  # fmt: skip
+def _row(name: str, a: Series | None, b: Series | None, iteration: float) -> DiffRow:
+    known = a or b
+    assert known is not None
+    means = a and a.mean, b and b.mean
+    verdict: Verdict = "only in B" if a is None else "only in A" if b is None else "unknown"
+    row = _filled(
+        DiffRow(name=name, kind=known.kind, a=None, b=None, difference=0.0, verdict=verdict), *means
+    )
+    if a is None or b is None or a.points is None or b.points is None:
+        return row
     found = difference(a.points, b.points)
-    if _verdict(found, iteration) == "noise" and (rare(a.points) or rare(b.points)):
+    noise = max(LEAST * iteration, found.spread)
+    if _is_noise(found, noise) and (rare(a.points) or rare(b.points)):
         found = difference(a.points, b.points, "mean")
-    return DiffRow(
-        name=name, kind=a.kind, a=found.a, b=found.b, difference=found.b - found.a,
-        ratio=_ratio(found.a, found.b), low=found.low, high=found.high,
-        noise=_noise(found, iteration), compared=found.statistic, verdict=_verdict(found, iteration),
-    )  # fmt: skip
+        noise = max(LEAST * iteration, found.spread)
+    verdict = "noise" if _is_noise(found, noise) else "slower" if found.b > found.a else "faster"
+    ends = {"low": found.low, "high": found.high, "noise": noise, "compared": found.statistic}
+    return replace(_filled(row, found.a, found.b), verdict=verdict, **ends)
 
 
-def _ratio(a: float, b: float) -> float | None:
-    return b / a if a > 0 else None
+def _filled(row: DiffRow, a: float | None, b: float | None) -> DiffRow:
+    """Return a row with the times of both runs, their difference and their ratio."""
+    ratio = b / a if a is not None and b is not None and a > 0 else None
+    return replace(row, a=a, b=b, difference=(b or 0.0) - (a or 0.0), ratio=ratio)
 
 
-def _noise(found: Difference, iteration: float) -> float:
-    return max(LEAST * iteration, found.spread)
-
-
-def _verdict(found: Difference, iteration: float) -> Verdict:
-    if abs(found.b - found.a) <= _noise(found, iteration) or found.low <= 0 <= found.high:
-        return "noise"
-    return "slower" if found.b > found.a else "faster"
+def _is_noise(found: Difference, noise: float) -> bool:
+    return abs(found.b - found.a) <= noise or found.low <= 0 <= found.high

@@ -9,10 +9,11 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from eventloop.costs.records import HANDLER_POINT, PHASES, WAITING, WAITS, HandlerCost, Phases, RunCosts
-from eventloop.reporting.tables import by_key, phase_name
+from eventloop.costs.records import HANDLER_POINT, PHASES, WAITING, WAITS, HandlerCost, RunCosts
+from eventloop.costs.shares import own_seconds
+from eventloop.reporting.diff.bootstrap import Points
+from eventloop.reporting.run_tables import by_key, phase_name
 from eventloop.reporting.waits import seconds_waited
 
 WARM_UP = 0.1
@@ -27,7 +28,6 @@ Kind = Literal["iteration", "phase", "handler", "outside", "wait"]
 OUTSIDE = ", outside of iterations"
 WAIT_ROWS = frozenset(f"{name}{where}" for name in WAITING.values() for where in ("", OUTSIDE))
 """The names of the rows of waits, which are shown if either run has such waits."""
-Points = NDArray[np.float64]
 ITERATION = "an iteration"
 
 
@@ -49,32 +49,25 @@ def series_of(costs: RunCosts) -> dict[str, Series]:
 
     The time of a handler that runs phases, such as the optimizer hook, is counted without these phases.
     """
-    phases = _whole_points(costs)
-    each, iterations = phases[0].iterations if phases else 0, max(1, costs.phases.iterations)
-    seconds = {phase: _of(phases, phase) for phase in (*PHASES, *WAITS)}
+    points = [point.phases for point in costs.trend if point.phases.iterations]
+    # the last point may have fewer iterations
+    points = [point for point in points if point.iterations == points[0].iterations]
+    each, iterations = points[0].iterations if points else 0, max(1, costs.phases.iterations)
+    names = (*PHASES, *WAITS)
+    seconds = {name: np.array([[getattr(p, name) for p in points]], np.float64) for name in names}
     whole = _usable(np.concatenate([*seconds.values()]), each)
     found = {ITERATION: Series("iteration", costs.phases.wall / iterations, whole)}
-    for phase in (*PHASES, *WAITS):
-        mean = getattr(costs.phases, phase) / iterations
-        found[phase_name(phase)] = Series("phase", mean, _usable(seconds[phase], each))
+    for name in names:
+        mean = getattr(costs.phases, name) / iterations
+        found[phase_name(name)] = Series("phase", mean, _usable(seconds[name], each))
     for cause in WAITS:
         waited = seconds_waited(costs, cause) - seconds_waited(costs, cause, "iterations")
         found[f"{WAITING[cause]}{OUTSIDE}"] = Series("wait", waited / iterations, None)
-    for key, handler in by_key(costs.handlers).items():
-        own = handler.seconds - sum(getattr(costs.phases, phase) for phase in handler.includes)
+    for key, handler in by_key(costs).items():
         kind: Kind = "handler" if handler.in_iteration else "outside"
-        found[key] = Series(kind, own / iterations, _handler_points(handler, seconds, each))
+        mean = own_seconds(handler, costs.phases) / iterations
+        found[key] = Series(kind, mean, _handler_points(handler, seconds, each))
     return found
-
-
-def _whole_points(costs: RunCosts) -> list[Phases]:
-    """Return the points of a run's trend, except a last point with fewer iterations than the others."""
-    points = [point.phases for point in costs.trend if point.phases.iterations]
-    return [point for point in points if point.iterations == points[0].iterations]
-
-
-def _of(phases: list[Phases], phase: str) -> Points:
-    return np.array([[getattr(point, phase) for point in phases]], np.float64)
 
 
 def _handler_points(handler: HandlerCost, seconds: dict[str, Points], each: int) -> Points | None:

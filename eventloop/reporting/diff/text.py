@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, DiffRun
 from eventloop.reporting.diff.series import ITERATION, WARM_UP
+from eventloop.reporting.tables import encodable, plain
 from eventloop.util.formatting import ABSENT, duration, on_a_line, table
 
 WIDTH = 80
@@ -42,7 +43,8 @@ def diff_lines(
     others = sum(2 + max(map(len, column)) for column in list(zip(HEADER, *cells, strict=True))[1:])
     for row in cells:
         row[0] = on_a_line(row[0], max(LEAST_NAME, width - others))
-    head, rule, *rows = _in(encoding, table(HEADER, cells, right=(1, 2, 3, 4))).splitlines()
+    text = table(HEADER, cells, right=(1, 2, 3, 4))
+    head, rule, *rows = (text if encodable(text, encoding) else plain(text, encoding)).splitlines()
     drawn = [Line(line, row.verdict in QUIET) for line, row in zip(rows, shown, strict=True)]
     if folded := len(diff.rows) - len(shown):
         text = f"{folded} more handlers differ by noise below {FOLDED:.0%} of an iteration (--all shows them)"
@@ -78,15 +80,6 @@ def gate_line(diff: Diff) -> str:
     return f"--fail-above: slower by more than {limit}: {'; '.join(each)}"
 
 
-def _in(encoding: str, text: str) -> str:
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        plain = text.replace("µ", "u").replace("…", "~")
-        return plain.encode(encoding, "replace").decode(encoding)
-    return text
-
-
 def _run(letter: str, run: DiffRun) -> str:
     state = "" if run.complete else ", under way or killed"
     return on_a_line(f"{letter}  {run.run}  {run.iterations:,} iterations{state}")
@@ -94,19 +87,12 @@ def _run(letter: str, run: DiffRun) -> str:
 
 def _cells(row: DiffRow, diff: Diff) -> list[str]:
     iteration = diff.iteration
+    times = (row.a, diff.a), (row.b, diff.b)
     if row.kind in ("outside", "wait"):  # occasional: the total says more than a time an iteration
-        runs = ((row.a, diff.a), (row.b, diff.b))
-        whole = [
-            ABSENT if each is None else f"{duration(each * run.iterations)} in all" for each, run in runs
-        ]
+        whole = [ABSENT if s is None else f"{duration(s * run.iterations)} in all" for s, run in times]
         return [row.name, *whole, ABSENT, ABSENT, row.verdict]
-    return [
-        row.name,
-        *(ABSENT if seconds is None else duration(seconds) for seconds in (row.a, row.b)),
-        _percent(row.difference, iteration),
-        _interval(row, iteration),
-        row.verdict,
-    ]
+    each = [ABSENT if seconds is None else duration(seconds) for seconds, _ in times]
+    return [row.name, *each, _percent(row.difference, iteration), _interval(row, iteration), row.verdict]
 
 
 def _interval(row: DiffRow, iteration: float) -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from eventloop.ownership import WorkDirInUseError, holding, read_owner
+from eventloop.ownership.acquiring import acquire, owning
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import Owner, owners_in
 from eventloop.ownership.records import records_in
-from eventloop.ownership.taking import owning, take
 from tests.ownership.conftest import Forge
 from tests.ownership.trainings import alive, contents
 from tests.support.process_support import until
@@ -27,7 +27,7 @@ def state_of(run: Path) -> str:
 def test_a_directory_is_given_back(run: Path) -> None:
     """Nothing stays in it."""
     for _ in range(3):
-        held = take(run, "training")
+        held = acquire(run, "training")
         assert len(records_in(run)) == 1
         held.release()
         assert [*run.iterdir()] == []
@@ -35,17 +35,17 @@ def test_a_directory_is_given_back(run: Path) -> None:
 
 def test_an_owner_of_this_process_is_refused(run: Path) -> None:
     """Also with another path to the same directory; nothing is changed."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     (run.parent / "link").symlink_to(run)
     before = contents(run)
     for path in (run, run.parent / "link"):
         with pytest.raises(
             WorkDirInUseError, match=rf"{path.name} is in use: another run of this process \({os.getpid()}"
         ):
-            take(path, "training")
+            acquire(path, "training")
     assert contents(run) == before
     held.release()
-    take(run, "training").release()
+    acquire(run, "training").release()
 
 
 def test_one_of_many_threads_takes_it(run: Path) -> None:
@@ -55,7 +55,7 @@ def test_one_of_many_threads_takes_it(run: Path) -> None:
     def begin() -> None:
         barrier.wait()
         try:
-            owners.append(take(run, "training"))
+            owners.append(acquire(run, "training"))
         except WorkDirInUseError as error:
             refused.append(error)
 
@@ -71,7 +71,7 @@ def test_one_of_many_threads_takes_it(run: Path) -> None:
 def test_a_dead_owner_elsewhere_is_followed_at_once(run: Path, forge: Forge) -> None:
     """Its heartbeat has been silent for long enough, so nobody waits."""
     forge(31.0)
-    held = take(run, "training", waits=False)
+    held = acquire(run, "training", waits=False)
     assert len(records_in(run)) == 1
     held.release()
     assert [*run.iterdir()] == []
@@ -82,9 +82,9 @@ def test_an_owner_elsewhere_that_may_have_died(
 ) -> None:
     """It is waited for, with one line, until its silence is long enough."""
     forge(29.0)
-    monkeypatch.setattr("eventloop.ownership.taking.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("eventloop.ownership.acquiring.POLL_SECONDS", 0.01)
 
-    take(run, "training").release()
+    acquire(run, "training").release()
 
     (line,) = [record.getMessage() for record in caplog.records if "waits" in record.getMessage()]
     assert "process 12 on elsewhere owns it since 2026-01-01T00:00:00+00:00" in line
@@ -93,23 +93,23 @@ def test_an_owner_elsewhere_that_may_have_died(
 def test_an_owner_elsewhere_that_beats(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused at its next sign of life."""
     path = forge(20.0)
-    monkeypatch.setattr("eventloop.ownership.taking.sleep", lambda seconds: os.utime(path))
+    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: os.utime(path))
 
     with pytest.raises(WorkDirInUseError, match="process 12 on elsewhere owns it since 2026"):
-        take(run, "training")
+        acquire(run, "training")
     assert records_in(run) == [path]
 
 
 def test_an_owner_that_ends_for_too_long(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for it is bounded, and says so."""
     path = forge(state="ending")
-    monkeypatch.setattr("eventloop.ownership.taking.ENDING_SECONDS", 0.5)
-    monkeypatch.setattr("eventloop.ownership.taking.sleep", lambda seconds: os.utime(path))
+    monkeypatch.setattr("eventloop.ownership.acquiring.ENDING_SECONDS", 0.5)
+    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: os.utime(path))
 
     with pytest.raises(
         WorkDirInUseError, match=r"is ending, and has not ended in 0.5 s: wait until it has ended"
     ):
-        take(run, "training")
+        acquire(run, "training")
 
 
 def test_a_run_that_claims_the_directory_too(
@@ -117,9 +117,9 @@ def test_a_run_that_claims_the_directory_too(
 ) -> None:
     """It is waited for: it is the owner afterwards, or gives up its claim."""
     path = forge(state="claiming")
-    monkeypatch.setattr("eventloop.ownership.taking.sleep", lambda seconds: path.unlink())
+    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: path.unlink())
 
-    take(run, "training").release()
+    acquire(run, "training").release()
 
 
 def test_a_claim_that_another_run_has_seen(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +137,9 @@ def test_a_claim_that_another_run_has_seen(run: Path, forge: Forge, monkeypatch:
         assert [path for path in records_in(run) if path not in claims] == []
         claims[0].unlink(missing_ok=True)
 
-    monkeypatch.setattr("eventloop.ownership.taking.owners_in", owners)
-    monkeypatch.setattr("eventloop.ownership.taking.sleep", wait)
-    held = take(run, "training")
+    monkeypatch.setattr("eventloop.ownership.acquiring.owners_in", owners)
+    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", wait)
+    held = acquire(run, "training")
 
     assert (len(claims), len(waits), state_of(run)) == (1, 1, "training")
     held.release()
@@ -148,7 +148,8 @@ def test_a_claim_that_another_run_has_seen(run: Path, forge: Forge, monkeypatch:
 def test_a_heartbeat_shows_that_its_owner_lives(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sets the time of the file, and writes the state that it is given."""
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
-    heartbeat = Heartbeat([take(run, "training")], lost=print)
+    heartbeat = Heartbeat([acquire(run, "training")], lost=print)
+    heartbeat.start()
     (path,) = records_in(run)
     os.utime(path, (1.0, 1.0))
     until(lambda: path.stat().st_mtime > 1.0)
@@ -165,7 +166,8 @@ def test_an_owner_that_was_followed(run: Path, forge: Forge, monkeypatch: pytest
     """It notices that, once, and touches no file of the other one at its end."""
     monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
     lost: list[Path] = []
-    heartbeat = Heartbeat([take(run, "training")], lost=lost.append)
+    heartbeat = Heartbeat([acquire(run, "training")], lost=lost.append)
+    heartbeat.start()
     (path,) = records_in(run)
     forge()
     path.unlink()
@@ -183,7 +185,7 @@ def test_a_directory_that_is_renamed_under_its_owner(
     run: Path, caplog: pytest.LogCaptureFixture, again: bool
 ) -> None:
     """One line says so; a directory that is made again under the old name has the same owner."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     run.rename(run.parent / "renamed")
     if again:
         run.mkdir()
@@ -199,7 +201,7 @@ def test_a_directory_that_is_renamed_under_its_owner(
 
 def test_a_file_that_somebody_removed_is_written_again(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The directory is the same, so its owner is."""
-    held = take(run, "training")
+    held = acquire(run, "training")
     (path,) = records_in(run)
     path.unlink()
     held.beat()
@@ -209,14 +211,15 @@ def test_a_file_that_somebody_removed_is_written_again(run: Path, caplog: pytest
 
 def test_a_forked_child_gives_nothing_back(run: Path) -> None:
     """It neither owns the directory of its parent, nor may it take it."""
-    heartbeat = Heartbeat([held := take(run, "training")], lost=print)
+    heartbeat = Heartbeat([held := acquire(run, "training")], lost=print)
+    heartbeat.start()
     reading, writing = os.pipe()
     if (child := os.fork()) == 0:
         heartbeat.ending()
         heartbeat.end()
         held.release()
         try:
-            take(run, "training")
+            acquire(run, "training")
         except WorkDirInUseError as error:
             os.write(writing, str(error).encode())
         os._exit(0)
@@ -255,14 +258,14 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(OSError, match="file"):
-        take(file, "training")
+        acquire(file, "training")
 
 
 def test_a_change_that_cannot_be_written_is_logged(
     run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The disk may be full; the owner stays the owner."""
-    held = take(run, "training")
+    held = acquire(run, "training")
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Take a directory that has no live owner; wait for an owner that ends, and refuse during any other run."""
+"""Acquire a directory without a live owner; wait for an owner that ends, and refuse during any other run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from time import monotonic, sleep
 
 from eventloop.ownership.holding import Heartbeat, Held
 from eventloop.ownership.owner import Owner, owners_in, read_owner
-from eventloop.ownership.records import Record, State, create_record, new_path
+from eventloop.ownership.records import Record, State, new_path
 from eventloop.temporary.leftovers import running_saves
 from eventloop.temporary.names import process_of
 from eventloop.temporary.process_identity import this_process
@@ -24,7 +24,7 @@ logger = logging.getLogger("eventloop")
 
 ENDING_SECONDS = 120.0
 """The longest wait for a run that is ending, and for a save of one that has ended."""
-LOOK_SECONDS = 0.2
+POLL_SECONDS = 0.2
 CLAIM_SECONDS = 0.05
 """The longest pause of a run that found another one that claims the directory, too."""
 CLAIMED_SECONDS = 5.0
@@ -33,7 +33,14 @@ ANOTHER = "wait until it has ended, or end it, or give this run a directory of i
 OURS = "end that run first (trainer.close() ends a loop of your own), or give this one another work_dir"
 
 
-def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANOTHER) -> Held:
+def acquire(
+    directory: Path,
+    state: State,
+    *,
+    waits: bool = True,
+    remedy: str = ANOTHER,
+    acquired: list[Held] | None = None,
+) -> Held:
     """Make this process the owner of a directory, which is created if it does not exist.
 
     Args:
@@ -42,12 +49,14 @@ def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANO
         waits: whether to wait for a run that is ending, or may have died elsewhere, and for a save of a run
             that has ended. Without it, such a run counts as living.
         remedy: the end of an error's text: what the user can do.
+        acquired: a list that gets the result before anything is done, for a caller that an interrupt may keep
+            from getting it.
 
     Raises:
         WorkDirInUseError: a live run owns it. Nothing was changed.
         OSError: the directory cannot be written.
     """
-    directory = directory.absolute()
+    directory, acquired = directory.absolute(), [] if acquired is None else acquired
     waiting = _Waiting(waits, remedy)
     while True:
         owner = read_owner(directory)
@@ -57,13 +66,13 @@ def take(directory: Path, state: State, *, waits: bool = True, remedy: str = ANO
             waiting.for_save(saves[0])
         else:
             directory.mkdir(parents=True, exist_ok=True)
-            if (taken := _claim(directory, state)) is not None:
-                return taken
+            if _claim(directory, state, acquired):
+                return acquired[-1]
             sleep(random.uniform(0, CLAIM_SECONDS))
 
 
-def _claim(directory: Path, state: State) -> Held | None:
-    """Claim a directory, and take it if no other run has claimed it too; else return None.
+def _claim(directory: Path, state: State, acquired: list[Held]) -> bool:
+    """Claim a directory, and own it if no other run has claimed it too; return whether it is owned.
 
     The files of runs that were killed are removed.
     """
@@ -74,27 +83,26 @@ def _claim(directory: Path, state: State) -> Held | None:
         directory=os.fsencode(os.path.realpath(directory)),
     )  # fmt: skip
     path = new_path(directory)
-    create_record(path, record)
+    claim = Held(path, record)
+    acquired.append(claim)  # before it has an effect
     try:
-        claim = Held(path, record)
-    except OSError:  # no descriptor is left
-        path.unlink(missing_ok=True)
-        raise
-    try:
+        claim.create()
         others = [owner for owner in owners_in(directory) if owner.path.name != path.name]
         alone = all(owner.lives is False for owner in others)
         if alone:
             claim.change(state)
     except BaseException:
         claim.release()
+        acquired.remove(claim)
         raise
     if not alone or claim.lost:
         claim.release()
-        return None
+        acquired.remove(claim)
+        return False
     for owner in others:
         with suppress(OSError):
             owner.path.unlink()
-    return claim
+    return True
 
 
 def await_end(directories: list[Path]) -> None:
@@ -128,9 +136,11 @@ def owning(directory: Path, state: State, remedy: str) -> Iterator[None]:
         WorkDirInUseError: a live run owns it.
         OSError: it cannot be written.
     """
-    taken = take(directory, state, waits=False, remedy=remedy)
-    heartbeat = Heartbeat([taken], lambda place: logger.error("another run has taken %s meanwhile", place))
+    acquired: list[Held] = []
+    heartbeat = Heartbeat(acquired, lambda place: logger.error("another run has taken %s meanwhile", place))
     try:
+        acquire(directory, state, waits=False, remedy=remedy, acquired=acquired)
+        heartbeat.start()
         yield
     finally:
         heartbeat.end()
@@ -166,14 +176,14 @@ class _Waiting:
         text = f"process {pid} still saves {path}, for a run that has ended"
         self._wait(f"{text}. This run waits for it", text)
 
-    def _wait(self, told: str, refused: str) -> None:
+    def _wait(self, notice: str, refused: str) -> None:
         now = monotonic()
         if self._until is None:
             self._until = now + ENDING_SECONDS
-            logger.warning("%s, for %.0f s at most", told, ENDING_SECONDS)
+            logger.warning("%s, for %.0f s at most", notice, ENDING_SECONDS)
         if now > self._until:
             raise WorkDirInUseError(f"{refused}, and has not ended in {ENDING_SECONDS:g} s: {self._remedy}")
-        sleep(LOOK_SECONDS)
+        sleep(POLL_SECONDS)
 
 
 def describe(owner: Owner) -> str:

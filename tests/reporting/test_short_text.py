@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from eventloop.costs.records import HandlerCost, RunCosts, Times, write_costs
-from eventloop.reporting.comparison import compared_by_time, extremes, run_extremes
+from eventloop.reporting.comparison import compared_by_time, extremes, runs_table
 from eventloop.reporting.facts import OUTSIDE_HANDLERS
-from eventloop.reporting.glance import LINES, fold, handler_lines, run_at_a_glance
 from eventloop.reporting.report import Report, load_report
-from eventloop.reporting.text import as_text
+from eventloop.reporting.text import LINES, as_text, handler_lines
 from tests.cli.reported_runs import (
     TRAINED,
     begins,
@@ -105,7 +104,7 @@ def test_the_lines_begin_with_the_advice(tmp_path: Path) -> None:
     """Then come facts, phases, handlers, subscribers and the last values."""
     run = make_run(tmp_path / "run", handlers=[of("draw", 0.5)], seconds=8.0)
 
-    lines = run_at_a_glance(load_report(run), "run", 80).splitlines()
+    lines = as_text([load_report(run)], width=80).splitlines()
 
     begins = (
         "Run run: completed",
@@ -126,23 +125,23 @@ def test_the_lines_begin_with_the_advice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "kind"),
+    ("cost", "row"),
     [
-        (of("mine", 0.02), "shown"),
-        (of("mine", 0.009), "small"),
-        (of("mine", 0.009, over_budget=True), "shown"),
-        (of("EMAHook", 0.02, built_in=True), "built_in"),
-        (of("EMAHook", 0.06, built_in=True), "shown"),
-        (of("OptimizerHook", 0.63, built_in=True, includes=["backward", "optimizer"]), "built_in"),
-        (of("mine", 0.0, calls=0), None),
+        (of("mine", 0.02), "mine"),
+        (of("mine", 0.009), "1 below 1%"),
+        (of("mine", 0.009, over_budget=True), "! mine"),
+        (of("EMAHook", 0.02, built_in=True), "1 built-in"),
+        (of("EMAHook", 0.06, built_in=True), "EMAHook"),
+        (of("OptimizerHook", 0.63, built_in=True, includes=["backward", "optimizer"]), "1 built-in"),
+        (of("mine", 0.0, calls=0), ""),
     ],
     ids=["1 %", "less", "over its budget", "built in", "built in, 5 %", "runs phases", "never called"],
 )
-def test_a_handler_that_matters_has_a_row(cost: HandlerCost, kind: str | None) -> None:
+def test_a_handler_that_matters_has_a_row(cost: HandlerCost, row: str) -> None:
     """From 1 % of the iterations, without the phases that it runs; from 5 % if it is part of eventloop."""
-    folded = fold(costs(handlers=[cost]), inside=True)
+    lines = handler_lines(costs(handlers=[cost], phases=phases(100, hooks=0.0)), 80, 9)
 
-    assert [name for name, members in folded._asdict().items() if members] == ([kind] if kind else [])
+    assert [line[: len(row)] for line in lines[1:]] == ([row] if row else [])
 
 
 def test_the_rows_add_up_to_the_hooks_phase() -> None:
@@ -180,7 +179,7 @@ def test_subscribers_in_need_of_a_look_have_a_row(tmp_path: Path) -> None:
     rows = [subscriber("fine"), subscriber("busy", seconds=5.0), subscriber("lossy", dropped=3)]
     run = make_run(tmp_path / "run", subscribers=rows, seconds=8.0)
 
-    lines = run_at_a_glance(load_report(run), "run", 80).splitlines()
+    lines = as_text([load_report(run)], width=80).splitlines()
 
     assert [line.split()[0] for line in lines if line.lstrip("! ").startswith(("busy", "lossy"))] == [
         "busy",
@@ -256,19 +255,19 @@ def test_runs_that_do_not_fit_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "high", "best", "worst"),
+    ("numbers", "high", "marks"),
     [
-        ([1.0, 2.0, None, 1.5], False, {0}, {1}),
-        ([1.0, 2.0, 1.0], True, {1}, {0, 2}),
-        ([1.0, 1.04], False, set(), set()),
-        ([1.0, None], False, set(), set()),
-        ([0, 3], False, {0}, {1}),
-        ([0, 0], False, set(), set()),
+        ([1.0, 2.0, None, 1.5], False, {0: "best", 1: "worst"}),
+        ([1.0, 2.0, 1.0], True, {0: "worst", 1: "best", 2: "worst"}),
+        ([1.0, 1.04], False, {}),
+        ([1.0, None], False, {}),
+        ([0, 3], False, {0: "best", 1: "worst"}),
+        ([0, 0], False, {}),
     ],
 )
-def test_best_and_worst(numbers: list[float | None], high: bool, best: set[int], worst: set[int]) -> None:
+def test_best_and_worst(numbers: list[float | None], high: bool, marks: dict[int, str]) -> None:
     """None where they differ by less than 5 %, or where one run alone has a number."""
-    assert extremes(numbers, high=high) == (best, worst)
+    assert extremes(numbers, high=high) == marks
 
 
 def test_more_iterations_a_second_are_better_and_more_lost_events_worse() -> None:
@@ -281,8 +280,9 @@ def test_more_iterations_a_second_are_better_and_more_lost_events_worse() -> Non
     ]
     reports = [Report(run=str(i), costs=each, log=None, notes=[]) for i, each in enumerate(records)]
 
-    found = run_extremes(reports)
+    table = runs_table(reports, ["a", "b", "c"])
 
-    assert [found[name] for name in ("a second", "p50", "p99", "not delivered")] == [
-        ({0}, {1}), ({0}, {1}), (set(), set()), ({0}, {1}),
-    ]  # fmt: skip
+    marks = {(row, table.header[column]): mark for (row, column), mark in table.marks.items()}
+    assert {name for _, name in marks} == {"a second", "p50", "mean", "not delivered"}
+    assert {row for (row, _), mark in marks.items() if mark == "best"} == {0}
+    assert {row for (row, _), mark in marks.items() if mark == "worst"} == {1}

@@ -1,0 +1,179 @@
+"""Run forward passes in mixed precision, and scale losses against underflow; the optimizer hook uses this."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any, Literal
+
+import msgspec
+import torch
+
+from eventloop.state.schema import Count, read_as
+from eventloop.util.checks import check_choice, check_keys, number, positive
+
+LossScale = float | str | Mapping[str, float]
+Scaling = Literal["none", "static", "dynamic"]
+"""How losses are scaled against underflow; gradients in a checkpoint fit only the same scaling."""
+
+_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+_SCALER_ARGUMENTS = ("init_scale", "growth_factor", "backoff_factor", "growth_interval")
+
+
+class MixedPrecision:
+    """Hold the autocast type of a model's device, and the `GradScaler` if losses are scaled.
+
+    Args:
+        loss_scale, dtype: see `eventloop.hooks.AmpOptimizerHook`.
+    """
+
+    def __init__(self, loss_scale: LossScale | None, dtype: str | torch.dtype | None) -> None:
+        self._dtype = None if dtype in (None, "auto") else _parse_dtype(dtype)
+        self._loss_scale = None if loss_scale is None else _parse_loss_scale(loss_scale)
+        self.device = ""
+        self.scaling: Scaling = "none"
+        self.scaler: torch.amp.GradScaler | None = None
+        self._autocast_dtype = torch.bfloat16
+        self._forward = ExitStack()
+
+    def prepare(self, model: torch.nn.Module) -> None:
+        """Choose the autocast type and the `GradScaler` for the model's device.
+
+        They are chosen again if the model was moved to another device; the loss scale stays.
+
+        Raises:
+            RuntimeError: the device does not support autocast to that type.
+        """
+        first = next(model.parameters(), None)
+        device = "cpu" if first is None else first.device.type
+        if device == self.device:
+            return
+        self.device = device
+        self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
+        self.autocast()  # raises here if the device has no autocast to this type
+        loss_scale = self._loss_scale
+        if loss_scale is None and self._autocast_dtype == torch.float16:
+            loss_scale = {}
+        former, self.scaler, self.scaling = self.scaler, None, "none"
+        if isinstance(loss_scale, float):
+            self.scaling, self.scaler = "static", torch.amp.GradScaler(device, init_scale=loss_scale)
+        elif loss_scale is not None:
+            self.scaling, self.scaler = "dynamic", torch.amp.GradScaler(device, **loss_scale)
+        if former is not None and self.scaler is not None:
+            self.scaler.load_state_dict(former.state_dict())
+
+    def autocast(self) -> torch.autocast:
+        """Return the context of a forward pass."""
+        return torch.autocast(self.device, dtype=self._autocast_dtype)
+
+    def begin_forward(self) -> None:
+        """Enter autocast for a forward pass."""
+        self._forward.close()  # left open by a batch that was skipped
+        self._forward.enter_context(self.autocast())
+
+    def end_forward(self) -> None:
+        """Leave autocast, if a forward pass is open."""
+        self._forward.close()
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Run backward on the scaled loss."""
+        self._forward.close()  # backward needs no autocast, as it uses the types of the forward pass
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()
+
+    @staticmethod
+    def unscale(
+        scaler: torch.amp.GradScaler, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> torch.Tensor | None:
+        """Unscale the gradients; return a 0-dim device tensor, above 0 if a gradient is not finite.
+
+        It returns None if no parameter has a gradient.
+        """
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        found = [value for o in optimizers for value in scaler._found_inf_per_device(o).values()]
+        if not found:
+            scaler.update(scaler.get_scale())  # resets the scaler; update() would require inf checks
+            return None
+        first = found[0]
+        return first if len(found) == 1 else torch.stack([value.to(first.device) for value in found]).sum()
+
+    def update(self, scaler: torch.amp.GradScaler) -> None:
+        """Update the scale after a step, made or skipped; a constant scale stays."""
+        scaler.update(self._loss_scale if isinstance(self._loss_scale, float) else None)
+
+    def settings(self) -> dict[str, Any]:
+        """Return a constant scale as `loss_scale`, and of a dynamic scale its two factors and its interval.
+
+        The initial scale is left out, because it has no effect once the scale has changed.
+        """
+        if self.scaler is None:
+            return {}
+        if isinstance(self._loss_scale, float):
+            return {"loss_scale": self._loss_scale}
+        return {
+            "growth_factor": self.scaler.get_growth_factor(),
+            "backoff_factor": self.scaler.get_backoff_factor(),
+            "growth_interval": self.scaler.get_growth_interval(),
+        }
+
+    def state(self) -> dict[str, Any]:
+        """Return the scaler's state, {} without a scaler."""
+        return {} if self.scaler is None else self.scaler.state_dict()
+
+    def load(self, state: Mapping[str, Any], owner: str) -> None:
+        """Load a saved loss scale; the growth and backoff factors remain those given.
+
+        Raises:
+            CheckpointError: `state` has no scale; the message begins with `owner`.
+        """
+        if self.scaler is not None:
+            saved = read_as(_State, state, f"{owner} cannot take its state").scaler
+            self.scaler.load_state_dict({**self.scaler.state_dict(), **msgspec.structs.asdict(saved)})
+
+
+class _Scaler(msgspec.Struct):
+    scale: Annotated[float, msgspec.Meta(gt=0)]
+    _growth_tracker: Count
+
+
+class _State(msgspec.Struct):
+    scaler: _Scaler
+
+
+def _parse_dtype(dtype: object) -> torch.dtype:
+    if dtype in _DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if not isinstance(dtype, str | torch.dtype):
+        raise TypeError(f'dtype must be "float16" or "bfloat16", got {dtype!r}')
+    name = str(dtype).removeprefix("torch.")
+    check_choice("dtype", name, _DTYPES)
+    return _DTYPES[name]
+
+
+def _parse_loss_scale(loss_scale: object) -> float | dict[str, Any]:
+    """Return a constant scale as a float, or the arguments of a dynamic scaler as a dict."""
+    if loss_scale == "dynamic":
+        return {}
+    if isinstance(loss_scale, Mapping):
+        check_keys("loss_scale", loss_scale, _SCALER_ARGUMENTS)
+        for key, value in loss_scale.items():
+            _check_scaler_argument(key, value)
+        return dict(loss_scale)
+    if isinstance(loss_scale, bool) or not isinstance(loss_scale, int | float):
+        raise TypeError(
+            'loss_scale must be a number, "dynamic", or a dict of arguments of torch.amp.GradScaler, '
+            f"got {loss_scale!r}"
+        )
+    _check_scaler_argument("init_scale", loss_scale, of="loss_scale")
+    return float(loss_scale)
+
+
+def _check_scaler_argument(key: str, value: object, of: str | None = None) -> None:
+    what = of or f"loss_scale[{key!r}]"
+    if key == "growth_interval":
+        positive(what, value)
+    else:
+        above, below = {"growth_factor": (1, None), "backoff_factor": (0, 1)}.get(key, (0, None))
+        number(what, value, above=above, below=below)
