@@ -38,7 +38,7 @@ from benchmarks.helpers.timing import (
     publish,
     yes_no,
 )
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.workers.process_runner import ProcessRunner
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HistogramLogged, ImageLogged
@@ -124,8 +124,9 @@ def tensorboard_cases(stack: ExitStack, number: int) -> dict[str, Steps]:
 
 def ready(subscription: Subscription) -> None:
     """Wait until a worker process has imported what it needs: a run has hours, this has seconds."""
-    if isinstance(subscription.lane, ProcessLane):
-        subscription.lane.wait_ready(60)
+    runner = subscription.subscriber.runner if subscription.subscriber is not None else None
+    if isinstance(runner, ProcessRunner):
+        runner.ready.wait(60)
 
 
 def rows(cases: dict[str, Steps], taken: dict[str, Taken]) -> list[list[str]]:
@@ -183,10 +184,10 @@ def short(record: dict[str, Any]) -> str:
 
 def worker_mib(bus: Bus | None) -> str:
     """The resident size of the one worker of a bus, from Linux's /proc."""
-    lanes = [s.lane for s in bus._subscribers._subscriptions] if bus is not None else []
-    for lane in lanes:
-        if isinstance(lane, ProcessLane) and lane.worker is not None:
-            text = Path(f"/proc/{lane.worker.pid}/status").read_text(encoding="ascii")
+    subscriptions = bus._subscribers._subscriptions if bus is not None else []
+    for runner in (each.subscriber.runner for each in subscriptions if each.subscriber is not None):
+        if isinstance(runner, ProcessRunner) and runner.worker is not None:
+            text = Path(f"/proc/{runner.worker.pid}/status").read_text(encoding="ascii")
             return f"{int(text.split('VmRSS:')[1].split()[0]) / 1024:.0f} MiB"
     return "unknown"
 

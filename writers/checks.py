@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from types import FunctionType
 from typing import Any, Protocol
 
-from eventloop.background.queues.options import LaneOptions
-from eventloop.bus.subscription import check_budget, check_lane
+from eventloop.background.queues.options import SubscriberOptions
+from eventloop.bus.subscription import check_budget, check_subscriber_options
 from eventloop.events.catalogue import find_event, several
 from eventloop.util.checks import check_choice
 
@@ -94,7 +94,9 @@ def check_attributes(owner: object, name: str) -> None:
     if values.get("budget_us") is not None:
         check_budget(name, values["budget_us"])
     try:
-        check_lane(LaneOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}))
+        check_subscriber_options(
+            SubscriberOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values})
+        )
         check_choice("offload", values.get("offload", "auto"), OFFLOADS)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):

@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
 
-from eventloop.background.closing import Closing, Posted
 from eventloop.background.coroutine_loop import CoroutineLoop
-from eventloop.background.gil_scheduler import Pace
-from eventloop.background.queues.account import Route
-from eventloop.background.queues.options import LaneOptions, Offload
-from eventloop.background.queues.subscriber import Lane
-from eventloop.background.runners import CallersLane, TaskLane, ThreadLane
+from eventloop.background.health import Health
+from eventloop.background.posted import Posted
+from eventloop.background.queues.inbox import Route
+from eventloop.background.queues.leftover import KeepLeft
+from eventloop.background.queues.options import Offload, SubscriberOptions
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.queues.supervision import supervise
+from eventloop.background.runners.task_runner import TaskRunner
+from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.background.threads import BackgroundThread, on_background_thread
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.workers.process_runner import process_subscriber
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
-from eventloop.events.deferred import Deferred, Stamped
+from eventloop.events.deferred import Deferred
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.waiting import Latch
 
@@ -41,33 +46,57 @@ MANY = 8192
 DROP_REPORT_SECONDS = 1.0
 
 
-class Background(Closing):
-    """The background subscribers of one bus, and the keeper, the thread that supervises their queues."""
+class Background:
+    """The background subscribers of one bus, and the keeper, the thread that supervises their queues.
+
+    `eventloop.background.closing` flushes and closes them.
+    """
 
     def __init__(self) -> None:
-        super().__init__()
+        self.subscribers: list[Subscriber] = []
+        self.listening: dict[type[Event], list[Subscriber]] = {}
+        self.posted: deque[Posted] = deque()
+        self.health = Health(self._enqueue)
         self.latest = self.health.latest  # the last event of each type that the background creates
+        self.emissions = 0
+        """The number of events emitted by subscribers and health reports, counted during a flush."""
+        self.closed = False  # it accepts no more subscribers
+        self.finished = False  # it delivers no more: `close` has come to its end
+        self.complete = True  # what a close returned
+        self.closer = threading.RLock()  # held by the thread that is closing
+        self.reports = True  # whether health events are queued: until their subscribers are ended
+        self.logs_losses = True
+        """Whether a close logs lost events; False while its caller logs them."""
+        self.flush_ends: Callable[[], bool] = lambda: False
+        """Returns True to end a flush early, which then logs nothing, because a close follows."""
+        self.keep_left: KeepLeft | None = None
+        self.replay_command = ""
+        """The command that delivers the events that `keep_left` keeps; "" without one."""
+        self.logged: dict[Subscriber, int] = {}
+        """The subscribers that the last flush has logged, each with the number of its events by then."""
+        self.thread: threading.Thread | None = None  # the keeper's
+        self.coroutines: CoroutineLoop | None = None
+        self.starting = threading.RLock()
         self.never_waits = plan_file() is not None
         """True once emits no longer wait for a blocking subscriber; a full queue exceeds its limit."""
         self.inert = False
         """True in a forked child process, if the subscribers belong to the parent."""
         self.recorder: SpanRecorder | None = None
         self._pace = Pace()
-        self._looked: Callable[[], None] | None = None
-        self._coroutines: CoroutineLoop | None = None
-        self._ending = False
+        self._polled: Callable[[], None] | None = None
+        self._stopping = self._ending = False
         self._woken = Latch()
 
     # --- subscribing (any thread) --------------------------------------------------------------------------
 
-    def add_lane(
+    def add(
         self,
         name: str,
         fn: Callable[..., Any],
-        options: LaneOptions,
+        options: SubscriberOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None = None,
-    ) -> Lane:
+    ) -> Subscriber:
         """Start the queue and the thread, task or process of a subscriber, and the keeper thread if needed.
 
         Args:
@@ -88,117 +117,91 @@ class Background(Closing):
         if self.closed:
             raise closed
         self.start()
-        lane = self.make_lane(name, fn, options, offload, loop)
-        lane.recorder = self.recorder
+        subscriber = self.make(name, fn, options, offload, loop)
+        subscriber.recorder = self.recorder
         try:
             if plan_file() is None:
-                lane.start()
-            self.lanes.append(lane)
-            if self.closed:  # another thread has just closed the bus, perhaps without this lane
+                subscriber.runner.start()
+            self.subscribers.append(subscriber)
+            if self.closed:  # another thread has just closed the bus, perhaps without this subscriber
                 raise closed
-            return lane
+            return subscriber
         except BaseException:  # Ctrl-C among them
-            self.remove_lane(lane)
+            self.remove(subscriber)
             raise
 
-    def make_lane(
+    def make(
         self,
         name: str,
         fn: Callable[..., Any],
-        options: LaneOptions,
+        options: SubscriberOptions,
         offload: Offload | None,
         loop: asyncio.AbstractEventLoop | None,
-    ) -> Lane:
+    ) -> Subscriber:
         """Create the queue and the thread, task or process of a subscriber without starting it."""
-        report = self.health.report
-        if loop is not None:
-            return CallersLane(name, fn, options, report, loop)
         if offload == "process":
-            return ProcessLane(name, fn, options, report)
+            return process_subscriber(name, fn, options, self.health.report)
+        subscriber = Subscriber(name, fn, options, self.health.report)
         if offload == "thread":
-            return ThreadLane(name, fn, options, report, self._pace)
-        if plan_file() is not None:
-            return TaskLane(name, fn, options, report, None)
-        with self._starting:
-            coroutines = self._coroutines
-            if coroutines is None or coroutines.ended:
-                coroutines = CoroutineLoop()
-            task = TaskLane(name, fn, options, report, coroutines.loop)
-            self._coroutines = coroutines  # now that it runs
-        return task
+            subscriber.runner = ThreadRunner(subscriber, self._pace)
+        elif loop is not None:
+            subscriber.runner = TaskRunner(subscriber, loop, callers=True)
+        elif plan_file() is not None:
+            subscriber.runner = TaskRunner(subscriber, None)
+        else:
+            with self.starting:
+                coroutines = self.coroutines
+                if coroutines is None or coroutines.ended:
+                    coroutines = CoroutineLoop()
+                subscriber.runner = TaskRunner(subscriber, coroutines.loop)
+                self.coroutines = coroutines  # now that it runs
+        return subscriber
 
-    def remove_lane(self, lane: Lane) -> None:
+    def remove(self, subscriber: Subscriber) -> None:
         """End the queue of a subscriber whose subscription was cancelled."""
-        lane.give_up("cancelled")
-        self.health.tell_drops([lane])  # the keeper no longer looks at this lane
+        subscriber.give_up("cancelled")
+        self.health.report_drops([subscriber])  # the keeper no longer looks at this subscriber
         with suppress(ValueError):  # a close has replaced the list
-            self.lanes.remove(lane)
+            self.subscribers.remove(subscriber)
 
-    def set_routes(self, routes: dict[Lane, dict[type[Event], Route]]) -> None:
+    def set_routes(self, routes: dict[Subscriber, dict[type[Event], Route]]) -> None:
         """Set the event types that each subscriber wants, with their filters.
 
-        Health events and deferred events follow these routes. An emit does not: it calls the functions
-        returned by `feeds` or `gates`.
+        Health events and deferred events follow these routes. An emit calls the functions of `appending`.
         """
-        by_type: dict[type[Event], list[Lane]] = {}
-        for lane, interests in routes.items():
-            lane.set_routes(interests)
+        by_type: dict[type[Event], list[Subscriber]] = {}
+        for subscriber, interests in routes.items():
+            subscriber.set_routes(interests)
             for event_type in interests:
-                by_type.setdefault(event_type, []).append(lane)
-        self._listening = by_type
+                by_type.setdefault(event_type, []).append(subscriber)
+        self.listening = by_type
+
+    def _enqueue(self, event: Event, but: Subscriber | None) -> None:
+        """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
+        for each in self.listening.get(type(event), ()) if self.reports else ():
+            if each is not but:
+                self.emissions += 1
+                each.enqueue(event)
 
     # --- recording (any thread) ----------------------------------------------------------------------------
 
-    def record(self, recorder: SpanRecorder | None, looked: Callable[[], None] | None = None) -> None:
+    def record(self, recorder: SpanRecorder | None, polled: Callable[[], None] | None = None) -> None:
         """Record deliveries and queue depths with `recorder`; None stops the recording.
 
         Args:
             recorder: collects the spans and depths.
-            looked: called each time the keeper has looked at the queues.
+            polled: called each time the keeper has looked at the queues.
         """
-        self.recorder, self._looked = recorder, looked
-        for lane in self.lanes:
-            lane.recorder = recorder
+        self.recorder, self._polled = recorder, polled
+        for subscriber in self.subscribers:
+            subscriber.recorder = recorder
 
-    # --- handing over (the emitting thread) ----------------------------------------------------------------
+    # --- queuing (the emitting thread) ---------------------------------------------------------------------
 
-    def gates(self, lane: Lane, event_type: type[Event]) -> tuple[Callable[[Event], None], ...]:
-        """Return the two functions that queue an event for a subscriber with overflow="block".
-
-        Both wait until the queue has room, except on a background thread. The second one also notes the time
-        of the emit, as with `feeds`.
-        """
-        passes = lane.routes[event_type].early
-
-        def has_room(event: Event) -> bool:
-            wanted = passes is None or lane.wants_now(passes, event)
-            if wanted and not (self.never_waits or on_background_thread()):
-                lane.wait_for_room()
-            return wanted
-
-        def feed(event: Event) -> None:
-            if has_room(event):
-                lane.incoming.append(event)
-
-        def stamp(event: Event) -> None:
-            emitted = perf_counter()
-            if has_room(event):
-                lane.incoming.append(Stamped(event, emitted))
-
-        return (stamp if lane.options.timed else feed), stamp
-
-    def noted(self, feed: Callable[[Event], None]) -> Callable[[Event], None]:
-        """Wrap `feed` to count the events that background threads emit, for the end of a flush.
-
-        `flush` waits until this count stops growing.
-        """
-
-        def count(event: Event) -> None:
-            feed(event)
-            if on_background_thread():
-                self.emissions += 1
-
-        return count
+    def wait_for_room(self, subscriber: Subscriber) -> None:
+        """Wait until the queue of a subscriber with overflow="block" has room, if this thread may wait."""
+        if not (self.never_waits or on_background_thread()):
+            subscriber.wait_for_room()
 
     def post(self, deferred: Deferred, types: Iterable[type[Event]] = ()) -> None:
         """Queue a `Deferred` object, whose events are created later, when their values are ready.
@@ -206,20 +209,25 @@ class Background(Closing):
         Waits until the queue of each subscriber to one of `types` with overflow="block" has room.
         """
         types = tuple(types)
-        lanes = dict.fromkeys(lane for kind in types for lane in self._listening.get(kind, ()))
-        for lane in lanes:
-            if lane.options.overflow == "block" and not (self.never_waits or on_background_thread()):
-                lane.wait_for_room()
+        subscribers = dict.fromkeys(
+            subscriber for kind in types for subscriber in self.listening.get(kind, ())
+        )
+        for subscriber in subscribers:
+            if subscriber.options.overflow == "block":
+                self.wait_for_room(subscriber)
         if not self.closed:  # even without a subscriber, because the keeper reads the values
             self.start()
-        self._posted.append(Posted(deferred, [(lane, lane.post(types)) for lane in lanes]))
+        self.posted.append(
+            Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
+        )
 
     def relieve(self) -> None:
         """Keep the queues bounded; emitting threads call it from time to time."""
-        for lane in self.lanes:
-            if len(lane.incoming) > MANY:
+        for subscriber in self.subscribers:
+            if len(subscriber.inbox.incoming) > MANY:
                 self.wake()
-                lane.keep_bounded()
+                with subscriber.account.lock:
+                    subscriber.inbox.drop_excess()
 
     def wake(self) -> None:
         """Make the keeper thread look at the queues now; safe from any thread."""
@@ -233,8 +241,8 @@ class Background(Closing):
         Args:
             reopens: whether another background may replace this one in the child.
         """
-        for lane in self.lanes:
-            lane.forget()
+        for subscriber in self.subscribers:
+            subscriber.abandon_in_child()
         vars(self).update(vars(Background()), closed=True, finished=True, inert=not reopens)
 
     def check_replaceable(self, waited: float) -> None:
@@ -259,7 +267,7 @@ class Background(Closing):
 
         Called when the last reference to the bus is gone.
         """
-        if self._thread is None:
+        if self.thread is None:
             self.closed = self.finished = True
         else:
             self._ending = True
@@ -267,7 +275,7 @@ class Background(Closing):
 
     # --- the keeper's thread -------------------------------------------------------------------------------
 
-    def go_on_from(self, former: Background) -> None:
+    def continue_from(self, former: Background) -> None:
         """Take over the state of a closed background that this one replaces.
 
         The state is the last event of each type that it created, and what becomes of undelivered events.
@@ -283,37 +291,36 @@ class Background(Closing):
         Raises:
             RuntimeError: no thread can be started.
         """
-        if self._thread is not None or plan_file() is not None:
+        if self.thread is not None or plan_file() is not None:
             return
-        with self._starting:
-            if self._thread is None and not self.finished:
-                thread = BackgroundThread(target=self._keep, name="eventloop background", daemon=True)
-                self._thread = thread
+        with self.starting:
+            if self.thread is None and not self.finished:
+                thread = BackgroundThread(target=self._run, name="eventloop background", daemon=True)
+                self.thread = thread
                 try:  # assigned before the start: a Ctrl-C may interrupt `start` when the thread already runs
                     thread.start()
                 except RuntimeError:
-                    self._thread = None  # so that a close has nothing to wait for
+                    self.thread = None  # so that a close has nothing to wait for
                     raise
 
-    def _keep(self) -> None:
+    def _run(self) -> None:
         while not self._stopping:
             self._woken.clear()
             try:
-                self._look()
+                self._poll()
             except BaseException:
                 logger.exception("the keeper of the background failed and goes on; please report this")
-            self._woken.wait(DEVICE_POLL_SECONDS if self._posted else POLL_SECONDS)
+            self._woken.wait(DEVICE_POLL_SECONDS if self.posted else POLL_SECONDS)
 
-    def _look(self) -> None:
-        self._make_posted()
+    def _poll(self) -> None:
+        if self.posted:
+            self._make_posted()
         now = perf_counter()
-        for lane in tuple(self.lanes):
-            lane.check(now)
-            lane.keep()
-        if not self.closed:
-            self.health.tell_drops(self.lanes, DROP_REPORT_SECONDS)
-        if self._looked is not None:
-            self._looked()
+        dropping = [each for each in tuple(self.subscribers) if supervise(each, now)]
+        if dropping and not self.closed:
+            self.health.report_drops(dropping, DROP_REPORT_SECONDS)
+        if self._polled is not None:
+            self._polled()
         if self._ending:
             self._end_if_empty()
 
@@ -323,39 +330,68 @@ class Background(Closing):
         None if all deferred events have been created.
         """
         try:
-            return self._posted[-1].made
+            return self.posted[-1].made
         except IndexError:  # the keeper has created all of them
             return None
 
     def _make_posted(self) -> None:
         """Create the events of posted `Deferred` objects whose values are ready, in their order."""
-        while self._posted:
-            posted = self._posted[0]
+        while self.posted:
+            posted = self.posted[0]
             try:
                 if not posted.deferred.ready():
                     return
-                self._fill(posted, list(posted.deferred.events()))
+                events = list(posted.deferred.events())
+                self.latest.update({type(event): event for event in events})
+                posted.fill(events)
             except BaseException:  # a SystemExit in a deferred's code would end the keeper
                 logger.exception("events could not be made: %r", posted.deferred)
-                self._fill(posted, [])
-                for lane, pending in posted.places:
-                    lane.lose_each(pending.types)
-            self._posted.popleft()
+                posted.drop()
+            self.posted.popleft()
             posted.made.set()
 
-    def _fill(self, posted: Posted, events: list[Event]) -> None:
-        for event in events:
-            self.latest[type(event)] = event
-        for lane, pending in posted.places:
-            lane.fill(pending, events)
-
     def _end_if_empty(self) -> None:
-        for lane in self.lanes:
-            lane.close_soon()
-        if all(lane.done for lane in self.lanes) and not self._posted:
+        for each in self.subscribers:
+            each.request_close()
+        if all(each.done for each in self.subscribers) and not self.posted:
             self.closed = True
-            self._complete = not any(lane.queued for lane in self.lanes)  # a close may have been interrupted
-            self._tell_losses()
-            self._stop()
-            self._let_go()
+            self.complete = not any(each.queued for each in self.subscribers)  # a close may be interrupted
+            self.log_losses()
+            self.stop()
+            self.clear()
             self.finished = True
+
+    # --- the end (the thread that closes) ------------------------------------------------------------------
+
+    @contextmanager
+    def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
+        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
+        self.logs_losses, self.flush_ends = False, ends
+        try:
+            yield
+        finally:
+            for each in list(self.subscribers):  # the caller has logged its losses
+                each.new_losses()
+                each.account.losses_logged = False
+            self.logs_losses, self.flush_ends = True, lambda: False
+
+    def log_losses(self) -> None:
+        """Log the events that were lost since the last log of them."""
+        new = [(each, text) for each in self.subscribers if (text := each.new_losses())]
+        losses = [text for each, text in new if not each.account.losses_logged]
+        if losses and self.logs_losses:
+            logger.warning(
+                "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
+                "; ".join(losses),
+            )
+
+    def stop(self) -> None:
+        """Ask the keeper and the event loop to end."""
+        self._stopping = True
+        self.wake()
+        if self.coroutines is not None:
+            self.coroutines.stop()
+
+    def clear(self) -> None:
+        """Drop the subscribers, which may hold a reference to the bus."""
+        self.subscribers, self.listening, self.logged = [], {}, {}

@@ -1,29 +1,26 @@
 """Flush and close the background subscribers: wait until the events emitted so far are delivered.
 
-`eventloop.background.background` derives from it. Every wait ends at its deadline, even if a subscriber
-hangs.
+Every wait ends at its deadline, even if a subscriber hangs.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from time import monotonic
 
-from eventloop.background.coroutine_loop import CoroutineLoop
-from eventloop.background.health import Health
+from eventloop.background.background import Background
 from eventloop.background.overtime import Deadline, advice
-from eventloop.background.queues.failures import FailingQueue
-from eventloop.background.queues.subscriber import KeepLeft, Lane
+from eventloop.background.queues.awaited import add_vain_wait, stuck, waited
+from eventloop.background.queues.leftover import abandon, save_undelivered
+from eventloop.background.queues.runner import Flush
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.queues.supervision import end_filter_call
 from eventloop.background.threads import on_background_thread
 from eventloop.costs.waits import waiting
-from eventloop.events import Event, EventsDropped, HandlerFailed
-from eventloop.events.deferred import Deferred, Pending
-from eventloop.util.waiting import Latch
+from eventloop.events import EventsDropped, HandlerFailed
 
 logger = logging.getLogger("eventloop")
 
@@ -39,356 +36,318 @@ SPARE_SECONDS = 0.5
 As many seconds are reserved for subscribers to health events. Each of the two reserves is at most a quarter
 of the timeout.
 """
-
 JOIN_SECONDS = 0.5
 """The longest wait in seconds for all threads that were asked to end and may still look at the queues."""
 
-
-class Posted:
-    """A `Deferred` object, and the places that the queues of its subscribers keep for its events."""
-
-    def __init__(self, deferred: Deferred, places: list[tuple[Lane, Pending]]) -> None:
-        self.deferred = deferred
-        self.places = places
-        self.made = Latch()
+Noting = AbstractContextManager[None]
 
 
-class Closing(ABC):
-    """Flush and close the queues of all background subscribers of a bus; `Background` derives from it."""
+# --- flush -------------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.lanes: list[Lane] = []
-        self.health = Health(self._hand_over)
-        self.closed = False  # it takes no more subscribers
-        self.finished = False  # it delivers no more: `close` has come to its end
-        self.emissions = 0
-        """The number of events emitted by subscribers and health reports, counted during a flush."""
-        self.tells_losses = True
-        """Whether a close logs lost events; False while its caller logs them."""
-        self.flush_ends: Callable[[], bool] = lambda: False
-        """Returns True to end a flush early, which then logs nothing, because a close follows."""
-        self.keep_left: KeepLeft | None = None
-        self.replay_command = ""
-        """The command that delivers the events that `keep_left` keeps; "" without one."""
-        self._logged: dict[Lane, int] = {}
-        """The subscribers that the last flush has logged, each with the number of its events by then."""
-        self._listening: dict[type[Event], list[Lane]] = {}
-        self._posted: deque[Posted] = deque()
-        self._thread: threading.Thread | None = None  # the keeper's
-        self._coroutines: CoroutineLoop | None = None
-        self._starting = threading.RLock()
-        self._closer = threading.RLock()  # held by the thread that is closing
-        self._complete = True  # what a close returned
-        self._reports = True  # whether health events are queued: until their subscribers are ended
-        self._stopping = False
 
-    @abstractmethod
-    def wake(self) -> None:
-        """Make the keeper thread look at the queues now; safe from any thread."""
+def flush(
+    background: Background,
+    timeout: float,
+    noting: Callable[[], Noting],
+    allowed: Callable[[], bool] | None = None,
+) -> bool:
+    """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
 
-    def _hand_over(self, event: Event, but: FailingQueue | None) -> None:
-        """Queue a health event for its subscribers, except for the subscriber `but`; safe from any thread."""
-        for lane in self._listening.get(type(event), ()) if self._reports else ():
-            if lane is not but:
-                self.emissions += 1
-                lane.feed(event)
-                lane.wake()
+    The wait includes events that subscribers emit meanwhile, but not those of other threads.
 
-    # --- flush ---------------------------------------------------------------------------------------------
-
-    def flush(self, timeout: float, noting: AbstractContextManager[None]) -> bool:
-        """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
-
-        The wait includes events that subscribers emit meanwhile, but not those of other threads.
-
-        Args:
-            timeout: seconds to wait at most.
-            noting: a context in which `emissions` counts the events that subscribers emit.
-        """
-        return self._flush(Deadline(timeout), noting)
-
-    def _flush(self, deadline: Deadline, noting: AbstractContextManager[None]) -> bool:
-        flushed = {lane: lane.emitted for lane in self.lanes}
-        complete = self._flush_lanes(deadline, calls=True)
-        told = self.health.tell_drops(self.lanes)
-        if complete and (told or self._fed_since(flushed)):
-            with noting:  # only now, because it changes the routes
-                # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
-                if self._settle(deadline, lambda: self.emissions):
-                    self._flush_lanes(deadline, calls=True, lanes=self._fed_since(flushed))
-                    self._settle(deadline, lambda: self.emissions)
+    Args:
+        background: has the subscribers.
+        timeout: seconds to wait at most.
+        noting: creates a context in which `Background.emissions` counts the events that subscribers emit.
+        allowed: returns whether the flush may be repeated while subscribers make progress. None means a fixed
+            deadline, after which undelivered events are not logged.
+    """
+    deadline = Deadline(timeout, background.subscribers, allowed)
+    complete = _flush_once(background, deadline, noting())
+    if allowed is None:
         return complete
+    while not (complete or background.flush_ends()) and deadline.extend():
+        complete = _flush_once(background, deadline, noting())
+    left = [] if complete or background.flush_ends() else _with_left(background.subscribers)
+    background.logged = {each: each.emitted for each in left}
+    if left:
+        command = background.replay_command
+        kept = f"What is left when the program ends is kept for `{command}`" if command else ""
+        text = ". ".join(filter(None, (_names(left), advice(left), kept)))
+        logger.warning("not everything was delivered in time: %s", text)
+    return complete
 
-    def _fed_since(self, flushed: dict[Lane, int]) -> list[Lane]:
-        return [lane for lane in self.lanes if lane.emitted != flushed.get(lane, 0)]
 
-    def flush_while_delivering(
-        self, timeout: float, noting: Callable[[], AbstractContextManager[None]], allowed: Callable[[], bool]
-    ) -> bool:
-        """Repeat `flush` as long as subscribers make progress; return whether no event is left.
+def _flush_once(background: Background, deadline: Deadline, noting: Noting) -> bool:
+    flushed = {each: each.emitted for each in background.subscribers}
 
-        Args:
-            timeout: seconds of each flush.
-            noting: creates the context for `flush`.
-            allowed: returns whether there is time for another repetition.
-        """
-        deadline = Deadline(timeout, self.lanes, allowed)
-        complete = self._flush(deadline, noting())
-        while not (complete or self.flush_ends()) and deadline.extend():
-            complete = self._flush(deadline, noting())
-        left = [] if complete or self.flush_ends() else _with_left(self.lanes)
-        self._logged = {lane: lane.emitted for lane in left}
-        if left:
-            command = self.replay_command
-            kept = f"What is left when the program ends is kept for `{command}`" if command else ""
-            text = ". ".join(filter(None, (_names(left), advice(left), kept)))
-            logger.warning("not everything was delivered in time: %s", text)
-        return complete
+    def fed_since() -> list[Subscriber]:
+        return [each for each in background.subscribers if each.emitted != flushed.get(each, 0)]
 
-    def _settle(self, deadline: Deadline, emitted: Callable[[], int], reserve: float = 0.0) -> bool:
-        """Wait until nothing more is emitted; return False at the deadline.
+    complete = _flush_each(background, background.subscribers, deadline, calls=True)
+    reported = background.health.report_drops(background.subscribers)
+    if complete and (reported or fed_since()):
+        with noting:  # only now, because it changes the routes
+            # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
+            if _flush_until_quiet(background, deadline, lambda: background.emissions):
+                _flush_each(background, fed_since(), deadline, calls=True)
+                _flush_until_quiet(background, deadline, lambda: background.emissions)
+    return complete
 
-        Args:
-            deadline: the end of the wait.
-            emitted: returns the number of events emitted so far.
-            reserve: the seconds before the deadline at which the wait ends.
-        """
-        while True:
-            before = emitted()
-            in_time = self._flush_lanes(deadline, calls=False, reserve=reserve)
-            if not in_time or not deadline.left(reserve):
-                return False
-            if emitted() == before and not self._posted:
-                return True
 
-    def _emitted(self) -> int:
-        return sum(lane.emitted for lane in self.lanes)
+def _flush_until_quiet(
+    background: Background, deadline: Deadline, emitted: Callable[[], int], reserve: float = 0.0
+) -> bool:
+    """Wait until nothing more is emitted; return False at the deadline.
 
-    def _flush_lanes(
-        self, deadline: Deadline, *, calls: bool, lanes: Iterable[Lane] | None = None, reserve: float = 0.0
-    ) -> bool:
-        """Wait until each queue has handled the events emitted for it so far; return False on a timeout.
-
-        Args:
-            deadline: the end of the wait.
-            calls: whether to call `on_flush` at the end.
-            lanes: the queues to wait for; None means all.
-            reserve: the seconds before the deadline at which the wait ends.
-        """
-        complete = self._wait_posted(deadline, reserve)
-        asked = []
-        for lane in tuple(self.lanes if lanes is None else lanes):
-            if lane.done:
-                continue
-            if lane.blocked_by_caller:
-                complete = complete and not lane.queued
-            else:
-                with waiting("background", lane.name):
-                    complete = self._catch_up(lane, deadline, reserve) and complete
-                asked.append((lane, lane.flush_soon(calls=calls)))
-        for lane, flush in asked:
-            with waiting("background", lane.name):
-                while not flush.made.wait(min(SLICE_SECONDS, deadline.left(reserve))):
-                    if lane.done:
-                        break
-                    if self.flush_ends():
-                        return False
-                    if not deadline.left(reserve):
-                        lane.waited_in_vain(deadline.seconds)
-                        complete = False
-                        break
-        return complete
-
-    def _catch_up(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
-        """Wait for the `when=` filter of a subscriber; return False at the deadline."""
-        while not lane.catch_up(min(SLICE_SECONDS, deadline.left(reserve)), patient=True):
-            if self.flush_ends() or not deadline.left(reserve):
-                return False
-        return True
-
-    def _wait_posted(self, deadline: Deadline, reserve: float) -> bool:
-        """Wait until all events of the `Deferred` objects posted so far are created; False on a timeout."""
-        with suppress(IndexError), waiting("background", METRICS):
-            last = self._posted[-1]
-            self.wake()
-            while not last.made.wait(min(SLICE_SECONDS, deadline.left(reserve))):
-                if self.flush_ends() or not deadline.left(reserve):
-                    return False
-        return True
-
-    # --- close ---------------------------------------------------------------------------------------------
-
-    def close(
-        self, timeout: float, allowed: Callable[[], bool] | None = None, *, advises: bool = False
-    ) -> bool:
-        """Deliver the queued events, close every queue and stop the threads; return False on a timeout.
-
-        After an interruption by a signal, the next call continues. A call during another thread's call waits
-        for that call.
-
-        Args:
-            timeout: seconds to wait at most.
-            allowed: returns whether the deadline may move while subscribers make progress. When it becomes
-                False during the close, the deadline comes nearer. None means a fixed deadline.
-            advises: whether to log advice on settings that would have allowed all events to be delivered.
-        """
-        deadline = Deadline(timeout, list(self.lanes), allowed)
-        self.closed = True
-        if not self._closer.acquire(timeout=max(0.0, timeout)):
+    Args:
+        background: has the subscribers.
+        deadline: the end of the wait.
+        emitted: returns the number of events emitted so far.
+        reserve: the seconds before the deadline at which the wait ends.
+    """
+    while True:
+        before = emitted()
+        in_time = _flush_each(background, background.subscribers, deadline, calls=False, reserve=reserve)
+        if not in_time or not deadline.left(reserve):
             return False
-        try:
-            if not self.finished:
-                with self._starting:  # waits for a start of the keeper that is in progress
-                    self.finished = self._thread is None
-            if not self.finished:
-                self._close(deadline, advises=advises)
-            return self._complete
-        finally:
-            self._closer.release()
+        if emitted() == before and not background.posted:
+            return True
 
-    def _close(self, deadline: Deadline, *, advises: bool) -> None:
-        """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
-        self._complete = False  # until it is known
-        self.flush_ends = lambda: False  # it is about flushes before this close
-        began, timeout, lanes = monotonic(), deadline.seconds, list(self.lanes)
-        for lane in lanes:
-            lane.hurry()
-        spare = min(SPARE_SECONDS, timeout / 4)
-        quiet = self._settle(deadline, self._emitted, 2 * spare + self._waited(lanes, timeout))
-        while not quiet and deadline.extend():
-            quiet = self._settle(deadline, self._emitted, 2 * spare)
-        dropped = sum(lane.dropped for lane in lanes)
-        last = {lane for kind in (HandlerFailed, EventsDropped) for lane in self._listening.get(kind, ())}
-        ended = self._end([lane for lane in lanes if lane not in last], deadline, spare)
-        for lane in lanes:
-            lane.end_asking()
-        self.health.tell_drops(lanes)
-        self._flush_lanes(deadline, calls=False, lanes=last, reserve=spare / 2)
-        self._reports = False  # else the last to end would count those about each other's ends as dropped
-        ended = self._end([lane for lane in lanes if lane in last], deadline, 0.0) and ended
-        for lane in lanes:
-            lane.abandon()
-        left = any(lane.queued for lane in lanes)  # also counts the events that came too late
-        # `_end` has delivered what was emitted since then, unless some came too late for it
-        quiet = quiet or (sum(lane.dropped for lane in lanes) == dropped and not self._posted)
-        self._complete = quiet and ended and not left
-        took = monotonic() - began
-        answers = {lane.pass_left_events(self.keep_left) for lane in lanes}
-        if not self._complete:
-            self._tell_end(
-                lanes, round(timeout if abs(took - timeout) < 1 else took, 2), quiet=quiet, advises=advises,
-                remedy=self._remedy(answers),
-            )  # fmt: skip
-        self._tell_losses()
-        self._stop()
-        self._join()
-        self._let_go()
-        self.finished = True
 
-    def _waited(self, lanes: Iterable[Lane], timeout: float) -> float:
-        """Return the seconds less to wait because a flush has waited in vain for the current delivery.
+def _flush_each(
+    background: Background,
+    subscribers: Iterable[Subscriber],
+    deadline: Deadline,
+    *,
+    calls: bool,
+    reserve: float = 0.0,
+) -> bool:
+    """Wait until each subscriber has handled the events emitted for it so far; return False on a timeout.
 
-        At least `GRACE_SECONDS` are left, so the result is negative for a shorter timeout.
-        """
-        waited = max((lane.waited for lane in lanes), default=0.0)
-        return timeout - max(GRACE_SECONDS, timeout - waited) if waited else 0.0
+    Args:
+        background: creates the deferred events, which are waited for.
+        subscribers: those to wait for.
+        deadline: the end of the wait.
+        calls: whether to call `on_flush` at the end.
+        reserve: the seconds before the deadline at which the wait ends.
+    """
 
-    def _end(self, lanes: list[Lane], deadline: Deadline, reserve: float) -> bool:
-        """End each queue once it is empty; return False if a queue has not ended by its deadline."""
-        for lane in lanes:
-            lane.close_soon()
-        ended = True
-        for lane in lanes:
-            if lane.blocked_by_caller:
-                ended = ended and not lane.queued
-                continue
-            with waiting("background", lane.name):
-                ended = self._wait_closed(lane, deadline, reserve) and ended
-        return ended
-
-    def _wait_closed(self, lane: Lane, deadline: Deadline, reserve: float) -> bool:
-        """Wait until a subscriber has ended; return False if it makes no progress at the deadline."""
-        less = reserve + self._waited([lane], deadline.seconds)
-        if deadline.moved:  # then what the delivery has taken so far is no reason to wait less
-            less = min(less, reserve)
-        while not lane.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
-            if deadline.left(less):
-                continue
-            lane.waited_in_vain(deadline.seconds)
-            if not deadline.extend():
+    def wait(ready: Callable[[float], bool]) -> bool:
+        while not ready(min(SLICE_SECONDS, deadline.left(reserve))):
+            if background.flush_ends() or not deadline.left(reserve):
                 return False
-            less = min(less, reserve)
         return True
 
-    def _stop(self) -> None:
-        self._stopping = True
-        self.wake()
-        if self._coroutines is not None:
-            self._coroutines.stop()
-
-    def _join(self) -> None:
-        """Wait until the threads that were asked to end have ended."""
-        if on_background_thread():
-            return
-        ended = [getattr(lane, "_thread", None) for lane in self.lanes if lane.closed.is_set()]
-        until = monotonic() + JOIN_SECONDS
-        with waiting("background", "the end of its threads"):
-            for thread in (*ended, self._thread, getattr(self._coroutines, "thread", None)):
-                if thread is not None and thread.is_alive():
-                    thread.join(max(0.0, until - monotonic()))
-
-    def _remedy(self, answers: set[bool | None]) -> str:
-        """Return what the command does with the kept events; "" without any, or without a command."""
-        texts = {True: "delivers", False: "says how to deliver"}
-        done = " or ".join(text for answer, text in texts.items() if answer in answers)
-        return f"`{self.replay_command}` {done} them" if done and self.replay_command else ""
-
-    def _tell_end(
-        self, lanes: list[Lane], seconds: float, *, quiet: bool, advises: bool, remedy: str
-    ) -> None:
-        """Log the undelivered events, except those that a flush at the end of a run has logged."""
-        every = _with_left(lanes)
-        left = [lane for lane in every if lane.emitted != self._logged.get(lane, -1)]
-        if every and not left:
-            return
-        if not (quiet or left):
-            logger.warning(
-                "closed after %g s; events that had not reached their subscribers by then were dropped: "
-                "subscribers or other threads went on emitting", seconds,
-            )  # fmt: skip
-            return
-        text = ". ".join(filter(None, (_names(left) or "none", advice(left) if advises else "", remedy)))
-        logger.warning("closed after %g s; events left undelivered: %s", seconds, text)
-
-    def _tell_losses(self) -> None:
-        losses = [text for lane in self.lanes if (text := lane.new_losses()) and not lane.losses_logged]
-        if losses and self.tells_losses:
-            logger.warning(
-                "the bus is closed, and not everything was delivered: %s. bus.stats() has the details",
-                "; ".join(losses),
-            )
-
-    @contextmanager
-    def ending_run(self, ends: Callable[[], bool]) -> Iterator[None]:
-        """Let the caller report lost events instead of `close`, and end a flush once `ends()` is True."""
-        self.tells_losses, self.flush_ends = False, ends
-        try:
-            yield
-        finally:
-            for lane in list(self.lanes):  # the caller has logged its losses
-                lane.new_losses()
-                lane.losses_logged = False
-            self.tells_losses, self.flush_ends = True, lambda: False
-
-    def _let_go(self) -> None:
-        self.lanes, self._listening, self._logged = [], {}, {}  # a subscriber may hold a reference to the bus
+    complete = True
+    with suppress(IndexError), waiting("background", METRICS):
+        last_posted = background.posted[-1]
+        background.wake()
+        complete = wait(last_posted.made.wait)
+    requests = []
+    for each in tuple(subscribers):
+        if each.runner.blocked_by_caller:
+            complete = complete and (each.done or not each.queued)
+        elif not each.done:
+            with waiting("background", each.name):
+                tests = each.filter
+                if tests is not None:
+                    complete = wait(partial(tests.wait, patient=True)) and complete
+            requests.append((each, each.request_flush(calls=calls)))
+    for each, request in requests:
+        with waiting("background", each.name):
+            if not wait(partial(_flushed, each, request)):
+                if background.flush_ends():
+                    return False
+                add_vain_wait(each, deadline.seconds)
+                complete = False
+    return complete
 
 
-def _with_left(lanes: Iterable[Lane]) -> list[Lane]:
-    return [lane for lane in lanes if lane.queued or lane.stuck or lane.left_in]
+def _flushed(subscriber: Subscriber, request: Flush, timeout: float) -> bool:
+    return request.made.wait(timeout) or subscriber.done
 
 
-def _names(lanes: list[Lane]) -> str:
+# --- close -------------------------------------------------------------------------------------------------
+
+
+def close(
+    background: Background,
+    timeout: float,
+    allowed: Callable[[], bool] | None = None,
+    *,
+    advises: bool = False,
+) -> bool:
+    """Deliver the queued events, close every queue and stop the threads; return False on a timeout.
+
+    After an interruption by a signal, the next call continues. A call during another thread's call waits
+    for that call.
+
+    Args:
+        background: has the subscribers.
+        timeout: seconds to wait at most.
+        allowed: returns whether the deadline may move while subscribers make progress. When it becomes
+            False during the close, the deadline comes nearer. None means a fixed deadline.
+        advises: whether to log advice on settings that would have allowed all events to be delivered.
+    """
+    deadline = Deadline(timeout, list(background.subscribers), allowed)
+    background.closed = True
+    if not background.closer.acquire(timeout=max(0.0, timeout)):
+        return False
+    try:
+        if not background.finished:
+            with background.starting:  # waits for a start of the keeper that is in progress
+                background.finished = background.thread is None
+        if not background.finished:
+            _close(background, deadline, advises=advises)
+        return background.complete
+    finally:
+        background.closer.release()
+
+
+def _close(background: Background, deadline: Deadline, *, advises: bool) -> None:
+    """Close the queues. A signal may interrupt this anywhere, because all steps can be repeated."""
+    background.complete = False  # until it is known
+    background.flush_ends = lambda: False  # it is about flushes before this close
+    began, subscribers = monotonic(), list(background.subscribers)
+    for each in subscribers:
+        each.drain()
+    quiet, dropped, ended = _deliver_rest(background, subscribers, deadline)
+    for each in subscribers:
+        abandon(each)
+    left = any(each.queued for each in subscribers)  # also counts the events that came too late
+    # the end of the queues has delivered what was emitted since `dropped`, unless some came too late for it
+    quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
+    background.complete = quiet and ended and not left
+    took, timeout = monotonic() - began, deadline.seconds
+    answers = {save_undelivered(each, background.keep_left) for each in subscribers}
+    if not background.complete:
+        remedy = _remedy(background.replay_command, answers)
+        text = _undelivered(background, subscribers, remedy, quiet=quiet, advises=advises)
+        if text:
+            seconds = round(timeout if abs(took - timeout) < 1 else took, 2)
+            logger.warning("closed after %g s; events %s", seconds, text)
+    background.log_losses()
+    background.stop()
+    _join_threads(background)
+    background.clear()
+    background.finished = True
+
+
+def _deliver_rest(
+    background: Background, subscribers: list[Subscriber], deadline: Deadline
+) -> tuple[bool, int, bool]:
+    """Deliver the queued events, and end the subscribers, those to health events last.
+
+    Return whether nothing more was emitted before the end, the number of events dropped by then, and whether
+    all subscribers have ended.
+    """
+    spare = min(SPARE_SECONDS, deadline.seconds / 4)
+
+    def emitted() -> int:
+        return sum(each.emitted for each in background.subscribers)
+
+    reserve = 2 * spare + _less_for_vain_waits(subscribers, deadline.seconds)
+    quiet = _flush_until_quiet(background, deadline, emitted, reserve)
+    while not quiet and deadline.extend():
+        quiet = _flush_until_quiet(background, deadline, emitted, 2 * spare)
+    dropped = _dropped(subscribers)
+    last = {each for kind in (HandlerFailed, EventsDropped) for each in background.listening.get(kind, ())}
+    ended = _end([each for each in subscribers if each not in last], deadline, spare)
+    for each in subscribers:
+        end_filter_call(each)
+    background.health.report_drops(subscribers)
+    _flush_each(background, last, deadline, calls=False, reserve=spare / 2)
+    background.reports = False  # else the last to end would count those about each other's ends as dropped
+    return quiet, dropped, _end([each for each in subscribers if each in last], deadline, 0.0) and ended
+
+
+def _dropped(subscribers: Iterable[Subscriber]) -> int:
+    return sum(each.account.dropped for each in subscribers)
+
+
+def _less_for_vain_waits(subscribers: Iterable[Subscriber], timeout: float) -> float:
+    """Return the seconds less to wait because a flush has waited in vain for the current delivery.
+
+    At least `GRACE_SECONDS` are left, so the result is negative for a shorter timeout.
+    """
+    longest = max(map(waited, subscribers), default=0.0)
+    return timeout - max(GRACE_SECONDS, timeout - longest) if longest else 0.0
+
+
+def _end(subscribers: list[Subscriber], deadline: Deadline, reserve: float) -> bool:
+    """End each queue once it is empty; return False if a queue has not ended by its deadline."""
+    for each in subscribers:
+        each.request_close()
+    ended = True
+    for each in subscribers:
+        if each.runner.blocked_by_caller:
+            ended = ended and not each.queued
+            continue
+        with waiting("background", each.name):
+            ended = _wait_closed(each, deadline, reserve) and ended
+    return ended
+
+
+def _wait_closed(subscriber: Subscriber, deadline: Deadline, reserve: float) -> bool:
+    """Wait until a subscriber has ended; return False if it makes no progress at the deadline."""
+    less = reserve + _less_for_vain_waits([subscriber], deadline.seconds)
+    if deadline.moved:  # then what the delivery has taken so far is no reason to wait less
+        less = min(less, reserve)
+    while not subscriber.wait_closed(min(SLICE_SECONDS, deadline.left(less))):
+        if deadline.left(less):
+            continue
+        add_vain_wait(subscriber, deadline.seconds)
+        if not deadline.extend():
+            return False
+        less = min(less, reserve)
+    return True
+
+
+def _join_threads(background: Background) -> None:
+    """Wait until the threads that were asked to end have ended."""
+    if on_background_thread():
+        return
+    ended = [each.runner.thread for each in background.subscribers if each.closed.is_set()]
+    until = monotonic() + JOIN_SECONDS
+    with waiting("background", "the end of its threads"):
+        for thread in (*ended, background.thread, getattr(background.coroutines, "thread", None)):
+            if thread is not None and thread.is_alive():
+                thread.join(max(0.0, until - monotonic()))
+
+
+# --- the log -----------------------------------------------------------------------------------------------
+
+
+def _remedy(command: str, answers: set[bool | None]) -> str:
+    """Return what the command does with the kept events; "" without any, or without a command."""
+    texts = {True: "delivers", False: "says how to deliver"}
+    done = " or ".join(text for answer, text in texts.items() if answer in answers)
+    return f"`{command}` {done} them" if done and command else ""
+
+
+def _undelivered(
+    background: Background, subscribers: list[Subscriber], remedy: str, *, quiet: bool, advises: bool
+) -> str:
+    """Describe the undelivered events, except those that a flush at the end of a run has logged."""
+    every = _with_left(subscribers)
+    left = [each for each in every if each.emitted != background.logged.get(each, -1)]
+    if every and not left:
+        return ""
+    if not (quiet or left):
+        return (
+            "that had not reached their subscribers by then were dropped: subscribers or other threads went "
+            "on emitting"
+        )
+    text = ". ".join(filter(None, (_names(left) or "none", advice(left) if advises else "", remedy)))
+    return f"left undelivered: {text}"
+
+
+def _with_left(subscribers: Iterable[Subscriber]) -> list[Subscriber]:
+    return [each for each in subscribers if each.queued or stuck(each) or each.left_in]
+
+
+def _names(subscribers: list[Subscriber]) -> str:
     """List the subscribers, their numbers of undelivered events, and the calls in which they are stuck."""
-    states = {lane: lane.stuck or lane.left_in for lane in lanes}
-    return ", ".join(f"{lane.name} ({lane.queued}){text and f', {text}'}" for lane, text in states.items())
+    states = {each: stuck(each) or each.left_in for each in subscribers}
+    return ", ".join(f"{each.name} ({each.queued}){text and f', {text}'}" for each, text in states.items())

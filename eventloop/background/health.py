@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import perf_counter
 
-from eventloop.background.queues.failures import FailingQueue
-from eventloop.background.queues.queue import Delivery
+from eventloop.background.queues.runner import Delivery
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.events import Event, EventsDropped, HandlerFailed, SlowHandler
 from eventloop.util.text import error_text
 
@@ -33,40 +33,44 @@ class Health:
             thread.
     """
 
-    def __init__(self, route: Callable[[Event, FailingQueue | None], None]) -> None:
+    def __init__(self, route: Callable[[Event, Subscriber | None], None]) -> None:
         self.mail: deque[Event] = deque(maxlen=MAIL_LIMIT)
         self.errors: deque[BaseException] = deque(maxlen=MAIL_LIMIT)
         self.mail_types: frozenset[type[Event]] = frozenset()
         self.latest: dict[type[Event], Event] = {}
         self._route = route
 
-    def report(self, lane: FailingQueue, error: BaseException, item: Delivery | None, cost: float) -> None:
+    def report(
+        self, subscriber: Subscriber, error: BaseException, item: Delivery | None, cost: float
+    ) -> None:
         """Report one failure to every subscriber except the failed one."""
         items = item if isinstance(item, list) else [] if item is None else [item]
-        if lane.options.on_error == "raise":
+        if subscriber.options.on_error == "raise":
             if items:
-                error.add_note(_note(lane, items))
+                error.add_note(_note(subscriber, items))
             self.errors.append(error)
         text = error_text(error)
-        event = HandlerFailed(handler=lane.name, error=text, count=max(1, lane.failed), cost=cost)
+        event = HandlerFailed(
+            handler=subscriber.name, error=text, count=max(1, subscriber.account.failed), cost=cost
+        )
         # a failure on a report goes to `mail` only: two such subscribers would report each other forever
-        self._tell(event, lane, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
+        self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def tell_drops(self, lanes: Iterable[FailingQueue], every: float = 0.0) -> bool:
+    def report_drops(self, subscribers: Iterable[Subscriber], every: float = 0.0) -> bool:
         """Report the events dropped since the last report; return whether there were any.
 
         Args:
-            lanes: the queues to report on.
+            subscribers: the queues to report on.
             every: the least time between two reports on one subscriber, in seconds.
         """
         now, told = perf_counter(), False
-        for lane in lanes:
-            if count := lane.new_drops(now, every):
-                self._tell(EventsDropped(handler=lane.name, count=count))
+        for subscriber in subscribers:
+            if count := subscriber.new_drops(now, every):
+                self._publish(EventsDropped(handler=subscriber.name, count=count))
                 told = True
         return told
 
-    def tell_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
+    def report_slow(self, name: str, event: str, budget: float, p99: float, calls: int) -> None:
         """Report a handler whose p99 exceeds its budget.
 
         Args:
@@ -79,9 +83,9 @@ class Health:
             "slow_handler reports it, too",
             name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
         )  # fmt: skip
-        self._tell(SlowHandler(handler=name, count=calls, cost=p99))
+        self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
-    def _tell(self, event: Event, about: FailingQueue | None = None, *, by_mail_only: bool = False) -> None:
+    def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:
         self.latest[type(event)] = event
         if type(event) in self.mail_types:
             self.mail.append(event)
@@ -89,7 +93,10 @@ class Health:
             self._route(event, about)
 
 
-def _note(lane: FailingQueue, events: list[Event]) -> str:
+def _note(subscriber: Subscriber, events: list[Event]) -> str:
     """Return a note that names the subscriber and the event, in the form used for synchronous handlers."""
     batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
-    return f"raised by background subscriber {lane.name} ({lane.runs_on}) on {events[0]!r}{batch}"
+    return (
+        f"raised by background subscriber {subscriber.name} ({subscriber.runner.runs_on}) on "
+        f"{events[0]!r}{batch}"
+    )

@@ -1,7 +1,6 @@
 """Extend the wait of a flush or close while subscribers make progress; shorten it after a signal.
 
-`eventloop.background.closing` uses it. A wait in which nothing is delivered and nothing is computed is not
-extended.
+A wait in which nothing is delivered and nothing is computed is not extended.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import NamedTuple
 
-from eventloop.background.queues.account import Account
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.awaited import at_work, stuck
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.processes.cpu_time import computes
 
 logger = logging.getLogger("eventloop")
@@ -42,106 +41,39 @@ def after_signal(drain_timeout: float, stopped_at: float | None) -> float:
     return max(whole / 2, whole - used)
 
 
-class _Look(NamedTuple):
+class Progress(NamedTuple):
     """What was seen of a subscriber at one moment."""
 
-    account: Account
+    queued: int
+    handled: int
     cpu_time: float
-    in_a_call: bool
-
-    @property
-    def waited_for(self) -> bool:
-        return bool(self.account.queued) or self.in_a_call
-
-    @property
-    def handled(self) -> int:
-        return self.account.delivered + self.account.failed + self.account.dropped
-
-
-class Overtime:
-    """Decide how long a flush or close continues to wait: as long as subscribers make progress.
-
-    That is, as long as fewer events are left each time, or a subscriber computes in a delivery or callback
-    that has not returned, or in the start of its worker: on a busy machine these are slow, not stuck.
-
-    Args:
-        lanes: the queues to wait for.
-        seconds: the length of the wait, and of each extension.
-        allowed: returns whether there is time for an extension; called at each check.
-    """
-
-    def __init__(self, lanes: Iterable[Lane], seconds: float, allowed: Callable[[], bool]) -> None:
-        self._lanes = [lane for lane in lanes if not lane.blocked_by_caller]
-        self._seconds, self._allowed = seconds, allowed
-        self._asked = monotonic()
-        self._until = self._asked + LONGEST_WAIT * seconds
-        self._looks = self._look()
-
-    def extension(self) -> float:
-        """Return the seconds of the next extension, or 0.0 to stop; log subscribers that are waited for."""
-        now, before = monotonic(), self._looks
-        self._looks = self._look()
-        took, self._asked = max(now - self._asked, 1e-9), now
-        if now + self._seconds > self._until or not self._allowed():
-            return 0.0
-        computing = [lane for lane, look in self._looks.items() if _computes(before[lane], look, took)]
-        if not (computing or self._gets_shorter(before)):
-            return 0.0
-        self._tell(before, took, computing)
-        return self._seconds
-
-    def _look(self) -> dict[Lane, _Look]:
-        return {lane: _Look(lane.account, lane.cpu_time(), lane.in_a_call) for lane in self._lanes}
-
-    def _gets_shorter(self, before: dict[Lane, _Look]) -> bool:
-        """Return whether fewer events are left, and one of the subscribers that have them has handled some.
-
-        The events of others, which have none left, are no reason to wait for a subscriber that hangs.
-        """
-        now = self._looks
-        fewer = _queued(now) < _queued(before)
-        return fewer and any(
-            look.account.queued and look.handled > before[lane].handled for lane, look in now.items()
-        )
-
-    def _tell(self, before: dict[Lane, _Look], took: float, computing: list[Lane]) -> None:
-        texts = []
-        for lane, look in self._looks.items():
-            left = look.account.queued
-            rate = (before[lane].account.queued - left) / took
-            if left and rate > 0:
-                texts.append(
-                    f"{lane.name} has {left:,} left and delivers {rate:,.3g} a second: "
-                    f"about {left / rate:,.0f} s more"
-                )
-            elif lane in computing:
-                texts.append(f"{lane.name} has {left:,} left, and {lane.at_work}")
-        if texts:  # empty if each queue that shrank is empty by now
-            logger.warning(
-                "waiting for background subscribers that make progress, at most %.0f s more: %s",
-                self._until - self._asked, "; ".join(texts),
-            )  # fmt: skip
+    calling: bool
 
 
 class Deadline:
     """The end of a wait. It moves while subscribers make progress, and nearer when a signal ends the run.
 
     Args:
-        seconds: the seconds until then.
-        lanes: the queues to wait for.
+        seconds: the seconds until then, and of each extension.
+        subscribers: those to wait for.
         allowed: returns whether there is time for an extension. When it becomes False during the wait, it
             leaves `AFTER_SIGNAL` of the time. None means that the deadline does not move.
     """
 
     def __init__(
-        self, seconds: float, lanes: Iterable[Lane] = (), allowed: Callable[[], bool] | None = None
+        self,
+        seconds: float,
+        subscribers: Iterable[Subscriber] = (),
+        allowed: Callable[[], bool] | None = None,
     ) -> None:
         self.seconds = seconds
         self.moved = False
         """Whether the wait was extended."""
-        self._until = monotonic() + seconds
+        self._checked = monotonic()
+        self._until, self._latest = self._checked + seconds, self._checked + LONGEST_WAIT * seconds
         self._allowed = allowed if allowed is not None and allowed() else None
-        self._overtime = None if self._allowed is None else Overtime(lanes, seconds, self._allowed)
+        self._extends = self._allowed is not None
+        self._before = measure(subscribers) if self._extends else {}
 
     def left(self, reserve: float = 0.0) -> float:
         """Return the seconds until `reserve` seconds before the end, at least 0.0."""
@@ -152,35 +84,75 @@ class Deadline:
         return max(0.0, self._until - reserve - now)
 
     def extend(self) -> bool:
-        """Move the end if subscribers make progress; return whether it has; no more after a False."""
-        more = 0.0 if self._overtime is None else self._overtime.extension()
-        if not more:
-            self._overtime = None
+        """Move the end if subscribers make progress; return whether it has; no more after a False.
+
+        They do as long as fewer events are left each time, or a subscriber computes in a delivery or callback
+        that has not returned, or in the start of its worker: on a busy machine these are slow, not stuck.
+        """
+        self._extends = self._extends and self.make_progress()
+        if self._extends:
+            self._until, self.moved = monotonic() + self.seconds, True
+        return self._extends
+
+    def make_progress(self) -> bool:
+        """Return whether subscribers have made progress since the last check, and log those that have."""
+        now, before = monotonic(), self._before
+        after = self._before = measure(before)
+        took, self._checked = max(now - self._checked, 1e-9), now
+        if now + self.seconds > self._latest or self._allowed is None or not self._allowed():
             return False
-        self._until, self.moved = monotonic() + more, True
+        computing = [each for each in after if _computes(before[each], after[each], took)]
+        # the events of others, which have none left, are no reason to wait for a subscriber that hangs
+        fewer = sum(seen.queued for seen in after.values()) < sum(seen.queued for seen in before.values())
+        handled = any(seen.queued and seen.handled > before[each].handled for each, seen in after.items())
+        if not (computing or (fewer and handled)):
+            return False
+        texts = [_outlook(each, before[each], after[each], took, each in computing) for each in after]
+        if any(texts):  # not if each queue that shrank is empty by now
+            logger.warning(
+                "waiting for background subscribers that make progress, at most %.0f s more: %s",
+                self._latest - now,
+                "; ".join(filter(None, texts)),
+            )
         return True
 
 
-def _computes(before: _Look, now: _Look, took: float) -> bool:
+def measure(subscribers: Iterable[Subscriber]) -> dict[Subscriber, Progress]:
+    """Return the progress of each subscriber that can deliver while the calling thread waits."""
+    progress = {}
+    for each in subscribers:
+        if not each.runner.blocked_by_caller:
+            counts = each.counts
+            handled = counts.delivered + counts.failed + counts.dropped
+            progress[each] = Progress(counts.queued, handled, each.runner.cpu_time(), each.runner.calling)
+    return progress
+
+
+def _computes(before: Progress, after: Progress, took: float) -> bool:
     """Return whether a subscriber has computed and has handled no event, which its queue would show."""
-    if not now.waited_for or now.handled != before.handled:
+    if not (after.queued or after.calling) or after.handled != before.handled:
         return False
-    return computes(before.cpu_time, now.cpu_time, took)
+    return computes(before.cpu_time, after.cpu_time, took)
 
 
-def _queued(looks: dict[Lane, _Look]) -> int:
-    return sum(look.account.queued for look in looks.values())
+def _outlook(subscriber: Subscriber, before: Progress, after: Progress, took: float, computes: bool) -> str:
+    """Describe how many events a subscriber has left, and its progress; "" without any."""
+    left, rate = after.queued, (before.queued - after.queued) / took
+    if left and rate > 0:
+        more = f"about {left / rate:,.0f} s more"
+        return f"{subscriber.name} has {left:,} left and delivers {rate:,.3g} a second: {more}"
+    return f"{subscriber.name} has {left:,} left, and {at_work(subscriber)}" if computes else ""
 
 
-def advice(lanes: Iterable[Lane]) -> str:
+def advice(subscribers: Iterable[Subscriber]) -> str:
     """Return advice on slow subscribers, as a sentence; "" if all are stuck or have empty queues."""
-    slow = [lane for lane in lanes if lane.queued and not lane.stuck]
+    slow = [each for each in subscribers if each.queued and not stuck(each)]
     if not slow:
         return ""
     less = ["every= or when="]
-    if not all(lane.options.most for lane in slow):
+    if not all(each.options.most for each in slow):
         less.insert(0, "batch=True")
-    if any(lane.runs_on == "thread" for lane in slow):
+    if any(each.runner.runs_on == "thread" for each in slow):
         less.insert(0, 'offload="process"')
     return (
         f"Give them more time with Trainer(bus=Bus(drain_timeout=...)), or less to do with {', '.join(less)}"

@@ -21,10 +21,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 from weakref import WeakSet, ref
 
+from eventloop.background import closing
 from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
-from eventloop.background.queues.options import LaneOptions, OnError, Overflow
-from eventloop.background.queues.subscriber import KeepLeft
+from eventloop.background.queues.leftover import KeepLeft
+from eventloop.background.queues.options import OnError, Overflow, SubscriberOptions
 from eventloop.background.threads import on_background_thread
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
@@ -196,8 +197,8 @@ class Bus:
         """
         options = make_options(
             fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            budget_us=budget_us, loop=loop, lane=LaneOptions(queue, overflow, on_error, stall_timeout, batch,
-                                                             on_flush, on_close, linger, timed),
+            budget_us=budget_us, loop=loop, background=SubscriberOptions(
+                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed),
         )  # fmt: skip
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, name, options)
@@ -446,11 +447,9 @@ class Bus:
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
             return DrainReport(True, self._subscribers.stats())
-        background, noting = self._background, self._subscribers.noting
-        if timeout is None:
-            complete = background.flush_while_delivering(self.patience, noting, lambda: self.overtime)
-        else:
-            complete = background.flush(timeout, noting())
+        allowed = (lambda: self.overtime) if timeout is None else None
+        seconds = self.patience if timeout is None else timeout
+        complete = closing.flush(self._background, seconds, self._subscribers.noting, allowed)
         return DrainReport(complete, self._subscribers.stats())
 
     def keep_left(self, keep: KeepLeft, command: str = "") -> None:
@@ -493,7 +492,7 @@ class Bus:
         """Close the bus without a report, as at interpreter exit. Return whether everything was delivered."""
         self.closed, background = True, self._background  # another thread may reopen the bus meanwhile
         allowed = (lambda: self.overtime) if overtime else None
-        complete = background.close(timeout, allowed, advises=timeout >= self.patience)
+        complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
         if background.finished:  # else another thread is about to finish it, or the exit will
             forget(background)
             self._subscribers.refresh_routes()
@@ -519,7 +518,7 @@ class Bus:
         self._background.check_replaceable(self.drain_timeout)
         background = Background()
         background.start()
-        background.go_on_from(self._background)
+        background.continue_from(self._background)
         self._background, self.health = background, background.health
         watch(self, background)
         if self._recording is not None and (recording := self._recording()) and not recording.stopped:

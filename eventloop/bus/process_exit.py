@@ -11,11 +11,13 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Protocol
 
 from eventloop.background.background import Background
+from eventloop.background.closing import close
 from eventloop.processes.exiting import skip_collections
 
 
@@ -76,7 +78,7 @@ def _drain_all() -> None:
     until = min(_exit_by, monotonic() + max((timeout for _, (timeout, _) in buses), default=0.0))
     for background, (timeout, alive) in buses:
         bus = alive()
-        end = background.close if bus is None else bus.end
+        end = partial(close, background) if bus is None else bus.end
         end(min(timeout, max(EXIT_AT_LEAST_SECONDS, round(until - monotonic(), 1))))
     if _exit_by < inf:
         skip_collections()

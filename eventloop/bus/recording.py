@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from eventloop.background.background import Background
-from eventloop.background.queues.flush import Flush
+from eventloop.background.queues.runner import Flush
 from eventloop.costs.spans import SpanRecorder
 from eventloop.util.waiting import Latch
 
@@ -76,7 +76,7 @@ class Recording:
             self._stopped, self._then = True, then
         self._emitting.record(None)
         self._note_pending()
-        if self._background.finished or not self._background.lanes:
+        if self._background.finished or not self._background.subscribers:
             self.finish()
 
     def finish(self) -> None:
@@ -87,8 +87,8 @@ class Recording:
                 return
             self._background.record(None)
             now = perf_counter()
-            for lane in list(self._background.lanes):
-                lane.tell_under_way(self.recorder, now)
+            for subscriber in list(self._background.subscribers):
+                subscriber.record_current(self.recorder, now)
             self._finished.set()
         if self._then is not None:
             self._then()
@@ -109,12 +109,16 @@ class Recording:
 
         The keeper calls this after each look at the queues, when it has created the deferred events.
         """
-        for lane in self._background.lanes:
-            self.recorder.depth(lane.name, lane.queued)
+        for subscriber in self._background.subscribers:
+            self.recorder.depth(subscriber.name, subscriber.queued)
         if not self._deadline:
             return
         if self._pending is None and (self._last_posted is None or self._last_posted.is_set()):
-            self._pending = [lane.flush_soon(calls=False) for lane in self._background.lanes if not lane.done]
+            self._pending = [
+                subscriber.request_flush(calls=False)
+                for subscriber in self._background.subscribers
+                if not subscriber.done
+            ]
         if self._pending is not None:
             self._pending = [flush for flush in self._pending if not flush.made.is_set()]
         if self._pending == [] or monotonic() >= self._deadline:

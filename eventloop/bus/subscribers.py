@@ -13,9 +13,10 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
+from eventloop.background.appending import appenders, counted
 from eventloop.background.background import Background
-from eventloop.background.queues.account import Route
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.inbox import Route
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.workers.importable import pack
 from eventloop.bus.after_close import AfterClose
 from eventloop.bus.dispatch import Dispatch, HandOver
@@ -92,14 +93,14 @@ class Subscribers:
 
     def _add(self, subscription: Subscription, takes: Takes, options: Options) -> None:
         if subscription.runs_on != "sync":
-            lane = subscription.lane = self._background.add_lane(
-                subscription.name, subscription.fn, options.lane, options.offload, options.loop
+            subscriber = subscription.subscriber = self._background.add(
+                subscription.name, subscription.fn, options.background, options.offload, options.loop
             )
-            lane.busy.budget = self._budget(subscription, lane.busy, subscription.event)
+            subscriber.busy.budget = self._budget(subscription, subscriber.busy, subscription.event)
         self._subscriptions.append(subscription)
         for event_type in self._types_of(subscription):
             self._attach(subscription, event_type, takes)
-        self.refresh_routes() if subscription.lane is not None else self._refresh_mail()
+        self.refresh_routes() if subscription.subscriber is not None else self._refresh_mail()
 
     def check(
         self,
@@ -118,7 +119,7 @@ class Subscribers:
         wildcard, types = subscribed_types(name or handler_name(fn), events, background=background)
         check_possible(name or handler_name(fn), types, self.excluded)
         if options.offload == "process":
-            pack(fn, options.lane.on_flush, options.lane.on_close)
+            pack(fn, options.background.on_flush, options.background.on_close)
         self._unique(name, handler_name(fn))
         return takes, wildcard, types
 
@@ -144,14 +145,14 @@ class Subscribers:
                 self._ended[signal.name, handler.name] = handler.account_copy()
             while len(self._ended) > _ENDED:
                 del self._ended[next(iter(self._ended))]
-            if subscription.lane is not None:
+            if subscription.subscriber is not None:
                 self.refresh_routes()
-                self._background.remove_lane(subscription.lane)
+                self._background.remove(subscription.subscriber)
             subscription.active = False  # last: what was interrupted is done again
 
     def refresh(self, subscription: Subscription) -> None:
         """Apply a change of `subscription.paused`."""
-        if subscription.lane is not None:
+        if subscription.subscriber is not None:
             self.refresh_routes()
         for event_type, handler in subscription.handlers.items():
             signal = self.signals[event_type]
@@ -170,22 +171,23 @@ class Subscribers:
         with self._lock:
             self._background, self.after_close = background, AfterClose()
             for subscription in self._subscriptions:
-                if subscription.lane is not None:
-                    self._renew(subscription, subscription.lane, deadline)
+                if subscription.subscriber is not None:
+                    self._renew(subscription, subscription.subscriber, deadline)
             self.refresh_routes()
 
-    def _renew(self, subscription: Subscription, former: Lane, deadline: float) -> None:
+    def _renew(self, subscription: Subscription, former: Subscriber, deadline: float) -> None:
         options = subscription.options
-        if not (former.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
-            former.leave_out("its last delivery had not ended when the bus was reopened")
-            logger.warning("background subscriber %s gets no more events: %s", former.name, former.last_error)
-            self._background.lanes.append(former)
+        if not (former.runner.blocked_by_caller or former.closed.wait(max(0.0, deadline - monotonic()))):
+            why = "its last delivery had not ended when the bus was reopened"
+            former.account.ended_by, former.account.last_error = "stalled", why
+            logger.warning("background subscriber %s gets no more events: %s", former.name, why)
+            self._background.subscribers.append(former)
             return
-        lane = self._background.add_lane(
-            subscription.name, subscription.fn, options.lane, options.offload, options.loop
+        subscriber = self._background.add(
+            subscription.name, subscription.fn, options.background, options.offload, options.loop
         )
-        lane.succeed(former)
-        subscription.lane = lane
+        subscriber.continue_from(former)
+        subscription.subscriber = subscriber
 
     def of(self, fn: Callable[..., Any]) -> list[Subscription]:
         """Return the subscriptions of a function."""
@@ -204,7 +206,8 @@ class Subscribers:
 
         The number of events that a deferred would have created is unknown; one of each type is counted.
         """
-        self.after_close.refuse_posted([each.lane for each in self._subscriptions if each.lane], event_types)
+        subscribers = [each.subscriber for each in self._subscriptions if each.subscriber is not None]
+        self.after_close.refuse_posted(subscribers, event_types)
 
     # --- looking -------------------------------------------------------------------------------------------
 
@@ -232,7 +235,7 @@ class Subscribers:
         rows += [
             s.plan_row()
             for s in self._subscriptions
-            if s.lane is not None and (s.wildcard or event_type in s.events)
+            if s.subscriber is not None and (s.wildcard or event_type in s.events)
         ]
         return rows
 
@@ -253,7 +256,9 @@ class Subscribers:
 
     def subscriber_costs(self) -> list[SubscriberCost]:
         """Return one record per background subscriber."""
-        return [subscription.cost() for subscription in self._subscriptions if subscription.lane is not None]
+        return [
+            subscription.cost() for subscription in self._subscriptions if subscription.subscriber is not None
+        ]
 
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
         """Return the record of one subscription."""
@@ -291,32 +296,29 @@ class Subscribers:
         if not background.finished:
             background.set_routes(interests)
         for event_type, signal in self.signals.items():
-            lanes = [lane for lane, routes in interests.items() if event_type in routes]
+            subscribers = [subscriber for subscriber, routes in interests.items() if event_type in routes]
             if background.finished:
-                refuse = [partial(self.after_close.refuse, lane) for lane in lanes]
+                refuse = [partial(self.after_close.refuse, subscriber) for subscriber in subscribers]
                 signal.hand_over_to(tuple(refuse), tuple(refuse), has_background=False)
             else:
-                feeds = [self._feeds(lane, event_type) for lane in lanes]
+                feeds = [self._appenders(subscriber, event_type) for subscriber in subscribers]
                 plain, stamped = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)
-                signal.hand_over_to(plain, stamped, has_background=bool(lanes))
+                signal.hand_over_to(plain, stamped, has_background=bool(subscribers))
         self._refresh_mail()
 
-    def _interests(self) -> dict[Lane, dict[type[Event], Route]]:
+    def _interests(self) -> dict[Subscriber, dict[type[Event], Route]]:
         """Return the routes of each background subscriber that is not paused, by event type."""
         return {
-            each.lane: {event_type: each.route(event_type) for event_type in self._types_of(each)}
+            each.subscriber: {event_type: each.route(event_type) for event_type in self._types_of(each)}
             for each in self._subscriptions
-            if each.lane is not None and not each.paused
+            if each.subscriber is not None and not each.paused
         }
 
-    def _feeds(self, lane: Lane, event_type: type[Event]) -> tuple[HandOver, HandOver]:
-        if lane.options.overflow != "block":
-            plain, stamped = lane.feeds(event_type)
-        else:
-            plain, stamped = self._background.gates(lane, event_type)
+    def _appenders(self, subscriber: Subscriber, event_type: type[Event]) -> tuple[HandOver, HandOver]:
+        plain, stamped = appenders(self._background, subscriber, event_type)
         if not self._noting:
             return plain, stamped
-        noted = self._background.noted(plain)
+        noted = counted(self._background, plain)
         return noted, noted
 
     def _refresh_mail(self) -> None:
@@ -326,18 +328,15 @@ class Subscribers:
         )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
-        signal = EventSignal(event_type, self._owner, self._publish, self._relieve)
+        signal = EventSignal(event_type, self._owner, self._publish, lambda: self._background.relieve())
         signal.record(self._recorder)
         self.signals[event_type] = signal
         for subscription in self._subscriptions:
-            if subscription.wildcard and subscription.lane is None and not event_type.background_born:
+            if subscription.wildcard and subscription.subscriber is None and not event_type.background_born:
                 self._attach(subscription, event_type, calling_convention(subscription.fn, background=False))
-        background = any(subscription.lane is not None for subscription in self._subscriptions)
+        background = any(subscription.subscriber is not None for subscription in self._subscriptions)
         self.refresh_routes() if background else self._refresh_mail()
         return signal
-
-    def _relieve(self) -> None:
-        self._background.relieve()
 
     def _publish(self, signal: EventSignal) -> None:
         self.dispatch[signal.event_type] = signal.dispatch
@@ -345,7 +344,7 @@ class Subscribers:
 
     def _attach(self, subscription: Subscription, event_type: type[Event], takes: Takes) -> None:
         signal = self.signal(event_type)
-        if subscription.lane is not None or event_type in subscription.handlers:
+        if subscription.subscriber is not None or event_type in subscription.handlers:
             return  # a new signal has attached the wildcards already
         options = subscription.options
         handler = Handler(
@@ -366,14 +365,14 @@ class Subscribers:
         def exceeded(p99: float) -> None:  # reported once per subscription
             if not subscription.over_budget:
                 subscription.over_budget = True
-                self._background.health.tell_slow(name, event, seconds, p99, timing.clocked)
+                self._background.health.report_slow(name, event, seconds, p99, timing.clocked)
 
         return Budget(seconds, exceeded)
 
     def _types_of(self, subscription: Subscription) -> tuple[type[Event], ...]:
         if not subscription.wildcard:
             return subscription.events
-        sync = subscription.lane is None
+        sync = subscription.subscriber is None
         return tuple(
             t for t in dict.fromkeys([*declared_events(), *self.signals]) if not (sync and t.background_born)
         )

@@ -12,9 +12,10 @@ from typing import Any, Protocol, Self, get_args
 
 import msgspec
 
-from eventloop.background.queues.account import Route
-from eventloop.background.queues.options import LaneOptions, Offload, OnError, Overflow
-from eventloop.background.queues.subscriber import Lane
+from eventloop.background.queues.awaited import stuck
+from eventloop.background.queues.inbox import Route
+from eventloop.background.queues.options import Offload, OnError, Overflow, SubscriberOptions
+from eventloop.background.queues.subscriber import Subscriber
 from eventloop.bus.handler import Handler
 from eventloop.costs.records import RunsOn, SubscriberCost
 from eventloop.events import Event
@@ -32,7 +33,7 @@ from eventloop.events.priority import Priority, get_priority
 from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds, number
 from eventloop.util.functions import handler_name, is_coroutine_function
 
-DEFAULT_LANE = LaneOptions()
+DEFAULT_OPTIONS = SubscriberOptions()
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
@@ -152,7 +153,7 @@ class Options:
     once: bool
     when: Predicate | None
     offload: Offload | None
-    lane: LaneOptions
+    background: SubscriberOptions
     budget: float | None = None
     """The limit for the p99 of calls, in seconds."""
     loop: AbstractEventLoop | None = None
@@ -174,14 +175,14 @@ def make_options(
     when: Predicate | None,
     name: str | None,
     offload: str | None,
-    lane: LaneOptions,
+    background: SubscriberOptions,
     budget_us: float | None = None,
     loop: AbstractEventLoop | None = None,
 ) -> Options:
     """Check the arguments of `bus.subscribe` and return them as `Options`."""
     number = get_priority(priority)
     check_filter(every, start, once, when)
-    check_lane(lane)
+    check_subscriber_options(background)
     if name is not None and not (isinstance(name, str) and name.strip()):
         raise TypeError(f"name must be a str that is not empty, got {name!r}")
     name = name or handler_name(fn)
@@ -190,15 +191,15 @@ def make_options(
         raise ValueError(
             f"{name} is a coroutine function and runs on the background loop: offload must be None"
         )
-    _check_loop(name, fn, loop, lane)
-    if not offload and not is_coroutine_function(fn) and lane != DEFAULT_LANE:
-        changed = [f for f in lane.__slots__ if getattr(lane, f) != getattr(DEFAULT_LANE, f)]
+    _check_loop(name, fn, loop, background)
+    if not offload and not is_coroutine_function(fn) and background != DEFAULT_OPTIONS:
+        changed = [f for f in background.__slots__ if getattr(background, f) != getattr(DEFAULT_OPTIONS, f)]
         raise ValueError(
             f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would have no "
             "effect: make it a coroutine function, or pass offload='thread' or 'process'"
         )
     budget = None if budget_us is None else check_budget(name, budget_us)
-    return Options(number, every, start, once, when, checked, lane, budget, loop)
+    return Options(number, every, start, once, when, checked, background, budget, loop)
 
 
 def check_budget(name: str, budget_us: float) -> float:
@@ -224,7 +225,7 @@ def _check_offload(name: str, offload: str | None) -> Offload | None:
     return "thread" if offload else None
 
 
-def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptions) -> None:
+def _check_loop(name: str, fn: Callable[..., Any], loop: object, options: SubscriberOptions) -> None:
     if loop is None:
         return
     if not isinstance(loop, AbstractEventLoop):
@@ -238,26 +239,26 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, lane: LaneOptio
         )
     if loop.is_closed():
         raise ValueError(f"{name}: loop must be open, got a closed loop: {loop!r}")
-    if lane.overflow == "block":
+    if options.overflow == "block":
         raise ValueError(
             f"{name}: overflow='block' cannot be used with loop=, because an emit on the thread of the loop "
             "would wait for itself: use 'spill'"
         )
 
 
-def check_lane(lane: LaneOptions) -> None:
+def check_subscriber_options(options: SubscriberOptions) -> None:
     """Check the options of a background subscriber."""
-    at_least("queue", lane.queue, 1)
-    check_choice("overflow", lane.overflow, get_args(Overflow))
-    check_choice("on_error", lane.on_error, get_args(OnError))
-    check_seconds("stall_timeout", lane.stall_timeout, zero=False)
-    check_seconds("linger", lane.linger, zero=True)
-    if not isinstance(lane.batch, int):
-        raise TypeError(f"batch must be True, False or a number of events, got {lane.batch!r}")
-    if lane.batch is not False and lane.batch < 1:
-        raise ValueError(f"batch must be at least 1 event, got {lane.batch}")
-    check_bools(timed=lane.timed)
-    if lane.timed and not lane.batch:
+    at_least("queue", options.queue, 1)
+    check_choice("overflow", options.overflow, get_args(Overflow))
+    check_choice("on_error", options.on_error, get_args(OnError))
+    check_seconds("stall_timeout", options.stall_timeout, zero=False)
+    check_seconds("linger", options.linger, zero=True)
+    if not isinstance(options.batch, int):
+        raise TypeError(f"batch must be True, False or a number of events, got {options.batch!r}")
+    if options.batch is not False and options.batch < 1:
+        raise ValueError(f"batch must be at least 1 event, got {options.batch}")
+    check_bools(timed=options.timed)
+    if options.timed and not options.batch:
         raise ValueError("timed=True delivers lists, and needs batch: pass batch=True, or a number of events")
 
 
@@ -301,7 +302,7 @@ class Subscription:
         self.options = options
         self.runs_on = runs_on
         self.handlers: dict[type[Event], Handler] = {}
-        self.lane: Lane | None = None
+        self.subscriber: Subscriber | None = None
         self.active = True
         self.paused = False
         self.routes: dict[type[Event], Route] = {}
@@ -334,7 +335,9 @@ class Subscription:
         """Return the filters for an event type, created at the first call, because they may hold counts."""
         if event_type not in self.routes:
             options = self.options
-            if options.lane.overflow == "block":  # an unwanted event must not make the emitting thread wait
+            if (
+                options.background.overflow == "block"
+            ):  # an unwanted event must not make the emitting thread wait
                 self.routes[event_type] = Route(self.filter(event_type), None)
             elif options.once:
                 self.routes[event_type] = Route(None, self.filter(event_type))
@@ -358,39 +361,40 @@ class Subscription:
         """Return the row of the plan for a background subscriber."""
         options = self.options
         return PlanRow(
-            0, options.priority, self.name, options.filter, self.runs_on, options.lane.capacity,
-            options.lane.overflow, in_microseconds(options.budget),
+            0, options.priority, self.name, options.filter, self.runs_on, options.background.capacity,
+            options.background.overflow, in_microseconds(options.budget),
         )  # fmt: skip
 
     def account(self) -> SubscriptionStats:
         """Return the account of the subscription."""
-        lane = self.lane
-        if lane is None:
+        subscriber = self.subscriber
+        if subscriber is None:
             calls = sum(handler.calls for handler in self.handlers.values())
             seconds = sum(handler.timing.estimate(handler.calls) for handler in self.handlers.values())
             return SubscriptionStats(self.name, self.event, "sync", calls, seconds, calls, 0, 0, 0, 0)
-        now, reason = lane.account, lane.ended_by
-        state = lane.stuck or lane.left_in
+        now, reason = subscriber.counts, subscriber.account.ended_by
+        state = stuck(subscriber) or subscriber.left_in
         # after a close without a state and without events in the queue, nothing is left
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
-        error = f"{ended} {'; '.join(filter(None, (lane.last_error, state)))}".strip()
+        error = f"{ended} {'; '.join(filter(None, (subscriber.account.last_error, state)))}".strip()
         return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.untaken,
-            now.dropped, now.failed, now.queued + now.untaken, now.peak, error, now.spilled,
-            lane.losses_logged, now.untaken,
+            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.unconfirmed,
+            now.dropped, now.failed, now.queued + now.unconfirmed, now.peak, error, now.spilled,
+            subscriber.account.losses_logged, now.unconfirmed,
         )  # fmt: skip
 
     def cost(self) -> SubscriberCost:
         """Return the costs of a background subscriber."""
-        lane, account = self.lane, self.account()
-        assert lane is not None
-        budget = lane.busy.budget
+        subscriber, account = self.subscriber, self.account()
+        assert subscriber is not None
+        budget = subscriber.busy.budget
         return SubscriberCost(
             name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
             dropped=account.dropped, failed=account.failed, queued=account.queued,
             peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=lane.waits.times(), busy=lane.busy.times(account.calls),
-            error=account.error, budget=None if budget is None else budget.seconds,
+            seconds=account.seconds, wait=subscriber.inbox.waits.times(),
+            busy=subscriber.busy.times(account.calls), error=account.error,
+            budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
         )  # fmt: skip
 

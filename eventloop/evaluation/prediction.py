@@ -167,8 +167,8 @@ class Stream:
         undo.step(_cancel, subscriptions)
         subscriptions.append(_subscribe(trainer, to, self._errors))
         self._subscription = subscriptions[0]
-        assert self._subscription.lane is not None
-        self._lane = self._subscription.lane
+        assert self._subscription.subscriber is not None
+        self._subscriber = self._subscription.subscriber
         self._sent = self._bytes = 0
         self._sizes: deque[int] = deque()  # of the events that are not handled yet
 
@@ -185,7 +185,7 @@ class Stream:
         self._sizes.append(len(data))
         self._bytes += len(data)
         self._wait_for(BACKLOG_BYTES)
-        if self._lane.done:
+        if self._subscriber.done:
             self._raise_if_short()
 
     def end(self, *, complete: bool) -> None:
@@ -199,13 +199,13 @@ class Stream:
         self._raise_if_short()
 
     def _wait_for(self, most: int) -> None:
-        while self._backlog() > most and not self._lane.done:
-            with waiting("background", self._lane.name):
-                self._lane.flush_soon(calls=False).made.wait(_POLL_SECONDS)
+        while self._backlog() > most and not self._subscriber.done:
+            with waiting("background", self._subscriber.name):
+                self._subscriber.request_flush(calls=False).made.wait(_POLL_SECONDS)
 
     def _backlog(self) -> int:
         """Return the bytes of the events that the subscriber has not handled."""
-        now = self._lane.account
+        now = self._subscriber.counts
         while len(self._sizes) > self._sent - (now.delivered + now.failed + now.dropped):
             self._bytes -= self._sizes.popleft()
         return self._bytes
@@ -224,8 +224,8 @@ class Stream:
     def close(self) -> None:
         """End the subscription, and wait until the subscriber has ended."""
         self._subscription.cancel()
-        with waiting("background", self._lane.name):
-            self._lane.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
+        with waiting("background", self._subscriber.name):
+            self._subscriber.wait_closed(self._trainer.bus.drain_timeout)  # a writer closes its files
 
 
 def _cancel(subscriptions: list[Subscription]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.background.queues import queue, spill
+from eventloop.background.queues import spill, subscriber
 from tests.support.keeper import prompt_keeper
 
 __all__ = ["prompt_keeper", "small_files"]
@@ -20,5 +20,5 @@ def small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setattr(spill, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(queue, "HELD_SECONDS", 0.0)  # each look at an account spills
+    monkeypatch.setattr(subscriber, "HELD_SECONDS", 0.0)  # each look at an account spills
     return folder

@@ -7,7 +7,7 @@ from time import sleep
 
 import pytest
 
-from eventloop.background.queues import queue as queues
+from eventloop.background.queues import inbox
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event
@@ -128,7 +128,7 @@ def test_events_beyond_the_limit_of_the_list_are_counted(
     bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest are dropped while nothing takes them, because memory is bounded."""
-    monkeypatch.setattr(queues, "INCOMING_LIMIT", 1000)
+    monkeypatch.setattr(inbox, "INCOMING_LIMIT", 1000)
 
     def hold(event: Event) -> bool:
         held(event)

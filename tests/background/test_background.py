@@ -153,11 +153,11 @@ def test_cancel_drops_what_waits_and_finishes_what_runs(bus: Bus, held: Held) ->
     emit(bus, 4, start=1)
     subscription.cancel()
     emit(bus, 4, start=5)
-    lane = subscription.lane
+    subscriber = subscription.subscriber
     held.let_go()
 
-    assert lane is not None
-    assert lane.closed.wait(DEADLINE)
+    assert subscriber is not None
+    assert subscriber.closed.wait(DEADLINE)
     assert iters(held.seen) == [0]
     stats = subscription.stats
     assert (stats.delivered, stats.dropped, stats.queued) == (1, 4, 0)

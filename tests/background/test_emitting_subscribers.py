@@ -137,7 +137,7 @@ def others(bus: Bus) -> Iterator[Subscription]:
 def test_flush_does_not_wait_for_what_others_emit(bus: Bus, others: Subscription) -> None:
     """Another thread's events do not keep it, although those of subscribers do."""
     chain = Chain(bus, "thread")
-    until(lambda: others.lane and others.lane.delivered)
+    until(lambda: others.subscriber and others.subscriber.account.delivered)
     chain.begin()
     began = monotonic()
 

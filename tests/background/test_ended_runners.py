@@ -62,8 +62,8 @@ def emit_all(bus: Bus, times: int) -> None:
 
 def ends(subscription: Subscription) -> bool:
     """Wait until a subscriber has ended, as a close does."""
-    assert subscription.lane is not None
-    return subscription.lane.closed.wait(DEADLINE)
+    assert subscription.subscriber is not None
+    return subscription.subscriber.closed.wait(DEADLINE)
 
 
 async def ignores(event: AfterTrainIter) -> None:
@@ -139,14 +139,14 @@ far = bus.subscribe(
     handler, "after_train_iter", offload=sys.argv[1], name="far", overflow="block", queue=4, **called)
 bus.emit(AfterTrainIter())
 bus.flush()
-thread = far.lane._thread
+thread = far.subscriber.runner.thread
 while thread.is_alive():  # as libraries do that end threads
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
-    far.lane.wake()
+    far.subscriber.runner.wake()
     time.sleep(0.0005)
 for i in range(30):
     bus.emit(AfterTrainIter(iter=i))
-assert far.lane.closed.wait(60.0)
+assert far.subscriber.closed.wait(60.0)
 stats = far.stats
 print(stats.delivered, stats.failed + stats.dropped, stats.queued, stats.error[:7])
 """

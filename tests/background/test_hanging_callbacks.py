@@ -71,8 +71,8 @@ def test_emits_into_a_full_queue_outlast_a_hung_on_flush(bus: Bus, held: Held) -
         bus, "thread", ignores, name="bad", overflow="block", queue=1, stall_timeout=0.05,
         on_flush=lambda: held(None),
     )  # fmt: skip
-    assert bad.lane is not None
-    bad.lane.flush_soon()
+    assert bad.subscriber is not None
+    bad.subscriber.request_flush()
     assert held.entered.wait(DEADLINE)
     emit(bus, 4)
     bus.poll()
@@ -113,8 +113,8 @@ def test_a_callback_that_stalled_and_fails_after_all_is_reported_once(bus: Bus, 
     bad = subscribe(bus, "thread", ignores, stall_timeout=0.05, on_flush=fails_late)
     bus.flush(DEADLINE)
     held.let_go()
-    assert bad.lane is not None
-    assert bad.lane.closed.wait(DEADLINE)
+    assert bad.subscriber is not None
+    assert bad.subscriber.closed.wait(DEADLINE)
     bus.poll()
 
     assert len(told) == 1

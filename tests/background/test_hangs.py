@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from eventloop.background.queues import awaited
+from eventloop.background.queues.awaited import waited
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HandlerFailed
@@ -112,8 +113,8 @@ def test_stalled_delivery_that_returns_after_all_is_counted_once(bus: Bus, held:
     emit(bus, 4, start=1)
     bus.flush(DEADLINE)
     held.let_go()
-    assert subscription.lane is not None
-    assert subscription.lane.closed.wait(DEADLINE)
+    assert subscription.subscriber is not None
+    assert subscription.subscriber.closed.wait(DEADLINE)
     stats = subscription.stats
 
     assert (stats.calls, stats.failed, stats.delivered, stats.dropped) == (1, 1, 0, 4)
@@ -125,12 +126,12 @@ def test_a_task_is_torn_out_of_its_delivery(no_thread_left: None, end: str) -> N
     """A coroutine that waits forever is cancelled with its subscription, and by a close, which ends the loop."""
     bus = Bus(drain_timeout=0.1)
     subscription = bus.subscribe(sleeps_forever, "after_train_iter")
-    assert subscription.lane is not None
+    assert subscription.subscriber is not None
     emit(bus, 1)
     bus.stats()
     if end == "cancel":
         subscription.cancel()
-        assert subscription.lane.closed.wait(DEADLINE)
+        assert subscription.subscriber.closed.wait(DEADLINE)
         assert subscription.stats.failed + subscription.stats.dropped == 1
     bus.close()
 
@@ -239,14 +240,14 @@ def test_the_next_delivery_is_waited_for(bus: Bus) -> None:
         gates[event.iter].wait(DEADLINE)
 
     subscription = bus.subscribe(slow, "after_train_iter", offload="thread")
-    assert subscription.lane is not None
+    assert subscription.subscriber is not None
     emit(bus, 2)
     assert entered[0].wait(DEADLINE)
     bus.flush(0.05)
-    assert subscription.lane.waited > 0
+    assert waited(subscription.subscriber) > 0
     gates[0].set()
     assert entered[1].wait(DEADLINE)
-    assert subscription.lane.waited == 0.0
+    assert waited(subscription.subscriber) == 0.0
     closer = threading.Timer(0.0, bus.close, [DEADLINE])
     closer.start()
     gates[1].set()

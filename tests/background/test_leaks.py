@@ -83,8 +83,8 @@ def test_cancelled_subscriber_is_garbage() -> None:
             with bus.subscribe(subscriber.hear, "after_train_iter", **options) as subscription:  # type: ignore[arg-type]
                 bus.emit(AfterTrainIter())
                 bus.flush(DEADLINE)
-            if subscription.lane is not None:
-                subscription.lane.closed.wait(DEADLINE)
+            if subscription.subscriber is not None:
+                subscription.subscriber.closed.wait(DEADLINE)
         del subscriber, subscription
         gc.collect()
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from eventloop.background import overtime
-from eventloop.background.gil_scheduler import Pace
-from eventloop.background.overtime import LONGEST_WAIT, Overtime
-from eventloop.background.queues.options import LaneOptions
-from eventloop.background.runners import ThreadLane
+from eventloop.background.overtime import LONGEST_WAIT, Deadline
+from eventloop.background.queues.options import SubscriberOptions
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE, Held
 from tests.support.spilling import emit, total
@@ -121,29 +121,37 @@ def test_a_signal_shortens_a_wait_that_has_begun(
     held.let_go()
 
 
+def idle(name: str) -> Subscriber:
+    """Return a subscriber whose thread is not started."""
+    subscriber = Subscriber(name, print, SubscriberOptions(), lambda *_: None)
+    subscriber.runner = ThreadRunner(subscriber, Pace())
+    return subscriber
+
+
 def test_a_subscriber_that_emits_as_much_as_it_delivers_is_not_waited_for() -> None:
     """It delivers, and as much is left as before."""
-    lane = ThreadLane("again", print, LaneOptions(), lambda *_: None, Pace())  # not started
-    lane.received = 3
-    waiting = Overtime([lane], 10.0, lambda: True)
+    again = idle("again")
+    account = again.account
+    account.received = 3
+    waiting = Deadline(10.0, [again], lambda: True)
 
-    lane.received, lane.delivered = 5, 2
-    assert waiting.extension() == 0.0
-    lane.delivered = 3
-    assert waiting.extension() > 0.0
-    assert waiting.extension() == 0.0
+    account.received, account.delivered = 5, 2
+    assert not waiting.make_progress()
+    account.delivered = 3
+    assert waiting.make_progress()
+    assert not waiting.make_progress()
 
 
 def test_a_subscriber_that_hangs_is_not_waited_for_because_others_deliver() -> None:
     """Only the progress of subscribers that have events left makes the wait longer."""
-    hangs, fast = (ThreadLane(n, print, LaneOptions(), lambda *_: None, Pace()) for n in ("hangs", "fast"))
-    hangs.received, fast.received = 11, 100
-    waiting = Overtime([hangs, fast], 10.0, lambda: True)
+    hangs, fast = idle("hangs"), idle("fast")
+    hangs.account.received, fast.account.received = 11, 100
+    waiting = Deadline(10.0, [hangs, fast], lambda: True)
 
-    fast.delivered = 90
-    assert waiting.extension() > 0.0
-    fast.delivered = 100
-    assert waiting.extension() == 0.0
+    fast.account.delivered = 90
+    assert waiting.extend()
+    fast.account.delivered = 100
+    assert not waiting.extend()
 
 
 @pytest.mark.parametrize(

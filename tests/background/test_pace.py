@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import gil_scheduler as pace_module
-from eventloop.background.gil_scheduler import EVERY_SECONDS, LONGEST_SECONDS, Pace
+from eventloop.background.runners import thread_runner as pace_module
+from eventloop.background.runners.thread_runner import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE
 from tests.support.spilling import emit, iters, subscribe

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.workers.subscriber import IN_FLIGHT
+from eventloop.background.workers.sending import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import Event, ImageLogged
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, adds_up, emit, lane_of, pid_of, until
+from tests.support.process_support import Lines, Start, adds_up, emit, pid_of, runner_of, until
 
 pytest_plugins = ("tests.support.process_fixtures",)
 
@@ -135,10 +135,10 @@ def test_no_more_than_a_window_is_in_flight(bus: Bus, start: Start) -> None:
     """The rest stays in the queue, where the overflow policy applies."""
     far = start(handlers.hang, queue=10, overflow="drop_oldest")
     pid_of(far)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     emit(bus, 500)
     bus.stats()
-    until(lambda: lane_of(far)._flights.sent)
+    until(lambda: runner_of(far).flights.sent)
     emit(bus, 500)
     stats = far.stats
 
@@ -151,7 +151,7 @@ def test_no_more_than_a_window_is_in_flight(bus: Bus, start: Start) -> None:
 def test_latest_has_one_in_flight(bus: Bus, start: Start, lines: Lines) -> None:
     """`overflow="latest"` delivers the newest, not those that wait in a pipe."""
     far = start(handlers.note_slowly, overflow="latest")
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     emit(bus, 500)
     bus.flush(DEADLINE)
 

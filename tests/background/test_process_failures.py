@@ -13,12 +13,12 @@ import pytest
 
 from eventloop.background.workers.protocol import WorkerTraceback
 from eventloop.background.workers.restarts import DEATHS_IN_A_ROW
-from eventloop.background.workers.subscriber import IN_FLIGHT
+from eventloop.background.workers.sending import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, emit, kill, lane_of, pid_of, until
+from tests.support.process_support import Lines, Start, emit, kill, pid_of, runner_of, until
 from tests.support.spilling import PROMPT
 
 pytest_plugins = ("tests.support.process_fixtures",)
@@ -38,11 +38,11 @@ def test_worker_killed_five_times_loses_nothing(
         seen = far.account().delivered
         until(lambda seen=seen: far.account().delivered > seen + 2)  # type: ignore[misc]
         killed.add(kill(far))
-        until(lambda: lane_of(far).worker is not None and pid_of(far) not in killed)
+        until(lambda: runner_of(far).worker is not None and pid_of(far) not in killed)
 
     assert bus.flush(DEADLINE)
     bus.poll()
-    assert len(killed) == lane_of(far).deaths == 5
+    assert len(killed) == runner_of(far).restarts.deaths == 5
     assert sorted({int(line) for line in lines()}) == [*range(60)]
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (60, 0, 0, 0)
@@ -55,11 +55,11 @@ def test_worker_killed_five_times_loses_nothing(
 def test_killed_worker_of_a_batch_gets_the_batch_again(bus: Bus, start: Start, lines: Lines) -> None:
     """A delivery is acknowledged as a whole."""
     far = start(handlers.note_batch, batch=True)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     emit(bus, 30)
     bus.stats()
-    until(lambda: lane_of(far)._flights.sent)
+    until(lambda: runner_of(far).flights.sent)
     kill(far)
 
     assert bus.flush(DEADLINE)
@@ -80,7 +80,7 @@ def test_idle_worker_that_is_killed_is_replaced(
 
     assert bus.flush(DEADLINE)
     assert lines() == ["0", "0", "1"]
-    assert (far.stats.error, lane_of(far).deaths) == ("", 1)
+    assert (far.stats.error, runner_of(far).restarts.deaths) == ("", 1)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
@@ -90,7 +90,7 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
 ) -> None:
     """After some deaths in a row over one event: what it had been sent has failed, what waited is dropped."""
     far = start(handlers.die_at_two, overflow="drop_oldest", queue=20)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     emit(bus, 5)
     bus.flush(DEADLINE)
     emit(bus, 10)
@@ -163,7 +163,7 @@ def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
     bus.poll()
 
     assert "its worker process could not begin: Chosen: cannot be made in a worker" in told[0].error
-    assert (far.stats.dropped, lane_of(far).deaths) == (4, 0)
+    assert (far.stats.dropped, runner_of(far).restarts.deaths) == (4, 0)
     assert "in no_such" in caplog.text
 
 
@@ -202,7 +202,7 @@ def test_error_costs_no_worker(bus: Bus, start: Start, fn: Callable[..., None], 
     emit(bus, 3)
     bus.flush(DEADLINE)
 
-    assert (far.stats.failed, far.stats.delivered, lane_of(far).deaths) == (3, 0, 0)
+    assert (far.stats.failed, far.stats.delivered, runner_of(far).restarts.deaths) == (3, 0, 0)
     assert far.stats.error == error
 
 
@@ -243,7 +243,7 @@ def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: li
     emit(bus, 6)
     pid = pid_of(far)
     bus.flush(DEADLINE)
-    until(lambda: lane_of(far).closed.is_set())
+    until(lambda: runner_of(far).account.closed.is_set())
     bus.poll()
 
     assert lines() == ["0", "1", "2"]
@@ -262,7 +262,7 @@ def test_close_kills_a_worker_that_never_returns(
 ) -> None:
     """Within its deadline; what is left is in the account, and named."""
     far = start(handlers.hang if how == "hangs" else handlers.note)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     if how == "is stopped":
         os.kill(pid_of(far), signal.SIGSTOP)
     emit(bus, 5)
@@ -275,7 +275,7 @@ def test_close_kills_a_worker_that_never_returns(
     assert not report
     assert (far.account().queued, far.account().delivered) == (5, 0)
     assert "events left undelivered: far (5)" in caplog.text
-    assert lane_of(far).closed.wait(DEADLINE)
+    assert runner_of(far).account.closed.wait(DEADLINE)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
@@ -309,8 +309,8 @@ def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> 
     until(lines)
     far.cancel()
 
-    assert lane_of(far).closed.wait(DEADLINE)
-    account = lane_of(far).account
+    assert runner_of(far).account.closed.wait(DEADLINE)
+    account = runner_of(far).subscriber.counts
     assert account.queued == 0
     assert account.delivered == len(lines()) - 1 <= 2 * IN_FLIGHT
     assert lines()[-1] == "closed"
@@ -328,7 +328,7 @@ def test_worker_that_hangs_when_it_is_cancelled_is_killed(
     pid = pid_of(far)
     far.cancel()
 
-    assert lane_of(far).closed.wait(DEADLINE)
+    assert runner_of(far).account.closed.wait(DEADLINE)
     bus.poll()
     assert [report.error.split(":")[0] for report in told] == ["TimeoutError"]
     assert [record.exc_info for record in caplog.records] == [None]
@@ -345,12 +345,12 @@ def test_worker_killed_at_its_end_fails_in_on_close_if_it_has_one(
 ) -> None:
     """Without one there was nothing left to do, and there is nothing to report."""
     far = start(handlers.note, on_close=callback)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     far.cancel()
-    until(lambda: lane_of(far)._close_sent)
+    until(lambda: runner_of(far)._close_sent)
     kill(far)
-    assert lane_of(far).closed.wait(DEADLINE)
+    assert runner_of(far).account.closed.wait(DEADLINE)
     bus.poll()
 
     died = "ChildProcessError: its worker process died: killed by SIGKILL"
@@ -365,12 +365,12 @@ def test_worker_killed_at_a_flush_fails_in_on_flush_if_it_has_one(
 ) -> None:
     """The same as for `on_close`; the worker is started again."""
     far = start(handlers.note, on_flush=callback)
-    assert lane_of(far).wait_ready(DEADLINE)
+    assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     bus.flush(0.0)
-    until(lambda: lane_of(far)._unflushed)
+    until(lambda: runner_of(far)._unflushed)
     kill(far)
-    until(lambda: lane_of(far).deaths)
+    until(lambda: runner_of(far).restarts.deaths)
     bus.poll()
 
     died = "ChildProcessError: its worker process died: killed by SIGKILL"

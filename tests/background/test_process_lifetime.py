@@ -113,7 +113,7 @@ def test_killed_program_leaves_no_worker(script: Script, tmp_path: Path) -> None
         """
 bus = Bus()
 sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
-assert sub.lane.wait_ready(20)
+assert sub.subscriber.runner.ready.wait(20)
 child = os.fork()
 if child == 0:
     time.sleep(60)
@@ -146,7 +146,7 @@ def test_fork_leaves_the_parents_worker_alone(script: Script, tmp_path: Path) ->
         """
 bus = Bus()
 sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
-assert sub.lane.wait_ready(20)
+assert sub.subscriber.runner.ready.wait(20)
 warnings.filterwarnings("ignore", ".*multi-threaded, use of fork", DeprecationWarning)  # Python 3.12's, of any fork
 child = os.fork()
 if child == 0:
@@ -156,7 +156,7 @@ if child == 0:
     os._exit(0)
 emit(bus, 3)
 assert bus.close(20)
-assert sub.lane.closed.is_set()
+assert sub.subscriber.closed.is_set()
 os.kill(child, 9)
 os.waitpid(child, 0)
 """
@@ -185,16 +185,16 @@ for signum in told if {ignored} else ():
     signal.signal(signum, signal.SIG_IGN)
 bus = Bus()
 sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process", on_close=my_handlers.closed)
-while sub.lane.worker is None:
+while sub.subscriber.runner.worker is None:
     time.sleep(0.001)
 for signum in told:
-    os.kill(sub.lane.worker.pid, signum)
-assert sub.lane.wait_ready(20)
+    os.kill(sub.subscriber.runner.worker.pid, signum)
+assert sub.subscriber.runner.ready.wait(20)
 for signum in told:
-    os.kill(sub.lane.worker.pid, signum)
+    os.kill(sub.subscriber.runner.worker.pid, signum)
 emit(bus, 3)
 assert bus.close(20)
-assert sub.lane.deaths == 0
+assert sub.subscriber.runner.restarts.deaths == 0
 """
     )
     _, err = ran.communicate(timeout=60)
@@ -214,7 +214,7 @@ sub = bus.subscribe(my_handlers.note, "after_train_iter", offload="process")
 os.chdir("/")
 emit(bus, 1)
 assert bus.flush(20)
-os.kill(sub.lane.worker.pid, 9)
+os.kill(sub.subscriber.runner.worker.pid, 9)
 emit(bus, 3)
 assert bus.close(20)
 """

@@ -79,7 +79,7 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A keeper that looks all the time and takes every subscriber for one that is behind; threads switch often."""
     monkeypatch.setattr("eventloop.background.background.POLL_SECONDS", 0.0002)
-    monkeypatch.setattr("eventloop.background.queues.subscriber.BEHIND_SECONDS", 0.0)
+    monkeypatch.setattr("eventloop.background.queues.supervision.BEHIND_SECONDS", 0.0)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -251,8 +251,8 @@ def test_end_of_a_subscriber_removes_its_file(
         assert "closed after 0.1 s; events left undelivered: ends (1000)" in caplog.text
     elif end == "error":
         release.set()
-        assert subscription.lane is not None
-        assert subscription.lane.closed.wait(DEADLINE)
+        assert subscription.subscriber is not None
+        assert subscription.subscriber.closed.wait(DEADLINE)
     else:
         while not subscription.stats.failed:
             bus.flush(0.05)

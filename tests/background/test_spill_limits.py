@@ -137,11 +137,11 @@ def test_a_real_limit_of_the_system_is_survived(python: Callable[..., CompletedP
     """RLIMIT_FSIZE fails a write as a full disk does, after a part of it; lifted, spilling goes on."""
     program = """
 import resource, threading
-from eventloop.background.queues import queue, spill
+from eventloop.background.queues import spill, subscriber
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 
-spill.RETRY_SECONDS = queue.HELD_SECONDS = 0.0
+spill.RETRY_SECONDS = subscriber.HELD_SECONDS = 0.0
 gate, seen = threading.Event(), []
 def slow(event):
     gate.wait()
@@ -157,7 +157,7 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (300_000, hard))
 bus = Bus(drain_timeout=20)
 subscription = bus.subscribe(slow, "after_train_iter", offload="thread", queue=10)
 emit(0, 1)
-while not bus.stats()[0].queued or not subscription.lane.held:
+while not bus.stats()[0].queued or not subscription.subscriber.held:
     pass
 full = emit(1, 10_000)
 resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))

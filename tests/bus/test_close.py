@@ -121,17 +121,17 @@ def test_close_in_a_signals_handler_during_a_close(bus: Bus, held: Held) -> None
     emit(bus, 3)
     assert held.entered.wait(DEADLINE)
     inner: list[DrainReport] = []
-    lane = bus._background.lanes[0]
-    wait_closed = lane.wait_closed
+    subscriber = bus._background.subscribers[0]
+    wait_closed = subscriber.wait_closed
 
     def interrupted(timeout: float) -> bool:
         if not inner:
-            lane.wait_closed = wait_closed  # type: ignore[method-assign]
+            subscriber.wait_closed = wait_closed  # type: ignore[method-assign]
             inner.append(bus.close(0.05))
             held.let_go()
         return wait_closed(timeout)
 
-    lane.wait_closed = interrupted  # type: ignore[method-assign]
+    subscriber.wait_closed = interrupted  # type: ignore[method-assign]
     outer = bus.close(0.3)
 
     assert (inner[0].complete, outer.complete) == (False, False)

@@ -40,16 +40,14 @@ def test_the_exit_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     The last ones get what a close needs."""
     now, given = 0.0, list[float]()
 
-    class Hangs:
-        finished = False
+    def hang(background: object, timeout: float) -> None:
+        nonlocal now
+        given.append(timeout)
+        now += timeout
 
-        def close(self, timeout: float) -> None:
-            nonlocal now
-            given.append(timeout)
-            now += timeout
-
-    buses = {Hangs(): (timeout, lambda: None) for timeout in (3.0, 10.0, 10.0, 2.0)}
+    buses = {object(): (timeout, lambda: None) for timeout in (3.0, 10.0, 10.0, 2.0)}
     monkeypatch.setattr(lifetime, "_open", buses)
+    monkeypatch.setattr(lifetime, "close", hang)
     monkeypatch.setattr(lifetime, "monotonic", lambda: now)
 
     lifetime._drain_all()
@@ -317,8 +315,8 @@ bus.emit(AfterTrainIter())
 entered.wait(20)
 for i in range(2000):
     bus.emit(AfterTrainIter(iter=i)) if not i % 3 else None
-lane = bus._subscribers._subscriptions[0].lane
-with lane._lock:
+subscriber = bus._subscribers._subscriptions[0].subscriber
+with subscriber.account.lock:
     child = os.fork()
     if not child:
         for i in range(2000):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.closing import Closing
+from eventloop.background import closing
 from eventloop.bus import Bus
 from eventloop.eventlog.replay import replay
 from eventloop.eventlog.undelivered import find_undelivered
@@ -276,7 +276,7 @@ def test_what_a_close_delivers_in_its_last_moment_is_no_loss(
 ) -> None:
     """The time to wait until all is quiet was over, but the end of the queues had time for what was left. An event that
     was emitted after that is told."""
-    bus, end = Bus(), Closing._end
+    bus, end = Bus(), closing._end
 
     def end_and_emit(*args: Any) -> bool:
         ended = end(*args)
@@ -284,8 +284,8 @@ def test_what_a_close_delivers_in_its_last_moment_is_no_loss(
             bus.emit(BeforeRun())
         return ended
 
-    monkeypatch.setattr(Closing, "_settle", lambda *args: False)
-    monkeypatch.setattr(Closing, "_end", end_and_emit)
+    monkeypatch.setattr(closing, "_flush_until_quiet", lambda *args: False)
+    monkeypatch.setattr(closing, "_end", end_and_emit)
     kept = Kept()
     bus.subscribe(kept.write, BeforeRun, offload="thread", name="kept")
     for _ in range(3):

@@ -12,7 +12,7 @@ from threading import Semaphore
 import pytest
 
 from eventloop import Bus, Trainer
-from eventloop.background.overtime import AFTER_SIGNAL, Overtime
+from eventloop.background.overtime import AFTER_SIGNAL, Deadline
 from eventloop.events import AfterTrainIter, Event
 from eventloop.interrupt import graceful_interrupt
 from eventloop.stops.signals import ENDED
@@ -44,7 +44,7 @@ class Ending:
         self.trainer: Trainer = make_trainer(
             writers=[self.writer], bus=Bus(drain_timeout=0.02), default_hooks={"checkpoint": None}
         )
-        self.decided: list[float] = []
+        self.decided: list[bool] = []
         self.meanwhile: Callable[[], object] = lambda: None
 
     def deliver(self) -> None:
@@ -62,15 +62,15 @@ def ending(
     no_thread_left: None, make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Ending]:
     """The writer is let go at the end of the test."""
-    ending, extension = Ending(make_trainer), Overtime.extension
+    ending, make_progress = Ending(make_trainer), Deadline.make_progress
 
-    def decide(overtime: Overtime) -> float:
+    def decide(deadline: Deadline) -> bool:
         ending.deliver()
         ending.meanwhile()
-        ending.decided.append(extension(overtime))
+        ending.decided.append(make_progress(deadline))
         return ending.decided[-1]
 
-    monkeypatch.setattr(Overtime, "extension", decide)
+    monkeypatch.setattr(Deadline, "make_progress", decide)
     yield ending
     ending.writer.let.release(1000)
 

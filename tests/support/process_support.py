@@ -1,4 +1,4 @@
-"""Looking at a process lane from outside."""
+"""Look at the runner of a subscriber in a worker process from outside."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable
 from time import monotonic, sleep
 
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.queues.awaited import waited
+from eventloop.background.workers.process_runner import ProcessRunner
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter
@@ -32,20 +33,21 @@ def until(condition: Callable[[], object]) -> None:
 
 def waits_long(subscription: Subscription) -> None:
     """Somebody has waited for what it is at, in vain, and as long as `DEADLINE`: nobody waits again."""
-    assert subscription.lane is not None
-    assert 0.0 < subscription.lane.waited <= 0.2
-    began, _ = subscription.lane._under_way()
-    subscription.lane._in_vain = began, DEADLINE
+    assert subscription.subscriber is not None
+    assert 0.0 < waited(subscription.subscriber) <= 0.2
+    began, _, _ = subscription.subscriber.runner.call()
+    subscription.subscriber.waited_in_vain = began, DEADLINE
 
 
-def lane_of(subscription: Subscription) -> ProcessLane:
-    assert isinstance(subscription.lane, ProcessLane)
-    return subscription.lane
+def runner_of(subscription: Subscription) -> ProcessRunner:
+    assert subscription.subscriber is not None
+    assert isinstance(subscription.subscriber.runner, ProcessRunner)
+    return subscription.subscriber.runner
 
 
 def pid_of(subscription: Subscription) -> int:
-    until(lambda: lane_of(subscription).worker)
-    worker = lane_of(subscription).worker
+    until(lambda: runner_of(subscription).worker)
+    worker = runner_of(subscription).worker
     assert worker is not None
     return worker.pid
 

@@ -168,7 +168,7 @@ def test_nothing_between_two_iterations_is_left_out(make_trainer: MakeTrainer, c
     trainer.bus.subscribe(lambda event: clock.pass_by(HOOK), "slow_handler", name="slow")
     health = trainer.bus._background.health
     trainer.bus.subscribe(
-        lambda event: health.tell_slow("x", "after_train_iter", 1.0, 2.0, 3), "after_train_iter"
+        lambda event: health.report_slow("x", "after_train_iter", 1.0, 2.0, 3), "after_train_iter"
     )
     began = clock.now
 

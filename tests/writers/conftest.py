@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eventloop.background.workers.subscriber import ProcessLane
+from eventloop.background.workers.process_runner import ProcessRunner
 from eventloop.bus import Bus
 from eventloop.bus.subscription import SubscriptionStats
 from eventloop.events import Event, ScalarsLogged
@@ -98,9 +98,10 @@ def in_process(writer: Any) -> Any:
 
 def worker_of(bus: Bus) -> int:
     """The pid of the worker process of the one writer of a bus."""
-    (lane,) = (s.lane for s in bus._subscribers._subscriptions if isinstance(s.lane, ProcessLane))
-    assert lane.worker is not None
-    return lane.worker.pid
+    subscribers = [s.subscriber for s in bus._subscribers._subscriptions if s.subscriber is not None]
+    (runner,) = (s.runner for s in subscribers if isinstance(s.runner, ProcessRunner))
+    assert runner.worker is not None
+    return runner.worker.pid
 
 
 def tensorboard(folder: Path) -> Any:

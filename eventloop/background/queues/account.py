@@ -1,43 +1,23 @@
-"""Count the events of one background subscriber.
+"""Count the events of one background subscriber, and log its losses and failures.
 
 One lock guards the counters. It is never held while a handler, a filter or a disk operation runs.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from eventloop.background.queues.options import LaneOptions
-from eventloop.background.queues.spill import Spill
 from eventloop.events import Event, EventsDropped
-from eventloop.events.deferred import Pending, Queued, unstamped
-from eventloop.events.encoding_errors import bad_events
-from eventloop.events.filters import Passes
+from eventloop.events.encoding_errors import BadEvent, bad_events
+from eventloop.util.text import UnavailableError, error_text
 from eventloop.util.waiting import Latch
 
-Incoming = Queued | Pending
+logger = logging.getLogger("eventloop")
 
 
-@dataclass(slots=True)
-class Route:
-    """The filters of a subscriber for one type of event.
-
-    Args:
-        early: the filter of `every=` and `start=`, applied at the emit; None without one.
-        late: the filter of `when=` and `once=`, applied on the subscriber's own thread; None without one.
-    """
-
-    early: Passes | None
-    late: Passes | None
-
-
-class Account(NamedTuple):
+class Counts(NamedTuple):
     """A copy of the counters at one moment: numbers of events, except `calls` and their `seconds`."""
 
     calls: int
@@ -48,179 +28,151 @@ class Account(NamedTuple):
     queued: int
     peak: int
     spilled: int
-    untaken: int
-    """Those of `delivered` that the destination has not taken yet."""
+    unconfirmed: int
+    """Those of `delivered` that the destination has not accepted yet."""
 
 
-class SubscriberAccount(ABC):
-    """The counters of a subscriber, and the list to which emits append its events.
+class Account:
+    """The counters of a subscriber, its last error and the reason of its end.
 
     At any moment `emitted == delivered + failed + dropped + queued`, because `queued` is computed from the
     others.
+
+    Args:
+        name: the subscriber's name, for the log.
     """
 
-    def __init__(self, name: str, options: LaneOptions) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.options = options
-        self.incoming: deque[Incoming] = deque()
-        self.routes: dict[type[Event], Route] = {}
-        self.ended_by = ""  # why it takes no more events: "error", "stalled", "cancelled", "closed"
+        self.lock = threading.RLock()  # reentrant, as a filter may read the account
+        self.ended_by = ""  # why it accepts no more events: "error", "stalled", "cancelled", "closed"
         self.closed = Latch()  # set after `on_close`
-        self.forgotten = False  # whether its events are those of the process that has forked this one
         self.received = self.delivered = self.failed = self.dropped = self.calls = self.peak = 0
         self.seconds = 0.0
-        self._lock = threading.RLock()  # reentrant, as a filter may look at the account
-        self._turned_away = 0  # events dropped while older events stayed in the queue
-        self._has_posts = False  # whether deferred events were ever posted to it
-        self._losses_told = 0, 0  # dropped and failed
-        self._drops_told = 0
-        self._drops_told_at = float("-inf")
-        self._spill = Spill(name, options.capacity)
-        self.untaken = 0  # events counted as delivered that the destination has not taken yet
-        self._in_flight = 0  # events taken out of the queue whose delivery is not counted yet
-        self._progress = [0]  # how many of them are delivered; a new list for each run of deliveries
-
-    @property
-    def account(self) -> Account:
-        """Return a copy of the counters, exact at the moment of the call."""
-        self._bring_up_to_date()
-        with self._lock:
-            self._drop_late()
-            queued, delivered = self._queued(), self.delivered + self._progress[0]
-            self.peak = max(self.peak, queued - self._in_flight)
-            return Account(
-                self.calls, self.seconds, delivered, self.dropped, self.failed, queued, self.peak,
-                self._spill.total, min(self.untaken, delivered),
-            )  # fmt: skip
-
-    @property
-    def queued(self) -> int:
-        """Return the number of emitted events that are not yet delivered, failed or dropped."""
-        return self.account.queued
-
-    @property
-    def emitted(self) -> int:
-        """Return the number of events emitted for this subscriber."""
-        with self._lock:
-            return self.received + self._waiting_outside()
+        self.dropped_at_end = 0  # events dropped while older events stayed in the queue
+        self.unconfirmed = 0  # events counted as delivered that the destination has not accepted yet
+        self.in_flight = 0  # events removed from the queue whose delivery is not counted yet
+        self.progress = [0]  # how many of them are delivered; a new list for each run of deliveries
+        self.last_error = ""
+        # whether the line about an `UnavailableError`, which disabled it, has named all losses so far
+        self.losses_logged = False
+        self._logged_fields: set[tuple[str, str]] = set()  # event and field of each logged encoding error
+        self._losses_reported = 0, 0  # dropped and failed
+        self.drops_reported = 0  # of the dropped events
+        self._reported_at = float("-inf")
 
     @property
     def done(self) -> bool:
-        """Return whether the queue takes no more events."""
+        """Return whether the subscriber accepts no more events."""
         return bool(self.ended_by) or self.closed.is_set()
 
-    def _queued(self) -> int:
-        settled = self.delivered + self._progress[0] + self.failed + self.dropped
-        return self.received + self._waiting_outside() - settled
+    @property
+    def handled(self) -> int:
+        """Return the number of events that were delivered, failed or were dropped."""
+        return self.delivered + self.progress[0] + self.failed + self.dropped
 
-    def _waiting_outside(self) -> int:
-        """Return the number of events in `incoming`, except deferred events that are not created yet."""
-        if not self._has_posts:
-            return len(self.incoming)
-        while True:
-            with suppress(RuntimeError):  # another thread has emitted during the iteration
-                return sum(
-                    len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
-                )
+    def drop(self, event_type: type[Event], *, new: bool = False) -> None:
+        """Count an event as dropped, while older events stay in the queue.
 
-    def _drop_late(self) -> None:
-        """Count events as dropped that were emitted after the subscriber ended."""
-        if self.done:
-            while self.incoming:
-                item = self._pop_incoming(dropped=True)
-                if isinstance(item, Pending):
-                    self._drop_pending(item)
-
-    def _drop_pending(self, pending: Pending) -> None:
-        """Count deferred events as dropped.
-
-        If they were never created, their number is unknown, and one event of each posted type is counted.
+        Args:
+            event_type: its type.
+            new: whether it is not counted as received yet.
         """
-        events = pending.events
-        for event_type in pending.types if events is None else map(type_of, events):
-            if event_type in self.routes:
-                self.received += 1
-                self._turn_away(event_type, 1)
-
-    def _pop_incoming(self, *, dropped: bool = False) -> Incoming:
-        item = self.incoming.popleft()
-        if isinstance(item, Pending):
-            return item
-        self.received += 1
-        if dropped:
-            self._turn_away(type_of(item), 1)
-        return item
-
-    def _turn_away(self, event_type: type[Event], count: int) -> None:
-        self.dropped += count
-        self._turned_away += count
+        self.received += new
+        self.dropped += 1
+        self.dropped_at_end += 1
         if event_type is EventsDropped:  # not reported: the report would be dropped here again, forever
-            self._drops_told += count
+            self.drops_reported += 1
 
-    def go_on_from(self, former: SubscriberAccount) -> None:
-        """Continue the account of a former, ended subscriber; its undelivered events count as dropped."""
-        now = former.account
-        self.received = now.delivered + now.failed + now.dropped + now.queued
-        self.calls, self.seconds, self.delivered, self.failed = (
-            now.calls,
-            now.seconds,
-            now.delivered,
-            now.failed,
-        )
-        self.dropped, self.peak, self._spill.total = now.dropped + now.queued, now.peak, now.spilled
-        self._turned_away = former._turned_away
-        self._drops_told, self._losses_told = self.dropped, (self.dropped, self.failed)
+    def end_calls(self, calls: int, seconds: float, events: int, error: BaseException | None = None) -> None:
+        """Count calls of the handler that have ended.
 
-    def forget(self) -> None:
-        """Note in a forked child process that the delivering thread or task exists only in the parent."""
-        self._lock = threading.RLock()  # that thread may have held it when the process was copied
-        self.forgotten = True
-        self.closed.set()
+        Args:
+            calls: their number.
+            seconds: how long they took.
+            events: the number of their events, which were in flight.
+            error: what the calls raised. If it names events that cannot be encoded, only these have failed.
+        """
+        with self.lock:
+            failed = 0 if error is None else len(bad_events(error, events)) or events
+            self.calls += calls
+            self.seconds += seconds
+            self.in_flight -= events
+            self.failed += failed
+            self.delivered += events - failed
 
-    def new_losses(self) -> str:
+    def end_run(self) -> int:
+        """Count the delivered events of an interrupted run; return the number of the others, in flight."""
+        done, self.progress = self.progress[0], [0]
+        self.delivered += done
+        others, self.in_flight = self.in_flight - done, 0
+        return others
+
+    def continue_from(self, former: Account, counts: Counts) -> None:
+        """Continue the account of a former, ended subscriber; its undelivered events count as dropped.
+
+        Args:
+            former: the account of the former subscriber.
+            counts: its numbers at the end.
+        """
+        self.received = counts.delivered + counts.failed + counts.dropped + counts.queued
+        self.calls, self.seconds, self.peak = counts.calls, counts.seconds, counts.peak
+        self.delivered, self.failed = counts.delivered, counts.failed
+        self.dropped = counts.dropped + counts.queued
+        self.dropped_at_end, self.last_error = former.dropped_at_end, former.last_error
+        self.drops_reported, self._losses_reported = self.dropped, (self.dropped, self.failed)
+
+    def new_losses(self, counts: Counts) -> str:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
-        now = self.account
-        lost, told = (now.dropped, now.failed), self._losses_told
-        self._losses_told = lost
-        came = now.delivered + now.dropped + now.failed + now.queued
-        return "" if lost == told else f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {came:,}"
+        lost, reported = (counts.dropped, counts.failed), self._losses_reported
+        self._losses_reported = lost
+        emitted = counts.delivered + counts.dropped + counts.failed + counts.queued
+        if lost == reported:
+            return ""
+        return f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {emitted:,}"
 
     def new_drops(self, now: float, every: float) -> int:
         """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
-        with self._lock:
-            self._drop_late()
-            count = self.dropped - self._drops_told
-            if not count or now - self._drops_told_at < every:
-                return 0
-            self._drops_told += count
-            self._drops_told_at = now
-            return count
+        count = self.dropped - self.drops_reported
+        if not count or now - self._reported_at < every:
+            return 0
+        self.drops_reported += count
+        self._reported_at = now
+        return count
 
-    def lose_each(self, event_types: Iterable[type[Event]]) -> None:
-        """Count one event of each type that the subscriber wants as dropped."""
-        for event_type in event_types:
-            if event_type in self.routes:
-                self.lose(event_type)
+    # --- the log -------------------------------------------------------------------------------------------
 
-    def lose(self, event_type: type[Event]) -> None:
-        """Count one event of a type as dropped before it reached the queue."""
-        with self._lock:
-            self.received += 1
-            self._turn_away(event_type, 1)
+    def log_failure(self, error: BaseException, *, disable: bool) -> None:
+        """Log a failed delivery if it disables the subscriber, or is its 1st, 2nd, 4th, 8th, ... failure."""
+        failures = self.failed
+        if not (disable or failures & (failures - 1) == 0):
+            return
+        what = "and is disabled" if disable else f"({failures} failures so far)"
+        if not isinstance(error, UnavailableError):
+            logger.error("background subscriber %s failed %s", self.name, what, exc_info=error)
+            return
+        self.losses_logged = disable and not self.dropped
+        rest = "; the run goes on without it, and its events count as failed or dropped" if disable else ""
+        logger.warning("background subscriber %s failed %s: %s%s", self.name, what, error, rest)
 
-    def _charge(self, error: BaseException, count: int) -> None:
-        """Count a failed delivery of `count` events.
+    def log_unencodable(self, events: list[BadEvent]) -> list[BadEvent]:
+        """Log encoding errors of events and fields that were not logged before, and return those events."""
+        new = [bad for bad in events if (bad.event, bad.field) not in self._logged_fields]
+        for bad in new:
+            if not bad.reported and (bad.event, bad.field) not in self._logged_fields:
+                self._logged_fields.add((bad.event, bad.field))
+                logger.error(
+                    "%s: %s. This event failed, and others like it will; all others are delivered. Give the "
+                    "event plain fields: numbers, texts, bytes, and lists and mappings of them",
+                    self.name,
+                    bad,
+                )
+        return new
 
-        If the error names events that cannot be encoded, only these have failed.
-        """
-        failed = len(bad_events(error, count)) or count
-        self.failed += failed
-        self.delivered += count - failed
-
-    @abstractmethod
-    def _bring_up_to_date(self) -> None:
-        """Apply filters and the overflow policy to the emitted events, as far as this does not take long."""
-
-
-def type_of(item: Queued) -> type[Event]:
-    return type(unstamped(item))
+    def log_callback(self, error: BaseException, what: str) -> None:
+        """Log an error of a callback such as `on_flush`, for which no event counts as failed."""
+        self.last_error = f"{error_text(error)} (in {what})"
+        if isinstance(error, UnavailableError):
+            logger.warning("background subscriber %s failed in %s: %s", self.name, what, error)
+        else:
+            logger.error("background subscriber %s failed in %s", self.name, what, exc_info=error)

@@ -13,7 +13,7 @@ Offload = Literal["thread", "process"]
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOptions:
+class SubscriberOptions:
     """The options of a background subscriber, explained and checked by `bus.subscribe`.
 
     `on_flush` and `on_close` are called on the subscriber's own thread, after all events emitted before.

@@ -100,7 +100,7 @@ class Spill:
         self._read: Generator[Event | Exception] | None = None
         self._read_count = 0  # events left in the file being read
         self._read_bytes = 0
-        self._told: set[object] = set()
+        self._warned: set[object] = set()
         self._retry_at = float("-inf")
 
     def add(self, event: Event) -> bool:
@@ -108,7 +108,7 @@ class Spill:
         try:
             frame = self._encode(event)
         except Exception as error:
-            self._tell(
+            self._warn_once(
                 type(event),
                 "%s: events %s cannot be written to a file (%s: %s). Up to %d of them wait in memory, more "
                 "are dropped; give the event plain fields", self._name, event_name(type(event)),
@@ -137,7 +137,7 @@ class Spill:
         if frame is Frames.ELSEWHERE and len(file.kept) >= self._most_kept:
             return False
         if file.bytes + self._read_bytes + len(frame) > SPILL_BYTES:
-            self._tell(
+            self._warn_once(
                 "limit",
                 "%s is %d bytes of events behind, the limit; the newest are dropped until it has caught up",
                 self._name, SPILL_BYTES,
@@ -152,20 +152,20 @@ class Spill:
             file.write_tail()
         except OSError as error:
             self._retry_at = perf_counter() + RETRY_SECONDS
-            self._tell(
+            self._warn_once(
                 "disk",
                 "%s cannot spill to %s (%s); events beyond its queue are dropped until there is room",
                 self._name, tempfile.gettempdir(), error,
             )  # fmt: skip
             return False
-        if "disk" in self._told:
-            self._told.remove("disk")
+        if "disk" in self._warned:
+            self._warned.remove("disk")
             logger.info("%s can spill again", self._name)
         return True
 
-    def _tell(self, what: object, message: str, *values: object) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn_once(self, what: object, message: str, *values: object) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             logger.warning(message, *values)
 
     def read(self, most: int) -> tuple[list[Event], int]:
@@ -174,7 +174,7 @@ class Spill:
             with self._lock:
                 file, self._written = self._written, SpillFile()
                 self._read_count, self._read_bytes = self.count, file.bytes
-            self._told.discard("limit")
+            self._warned.discard("limit")
             self._read = self._decode(file)
         found = list(islice(self._read, most))
         events = [event for event in found if not isinstance(event, Exception)]

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from itertools import islice
 
-from eventloop.events.deferred import Queued
+from eventloop.background.queues.account import Account
+from eventloop.background.queues.runner import Delivery
+from eventloop.events import Event
+from eventloop.events.deferred import Queued, unstamped
 
 
 class Flights:
@@ -12,14 +17,22 @@ class Flights:
 
     After the death of a worker all of them are sent again. Deliveries that the dead worker had are sent one
     at a time, each after the acknowledgement of the one before, to find the delivery that kills the worker.
+
+    Args:
+        account: counts the events.
+        most: the largest batch; 0 if events are sent one by one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, account: Account, most: int) -> None:
+        self.most = most
         self.waiting: deque[list[Queued]] = deque()
         self.sent = 0
         """The number of deliveries that were sent to the current worker."""
         self.suspects = 0
         """The number of events unacknowledged when a worker died, of which one may be the cause."""
+        self.unconfirmed: deque[Queued] = deque()
+        """The acknowledged events that a death of the worker would lose."""
+        self._account = account
 
     @property
     def events(self) -> int:
@@ -41,11 +54,11 @@ class Flights:
         """Return the first delivery that was not sent to the current worker."""
         return self.waiting[self.sent]
 
-    def forget_next(self) -> None:
+    def remove_next(self) -> None:
         """Remove the next delivery, because none of its events can be encoded."""
         del self.waiting[self.sent]
 
-    def land(self, count: int) -> None:
+    def acknowledge(self, count: int) -> None:
         """Remove the deliveries that were acknowledged; they have `count` events in total."""
         self.suspects = max(0, self.suspects - count)
         while count > 0:
@@ -56,3 +69,62 @@ class Flights:
         """Remove all deliveries, because no worker will make them."""
         self.waiting.clear()
         self.sent = self.suspects = 0
+
+    def drop(self) -> None:
+        """Remove all deliveries, and count their events as dropped."""
+        with self._account.lock:
+            self._account.dropped += self.events
+            self._account.in_flight -= self.events
+        self.clear()
+
+    def retain_unconfirmed(self, count: int, unconfirmed: int) -> None:
+        """Keep the last acknowledged events, which the destination has not accepted.
+
+        Args:
+            count: the number of events that are acknowledged just now.
+            unconfirmed: the number of events to keep.
+        """
+        acknowledged = (item for delivery in self.waiting for item in delivery)
+        self.unconfirmed.extend(islice(acknowledged, count))
+        while len(self.unconfirmed) > unconfirmed:
+            self.unconfirmed.popleft()
+        self._account.unconfirmed = len(self.unconfirmed)
+
+    def resend_unconfirmed(self) -> None:
+        """Put the events that a dead worker held for its destination before all others."""
+        events, size = list(self.unconfirmed), self.most or 1
+        self.unconfirmed.clear()
+        with self._account.lock:
+            self._account.unconfirmed = 0
+            self._account.delivered -= len(events)
+            self._account.in_flight += len(events)
+        parts = [events[at : at + size] for at in range(0, len(events), size)]
+        self.waiting.extendleft(reversed(parts))
+
+    def all_events(self) -> list[Event]:
+        """Return the events that are not acknowledged or not accepted by the destination, oldest first."""
+        deliveries = [list(self.unconfirmed), *self.waiting]
+        return [unstamped(item) for delivery in deliveries for item in delivery]
+
+    def as_delivered(self, items: list[Queued]) -> Delivery | None:
+        """Return a delivery in the form in which the handler gets it."""
+        events = [unstamped(item) for item in items]
+        return events if self.most or len(events) != 1 else events[0]
+
+    def with_spans(
+        self, count: int, spans: list[tuple[float, float]]
+    ) -> Iterator[tuple[Delivery | None, tuple[float, float]]]:
+        """Yield the deliveries that are acknowledged just now, each with its begin and its seconds.
+
+        Args:
+            count: the number of acknowledged events, which belong to the oldest deliveries.
+            spans: those of the last of these deliveries; fewer than all if recording began in between.
+        """
+        acknowledged: list[list[Queued]] = []
+        for delivery in self.waiting:
+            if count <= 0:
+                break
+            acknowledged.append(delivery)
+            count -= len(delivery)
+        recent = acknowledged[max(0, len(acknowledged) - len(spans)) :]
+        yield from zip(map(self.as_delivered, recent), spans, strict=False)

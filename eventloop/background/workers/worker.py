@@ -99,7 +99,7 @@ class Worker:
             return refused
         threading.Thread(target=self._acks.watch, name="eventloop acks", daemon=True).start()
         while (message := self._next()) is not None and message.kind != Kind.CLOSE:
-            self._obey(message)
+            self._handle(message)
         closed = self._call(self._target.on_close)
         return frame(Kind.CLOSED, 0, closed)
 
@@ -116,11 +116,11 @@ class Worker:
             self._target = unpack(setup.target)
         except BaseException as error:  # an imported module may call sys.exit
             return frame(Kind.REFUSED, 0, pack_error(error))
-        _keep_torch_small()
+        _limit_torch_threads()
         self._acks.send(frame(Kind.READY))
         return None
 
-    def _obey(self, message: Frame) -> None:
+    def _handle(self, message: Frame) -> None:
         match message.kind:
             case Kind.BEGIN:
                 self._begin = message
@@ -152,22 +152,22 @@ class Worker:
         try:
             events = [self._decoder.decode(message) for message in messages]
             if self._begin is not None:
-                self._say_begin(self._begin, events[0])
+                self._send_begin(self._begin, events[0])
                 self._begin = None
             batched = with_times(events, times) if times else events
             self._target.fn(batched if batch else events[0])
         except BaseException as error:  # a SystemExit in a handler ends nothing else
             seconds = perf_counter() - began
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.send(
                 frame(Kind.FAILED, len(messages), pack_error(error, seconds)), failed=len(messages)
             )
             self._stopped = self._stop_on_error and not bad_events(error, len(messages))
         else:
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
             self._acks.done(len(messages), began, perf_counter() - began, awaited_by(self._target.fn))
 
-    def _say_begin(self, message: Frame, first: Event) -> None:
+    def _send_begin(self, message: Frame, first: Event) -> None:
         owner = owner_of(self._target.fn)
         if owner is not None:
             import pickle
@@ -184,14 +184,14 @@ class Worker:
         except BaseException as error:
             return pack_error(error)
         finally:
-            self._acks.note_untaken(untaken_by(self._target.fn))
+            self._acks.set_unconfirmed(untaken_by(self._target.fn))
         return b""
 
     def _next(self) -> Frame | None:
         """Return the next command, or None at the end; acknowledge finished deliveries before waiting."""
         while not self._frames:
             if not _readable(self._commands, 0.0):
-                self._acks.tell()
+                self._acks.acknowledge()
                 while not _readable(self._commands, LOOK_SECONDS):
                     if self._orphaned():
                         return None
@@ -220,10 +220,10 @@ class _Acks:
     def __init__(self, fd: int, orphaned: Callable[[], bool]) -> None:
         self._fd = fd
         self._orphaned = orphaned
-        self._lock = threading.RLock()  # a finalizer that runs in `_tell` may log
+        self._lock = threading.RLock()  # a finalizer that runs in `_acknowledge` may log
         self._news = threading.Event()
-        self._finished = self._told = 0  # events of finished and of acknowledged deliveries
-        self._untaken = self._untaken_told = 0
+        self._finished = self._acknowledged = 0  # events of finished and of acknowledged deliveries
+        self._untaken = self._untaken_acknowledged = 0
         self.recording = False
         self._awaited = ""
         self._took: list[float] = []
@@ -239,23 +239,23 @@ class _Acks:
                 self._spans.append((began, seconds))
         self._news.set()
 
-    def note_untaken(self, count: int) -> None:
-        """Note how many of the last events the destination has not taken yet."""
+    def set_unconfirmed(self, count: int) -> None:
+        """Set how many of the last events the destination has not taken yet."""
         with self._lock:
             self._untaken = count
 
-    def tell(self) -> None:
+    def acknowledge(self) -> None:
         """Acknowledge the finished deliveries."""
         with self._lock:
-            self._tell()
+            self._acknowledge()
 
     def send(self, message: bytes, failed: int = 0) -> None:
         """Send a message, after acknowledging the finished deliveries."""
         with self._lock:
-            self._tell()
+            self._acknowledge()
             _write_all(self._fd, message)
             self._finished += failed
-            self._told += failed
+            self._acknowledged += failed
 
     def watch(self) -> None:
         """Acknowledge finished deliveries while another one runs, and end the worker if the program is gone.
@@ -267,14 +267,14 @@ class _Acks:
                 self._news.clear()
                 sleep(ACK_SECONDS)
                 with suppress(OSError):
-                    self.tell()
+                    self.acknowledge()
             if self._orphaned():
                 sleep(ORPHAN_SECONDS)
                 os._exit(1)
 
-    def _tell(self) -> None:
-        if (self._told, self._untaken_told) != (self._finished, self._untaken):
-            self._told, self._untaken_told = self._finished, self._untaken
+    def _acknowledge(self) -> None:
+        if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
+            self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
             progress = Progress(self._took, self._spans, self._untaken, self._awaited)
             self._took, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
@@ -291,7 +291,7 @@ def _readable(fd: int, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1e3))
 
 
-def _keep_torch_small() -> None:
+def _limit_torch_threads() -> None:
     """Limit torch to one thread; its default is one for each processor, which the training needs."""
     torch = sys.modules.get("torch")
     if torch is not None:

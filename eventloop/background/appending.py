@@ -1,0 +1,72 @@
+"""Create the functions by which an emit queues an event for a background subscriber."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+from eventloop.background.background import Background
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.threads import on_background_thread
+from eventloop.events import Event
+from eventloop.events.deferred import Stamped
+
+Append = Callable[[Event], None]
+
+
+def appenders(
+    background: Background, subscriber: Subscriber, event_type: type[Event]
+) -> tuple[Append, Append]:
+    """Return two functions that append an event of a type to `incoming` if it passes the filters at the emit.
+
+    The second one, and both if the subscriber is given times, also store the time of the emit. Without a
+    filter the first one is the list's own `append`. With overflow="block" both first wait until the queue has
+    room, except on a background thread.
+    """
+    inbox = subscriber.inbox
+    append, early = inbox.incoming.append, inbox.routes[event_type].early
+    blocks = subscriber.options.overflow == "block"
+
+    def enqueue(event: Event) -> None:
+        if early is None or early(event):
+            append(event)
+
+    def enqueue_stamped(event: Event) -> None:
+        if early is None or early(event):
+            append(Stamped(event, perf_counter()))
+
+    def has_room(event: Event) -> bool:
+        wanted = early is None or inbox.passes(early, event)
+        if wanted:
+            background.wait_for_room(subscriber)
+        return wanted
+
+    def enqueue_with_room(event: Event) -> None:
+        if has_room(event):
+            append(event)
+
+    def enqueue_stamped_with_room(event: Event) -> None:
+        emitted = perf_counter()
+        if has_room(event):
+            append(Stamped(event, emitted))
+
+    stamped = enqueue_stamped_with_room if blocks else enqueue_stamped
+    if subscriber.options.timed:
+        return stamped, stamped
+    if blocks:
+        return enqueue_with_room, stamped
+    return (append if early is None else enqueue), stamped
+
+
+def counted(background: Background, append: Append) -> Append:
+    """Wrap `append` to count the events that background threads emit, for the end of a flush.
+
+    `flush` waits until this count stops growing.
+    """
+
+    def append_and_count(event: Event) -> None:
+        append(event)
+        if on_background_thread():
+            background.emissions += 1
+
+    return append_and_count

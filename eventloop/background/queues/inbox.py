@@ -1,0 +1,340 @@
+"""Queue the events of one background subscriber: incoming events, the bounded queue, and the spill file.
+
+`emit` appends an event to `incoming` and returns. The subscriber's own thread or task moves events from there
+into `buffer`, whose capacity the user chose. While a delivery keeps it busy, the keeper
+(`eventloop.background.background`) moves them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, islice
+from time import perf_counter
+from typing import Any
+
+from eventloop.background.queues.account import Account
+from eventloop.background.queues.options import SubscriberOptions
+from eventloop.background.queues.spill import Spill
+from eventloop.costs.timing import Timing
+from eventloop.events import Event
+from eventloop.events.deferred import Pending, Queued, Stamped, unstamped
+from eventloop.events.filters import Passes
+
+INCOMING_LIMIT = 1_048_576
+"""The length of `incoming` above which `drop_excess` drops the oldest events and counts them.
+
+It is reached if events are emitted too fast for seconds, or if `when=` hangs.
+"""
+MOVED_AT_ONCE = 8192
+"""The number of events that a thread puts into the queue before other threads may use the queue.
+
+They take some 15 ms. With 256 the two threads wait for each other most of the time, and half of a burst stays
+in memory (`tests/background/test_overflow_load.py`).
+"""
+
+Incoming = Queued | Pending
+
+
+@dataclass(slots=True)
+class Route:
+    """The filters of a subscriber for one type of event.
+
+    Args:
+        early: the filter of `every=` and `start=`, applied at the emit; None without one.
+        late: the filter of `when=` and `once=`, applied on a thread of its own; None without one.
+    """
+
+    early: Passes | None
+    late: Passes | None
+
+
+class Inbox:
+    """The bounded queue of a subscriber, with its spill file.
+
+    If the subscriber has `when=`, a separate thread calls that filter for each event. A rejected event is
+    removed from the account.
+
+    Args:
+        account: counts the events.
+        options: the capacity and the overflow policy.
+        fail: reports an error of a filter, for an event that is counted as failed.
+    """
+
+    def __init__(
+        self, account: Account, options: SubscriberOptions, fail: Callable[[BaseException, Event], None]
+    ) -> None:
+        self.account = account
+        self.incoming: deque[Incoming] = deque()
+        self.buffer: deque[Queued] = deque()
+        self.spill = Spill(account.name, options.capacity)
+        self.routes: dict[type[Event], Route] = {}
+        self.wake_filter: Callable[[], None] | None = None  # with a `when=`, whose thread alone moves events
+        self.waits = Timing()  # of some events, from their emit until they are taken out
+        self.moving = threading.Lock()  # held by the thread that moves events into the queue
+        self.spills = options.overflow == "spill"
+        self.capacity = options.capacity
+        self.caught_up = True  # whether `incoming` was empty since the keeper looked
+        self.last_popped: list[Queued] = []
+        self.popped_at = 0.0  # when the last events were taken out
+        self._timed, self._overflow, self._linger = options.timed, options.overflow, options.linger
+        self._fail = fail
+        self._has_posts = False  # whether deferred events were ever posted to it
+        self._emitted = perf_counter()  # the time of the last event with one; spilled events get it
+
+    # --- putting in (any thread) ---------------------------------------------------------------------------
+
+    def wanted(self, events: Iterable[Event]) -> list[Queued]:
+        """Return the events of the background, such as health events, that the subscriber wants."""
+        return [
+            Stamped(event, perf_counter()) if self._timed else event
+            for event in events
+            if (route := self.routes.get(type(event))) is not None
+            and (route.early is None or self.passes(route.early, event))
+        ]
+
+    def post(self, types: tuple[type[Event], ...]) -> Pending:
+        """Append a placeholder for events that are created later to `incoming`, and return it."""
+        self._has_posts = True
+        pending = Pending(types)
+        self.incoming.append(pending)
+        return pending
+
+    def fill(self, pending: Pending, events: list[Event]) -> None:
+        """Put the events that the subscriber wants into a placeholder, unless it is filled already."""
+        wanted = self.wanted(events)
+        with self.account.lock:
+            if pending.events is None:
+                pending.events = wanted
+
+    def passes(self, test: Passes, event: Event) -> bool:
+        """Return whether an event passes the filters at the emit.
+
+        If a filter raises, the error is reported, and the event counts as failed and is not wanted. A
+        KeyboardInterrupt or SystemExit on the main thread is raised again, because a signal handler may have
+        raised it.
+        """
+        try:
+            return bool(test(event))
+        except BaseException as error:
+            in_main = threading.current_thread() is threading.main_thread()
+            if isinstance(error, KeyboardInterrupt | SystemExit) and in_main:
+                raise
+            with self.account.lock:
+                self.account.received += 1
+                self.account.failed += 1
+            self._fail(error, event)
+            return False
+
+    def waiting(self) -> int:
+        """Return the number of events in `incoming`, except deferred events that are not created yet."""
+        if not self._has_posts:
+            return len(self.incoming)
+        while True:
+            with suppress(RuntimeError):  # another thread has emitted during the iteration
+                return sum(
+                    len(item.events or ()) if isinstance(item, Pending) else 1 for item in self.incoming
+                )
+
+    def queued(self) -> int:
+        """Return the number of events that are not yet handled. The caller holds the lock."""
+        return self.account.received + self.waiting() - self.account.handled
+
+    # --- dropping (any thread, with the lock of the account) -----------------------------------------------
+
+    def drop_excess(self) -> None:
+        """Drop the oldest events beyond `INCOMING_LIMIT`; emitting threads call it from time to time."""
+        while len(self.incoming) > INCOMING_LIMIT:
+            self._drop(self.incoming.popleft())
+
+    def drop_late(self) -> None:
+        """Count events as dropped that were emitted after the subscriber ended."""
+        while self.incoming and self.account.done:
+            self._drop(self.incoming.popleft())
+
+    def _drop(self, item: Incoming) -> None:
+        if isinstance(item, Pending):
+            self.drop_each(item.types if item.events is None else map(_type_of, item.events))
+        else:
+            self.account.drop(_type_of(item), new=True)
+
+    def drop_each(self, event_types: Iterable[type[Event]]) -> None:
+        """Count one event of each type that the subscriber wants as dropped before it reached the queue.
+
+        So are deferred events counted that were never created, because their number is unknown.
+        """
+        with self.account.lock:
+            for event_type in event_types:
+                if event_type in self.routes:
+                    self.account.drop(event_type, new=True)
+
+    # --- moving into the queue (the subscriber's own thread or task, or the keeper) -------------------------
+
+    def move(self, *, own: bool) -> None:
+        """Move events from `incoming` into the queue, up to the first deferred event that is not created yet.
+
+        Args:
+            own: whether the caller is the thread that delivers next; it leaves events that would be spilled.
+        """
+        if self.wake_filter is not None:
+            self.wake_filter()
+            return
+        while self.incoming:
+            with self.moving:  # released now and then, as the subscriber's thread may wait for it
+                for _ in range(MOVED_AT_ONCE):
+                    with self.account.lock:
+                        event = self._move_until_full(own=own)
+                    if event is None:
+                        return
+                    self.store(event)
+
+    def _move_until_full(self, *, own: bool) -> Event | None:
+        """Move events into the queue; return the first one that must be spilled, or None without one."""
+        self.drop_late()
+        while (item := self.next_incoming()) is not None:
+            full = self.spills and self._full()
+            if full and own:
+                self.incoming.appendleft(item)
+                return None
+            self.account.received += 1
+            if full:
+                return unstamped(item)
+            self._append(item)
+        return None
+
+    def store(self, item: Queued) -> None:
+        """Put an event into the queue, or without its time into the spill file if the queue is full."""
+        if not (self.spills and self._full()):
+            with self.account.lock:
+                self._append(item)
+        elif not self.spill.add(unstamped(item)):
+            with self.account.lock:
+                self.account.drop(_type_of(item))
+
+    def next_incoming(self) -> Queued | None:
+        """Remove and return the next event of `incoming`; None if it is empty, or not created yet."""
+        while self.incoming:
+            item = self.incoming.popleft()
+            if not isinstance(item, Pending):
+                return item
+            if item.events is None:
+                self.incoming.appendleft(item)
+                return None
+            self.incoming.extendleft(reversed(item.events))
+        return None
+
+    def _full(self) -> bool:
+        return len(self.buffer) >= self.capacity or self.spill.count > 0
+
+    def _append(self, item: Queued) -> None:
+        """Put an event into the queue, or apply the overflow policy other than "spill"."""
+        if self.account.done or (self._overflow == "drop_newest" and self._full()):
+            self.account.drop(_type_of(item))
+            return
+        self.buffer.append(item)
+        if len(self.buffer) > self.capacity and self._overflow in ("drop_oldest", "latest"):
+            self.buffer.popleft()
+            self.account.dropped += 1
+
+    # --- taking out (the subscriber's own thread or task) --------------------------------------------------
+
+    def pop(self, most: int) -> list[Any]:
+        """Remove and return at most `most` events; an empty list if the queue is empty.
+
+        They are `Stamped` if the subscriber is given times.
+        """
+        account, most = self.account, min(most, self.capacity)
+        with account.lock:
+            others_move = self.wake_filter is not None or self.moving.locked()
+            older = self.buffer or self.spill.count or account.ended_by
+            if self.spills and not (others_move or older):  # it has caught up: the order is kept
+                return self._started(self._pop_incoming(most))
+        self._refill()
+        with account.lock:
+            count = 0 if account.ended_by else min(most, len(self.buffer))
+            return self._started([self.buffer.popleft() for _ in range(count)])
+
+    def _pop_incoming(self, most: int) -> list[Any]:
+        """Take at most `most` events from `incoming`, without putting them into the queue first."""
+        found: list[Any]  # without deferred events
+        if self._has_posts:
+            found = list(islice(iter(self.next_incoming, None), most))
+        else:
+            popleft = self.incoming.popleft  # one by one, as other threads append meanwhile
+            found = [popleft() for _ in range(min(most, len(self.incoming)))]
+        self.account.received += len(found)
+        self.caught_up = self.caught_up or not self.incoming
+        return found
+
+    def _started(self, items: list[Any]) -> list[Any]:
+        """Count events as being delivered, record the waits of those with a time, and return them.
+
+        They have times if the subscriber is given times.
+        """
+        if self._timed or Stamped in map(type, items):
+            for at, item in enumerate(items):
+                if isinstance(item, Stamped):
+                    self._emitted = item.emitted
+                    self.waits.add(perf_counter() - item.emitted)
+                    items[at] = item if self._timed else item.event
+                elif self._timed:
+                    items[at] = Stamped(item, self._emitted)
+        self.account.in_flight += len(items)
+        self.last_popped = items
+        if self._linger and items:
+            self.popped_at = perf_counter()
+        return items
+
+    def put_back(self, rest: list[Event]) -> None:
+        """Put the events after a failed one back, or count them as dropped if the subscriber has ended."""
+        account = self.account
+        with account.lock:
+            if not account.in_flight:
+                return
+            account.in_flight -= len(rest)
+            if account.ended_by:
+                account.dropped += len(rest)
+            else:
+                self.buffer.extendleft(reversed(rest))
+
+    def _refill(self) -> None:
+        """Fill the queue from the spill file, or from `incoming` if the file is empty."""
+        account = self.account
+        if self.spill.count and not self.buffer:
+            with self.moving:  # so that a close finds the events either in the file or in the queue
+                if account.ended_by:
+                    return
+                events, lost = self.spill.read(self.capacity)
+                with account.lock:
+                    account.dropped += lost
+                    if not account.ended_by:
+                        self.buffer.extend(events)
+        elif self.incoming:
+            self.move(own=True)
+
+    def remaining(self) -> Iterator[Event]:
+        """Take out the events that a close leaves undelivered, in order; those in the spill file lazily.
+
+        Deferred events that were never created count as dropped. The caller holds the lock.
+        """
+        last: list[Event] = []
+        while self.incoming:
+            item = self.incoming.popleft()
+            if isinstance(item, Pending) and item.events is None:
+                self._drop(item)
+            else:
+                events = item.events or () if isinstance(item, Pending) else (item,)
+                self.account.received += len(events)
+                last += map(unstamped, events)
+        return chain([unstamped(item) for item in self.buffer], self._spilled(), last)
+
+    def _spilled(self) -> Iterator[Event]:
+        while self.spill.count:
+            yield from self.spill.read(self.capacity)[0]
+
+
+def _type_of(item: Queued) -> type[Event]:
+    return type(unstamped(item))

@@ -1,0 +1,247 @@
+"""Deliver to a coroutine function in a task of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from time import perf_counter
+from typing import Any
+
+from eventloop.background.queues import awaited
+from eventloop.background.queues.runner import Delivery, Runner
+from eventloop.background.queues.subscriber import Subscriber
+from eventloop.background.runners.thread_runner import HOLD_SECONDS
+from eventloop.events.deferred import Timed
+from eventloop.util.text import error_text
+
+logger = logging.getLogger("eventloop")
+
+_CURE = 'make it a plain function with offload="thread", or await in it what takes long'
+_RAISED = "A task of a coroutine subscriber has raised SystemExit or KeyboardInterrupt"
+_ENDED = (
+    "Flush the bus before the loop ends, and let the loop run meanwhile: `await asyncio.to_thread(bus.flush)`"
+)
+_BLOCKED = (
+    "its event loop could not run during this call: `await asyncio.to_thread(trainer.train)`, or "
+    "`asyncio.to_thread(bus.close)`, leaves it free"
+)
+
+
+class TaskRunner(Runner):
+    """Deliver in a task of an event loop.
+
+    Events stay in the queue while that loop is busy. Only the delivery itself counts for `stall_timeout`, and
+    not the time in which another coroutine holds the loop, by `time.sleep` for example.
+
+    Args:
+        subscriber: has the events.
+        loop: the bus's event loop, or a loop that the caller runs; None in a dry run.
+        callers: whether the caller runs the loop, and the bus neither starts nor stops it.
+    """
+
+    runs_on = "loop"
+
+    def __init__(
+        self, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None, *, callers: bool = False
+    ) -> None:
+        super().__init__(subscriber.fn, subscriber.options.most, subscriber.account, subscriber.inbox)
+        self.subscriber = subscriber
+        self._loop, self._callers = loop, callers
+        self._task: asyncio.Task[None] | None = None
+        self._ready = asyncio.Event()
+        self._delivering = False
+        self._called_at = 0.0  # since when the loop has not answered a call; 0.0 if it has
+        self._free_at = 0.0  # when another coroutine last let go of the loop
+        self._checked = 0.0  # the begin of the delivery for which it was checked whether the loop answers
+
+    # --- any thread ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Create the task, in the context of the caller."""
+        self._call_on_loop(self._make_task)
+
+    def wake(self) -> None:
+        """Make the task look at its queue, or cancel its delivery if the subscriber has ended."""
+        self._called_at = self._called_at or perf_counter()  # `_answer` resets it
+        self._call_on_loop(self._answer)
+
+    def _call_on_loop(self, fn: Any) -> None:
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(fn)
+        except RuntimeError:  # it was closed
+            self._end_with_loop()
+
+    @property
+    def blocked_by_caller(self) -> bool:
+        """Return whether nothing can be delivered while the calling thread waits.
+
+        True if the caller runs the event loop, and the calling thread runs it, or no thread does.
+        """
+        loop = self._loop
+        return self._callers and (loop is None or _running_loop() is loop or not loop.is_running())
+
+    def obstacle(self) -> str:
+        """Name the coroutine that holds the event loop, or say that the caller does not run the loop."""
+        if self.blocked_by_caller and self.subscriber.queued:
+            return _BLOCKED if _running_loop() is self._loop else "its event loop does not run"
+        held = self._held_for(perf_counter())
+        holder = _task_that_runs(self._loop)
+        if holder is None or holder is self._task or held < awaited.STUCK_SECONDS:
+            return ""
+        name = holder.get_name().removeprefix("eventloop ")
+        return f"its event loop was held for {held:.1f} s by {name}, for which this is the cure: {_CURE}"
+
+    def stall_effect(self) -> str:
+        """Say that the stalled coroutine holds the loop of others; "" if it does not."""
+        return f". It holds the event loop of other coroutines: {_CURE}" if self._holds_loop else ""
+
+    def overdue(self, now: float, limit: float) -> bool:
+        """Return whether its call has lasted longer than `limit`, unless another coroutine holds the loop."""
+        began = self.began
+        if not began or now - max(began, self._free_at) <= limit:
+            return False
+        if self.callback or self._holds_loop:
+            return True
+        if self._checked != began:  # does the loop run at all? the answer is here at the next check
+            self._checked = began
+            self.wake()
+        return not self._called_at
+
+    def check_loop(self) -> None:
+        """End the subscriber if its event loop was closed."""
+        if self._loop is not None and self._loop.is_closed() and not self.subscriber.closed.is_set():
+            self._end_with_loop()
+
+    def abandon_in_child(self) -> None:
+        """Keep asyncio from warning about the parent's task when the child frees it."""
+        if self._task is not None:
+            self._task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+    @property
+    def _holds_loop(self) -> bool:
+        """Return whether the subscriber's own code runs on the loop now, so that no other coroutine does."""
+        task = self._task
+        return task is not None and _task_that_runs(self._loop) is task
+
+    def _held_for(self, now: float) -> float:
+        return now - self._called_at if self._called_at else 0.0
+
+    # --- the event loop ------------------------------------------------------------------------------------
+
+    def _make_task(self) -> None:
+        assert self._loop is not None
+        self._task = self._loop.create_task(self._run(), name=f"eventloop {self.subscriber.name}")
+
+    def _answer(self) -> None:
+        now = perf_counter()
+        if self._held_for(now) > awaited.STUCK_SECONDS:
+            self._free_at = now
+        self._called_at = 0.0
+        self._ready.set()
+        ended = self.account.ended_by in ("stalled", "cancelled", "closed")
+        if self._delivering and ended and self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        subscriber = self.subscriber
+        try:
+            await self._deliver_all()
+            subscriber.finish()
+        except (asyncio.CancelledError, GeneratorExit):  # a loop cancels every task at its end
+            self._end_with_loop()
+            raise
+        except BaseException as error:
+            subscriber.break_off(error)
+        finally:
+            self._task = None  # the task holds this coroutine, and so the queue
+
+    async def _deliver_all(self) -> None:
+        subscriber, account = self.subscriber, self.account
+        while not account.ended_by:
+            self._ready.clear()
+            held = perf_counter()
+            while (item := subscriber.next_delivery()) is not None:
+                await self._deliver(item)
+                if perf_counter() - held > HOLD_SECONDS:  # perhaps of a coroutine that awaits nothing
+                    await asyncio.sleep(0)
+                    held = perf_counter()
+            subscriber.flush_if_due()
+            if account.ended_by or (subscriber.no_more and not subscriber.queued):
+                return
+            await self._ready.wait()
+
+    async def _deliver(self, item: Delivery | list[Timed]) -> None:
+        subscriber = self.subscriber
+        failure: BaseException | None = None
+        self._delivering = True
+        try:
+            await self.fn(item)
+        except BaseException as error:
+            if self._torn_out(error):
+                if not (ended := self.account.ended_by):
+                    raise
+                failure = TimeoutError(f"subscriber {subscriber.name} was {ended} during a delivery")
+            else:  # a SystemExit in a subscriber is its own affair: let through, it would end the whole loop
+                failure = error
+        finally:
+            self._delivering = False
+        subscriber.end_delivery(failure)
+
+    def _torn_out(self, error: BaseException) -> bool:
+        """Return whether an error came from the event loop, and not from the subscriber's code.
+
+        The loop cancels this task, or throws GeneratorExit into a coroutine whose task is gone. A
+        CancelledError of something that the subscriber awaited is an ordinary error of the subscriber.
+        """
+        running = _current_task()
+        if isinstance(error, GeneratorExit):
+            return running is None or running is not self._task
+        cancelled = isinstance(error, asyncio.CancelledError)
+        return cancelled and running is not None and running.cancelling() > 0
+
+    def _end_with_loop(self) -> None:
+        """Accept no more events; the interrupted delivery counts as failed, and queued events as dropped.
+
+        Does nothing after a close, which ends the bus's own loop.
+        """
+        subscriber, account, inbox = self.subscriber, self.account, self.inbox
+        with account.lock:
+            if account.ended_by or subscriber.closed.is_set():
+                subscriber.closed.set()
+                return
+            account.ended_by = "error"  # emitting threads find a closed loop at the same time
+            left = inbox.queued()
+            account.failed += account.end_run()
+            self.began = 0.0
+            inbox.drop_late()
+            account.dropped += inbox.queued()
+            inbox.buffer.clear()
+        error = RuntimeError(f"the event loop of subscriber {subscriber.name} has ended")
+        account.last_error = error_text(error)
+        if left or not self._callers:
+            cure = _ENDED if self._callers else _RAISED
+            logger.error("%s: %d events are counted as failed or dropped. %s", error, left, cure)
+            subscriber.report(error, None, 0.0)
+        inbox.spill.discard()
+        subscriber.closed.set()
+        subscriber.release_waiters()
+
+
+def _task_that_runs(loop: asyncio.AbstractEventLoop | None) -> asyncio.Task[Any] | None:
+    """Return the task whose code runs on a loop now; None if the loop waits. Safe from any thread."""
+    return None if loop is None else asyncio.current_task(loop)
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    with suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
+
+
+def _current_task() -> asyncio.Task[Any] | None:
+    with suppress(RuntimeError):  # no loop runs
+        return asyncio.current_task()
+    return None
