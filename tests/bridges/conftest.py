@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,16 @@ import pytest
 
 from tests.support.trainers import default_handlers, make_trainer
 
-__all__ = ["default_handlers", "make_bridge", "make_trainer"]
+__all__ = ["default_handlers", "handlers_of_signals", "make_bridge", "make_trainer"]
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals() -> Iterator[None]:
+    """Put the handlers of signals back, which a Lightning trainer leaves after an evaluation within a training."""
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 @pytest.fixture
