@@ -192,19 +192,19 @@ class OpenTelemetryWriter(TrackerWriter):
         if new := events[self._made :]:
             self._outbox.requests += self._requests_of(new)
             self._made = len(events)
-            self._note_in_flight()
+            self._record_in_flight()
         self._outbox.send()
         self._made = 0
         self._unsent.clear()
         self._refused, self._bad = self._refused + self._bad, []
-        self._note_in_flight()
+        self._record_in_flight()
 
     def end(self, status: str) -> None:
         self._spans.read_traces(self._work_dir)
         self._spans.end_killed()
         self._outbox.requests += self._span_requests()
         self._outbox.send()
-        self._note_in_flight()
+        self._record_in_flight()
 
     def where(self) -> str:
         return f" at {self._endpoint}"
@@ -291,7 +291,7 @@ class OpenTelemetryWriter(TrackerWriter):
     def _in_flight_path(self) -> Path:
         return self._state_path.with_suffix(".inflight")
 
-    def _note_in_flight(self) -> None:
+    def _record_in_flight(self) -> None:
         left = _InFlight(self._known.id, self._outbox.requests, self._known.last, self._spans.stages)
         with replacing(self._in_flight_path, durable=False) as file:
             file.write(msgspec.msgpack.encode(left))

@@ -47,7 +47,7 @@ class Health:
         items = item if isinstance(item, list) else [] if item is None else [item]
         if subscriber.options.on_error == "raise":
             if items:
-                error.add_note(_note(subscriber, items))
+                error.add_note(_place_of(subscriber, items))
             self.errors.append(error)
         text = error_text(error)
         event = HandlerFailed(
@@ -93,7 +93,7 @@ class Health:
             self._route(event, about)
 
 
-def _note(subscriber: Subscriber, events: list[Event]) -> str:
+def _place_of(subscriber: Subscriber, events: list[Event]) -> str:
     """Return a note that names the subscriber and the event, in the form used for synchronous handlers."""
     batch = f", the first of a batch of {len(events)}" if len(events) > 1 else ""
     return (

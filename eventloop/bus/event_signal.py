@@ -296,7 +296,7 @@ class EventSignal(blinker.Signal):
         """
         if not 0 <= index < len(handlers):
             return False
-        error.add_note(_note(handlers, index, event))
+        error.add_note(_place_of(handlers, index, event))
         if not self.closing or not isinstance(error, Exception) or self.failing is not None:
             return False
         self.failing = error
@@ -313,12 +313,12 @@ class EventSignal(blinker.Signal):
         try:
             handlers[i].measure(event, trainer)
         except Exception as error:
-            error.add_note(_note(handlers, i, event))
+            error.add_note(_place_of(handlers, i, event))
             first.add_note("then also failed:\n" + "".join(traceback.format_exception(error)))
             logger.exception("handler %s failed while closing after another error", handlers[i].name)
 
 
-def _note(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
+def _place_of(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
     handler = handlers[index]
     place = f"priority {handler.priority}, {index + 1} of {len(handlers)}"
     return f"raised by handler {handler.name} ({place}) on {event!r}"

@@ -75,7 +75,7 @@ class Recording:
                 return
             self._stopped, self._then = True, then
         self._emitting.record(None)
-        self._note_pending()
+        self._record_pending()
         if self._background.finished or not self._background.subscribers:
             self.finish()
 
@@ -124,7 +124,7 @@ class Recording:
         if self._pending == [] or monotonic() >= self._deadline:
             self.finish()
 
-    def _note_pending(self) -> None:
+    def _record_pending(self) -> None:
         self._last_posted = self._background.last_posted()
         self._deadline = monotonic() + LINGER_SECONDS
         self._background.wake()

@@ -276,13 +276,13 @@ class Subscribers:
     @contextmanager
     def noting(self) -> Iterator[None]:
         """Count the events that background subscribers emit within the block, for `flush`."""
-        self._note(1)
+        self._count_waiting(1)
         try:
             yield
         finally:
-            self._note(-1)
+            self._count_waiting(-1)
 
-    def _note(self, more: int) -> None:
+    def _count_waiting(self, more: int) -> None:
         with self._lock:
             self._noting += more
             self.refresh_routes()

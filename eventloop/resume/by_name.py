@@ -96,13 +96,13 @@ class ByName:
                 f"has {match.first[0]}, the trainer {match.first[1]}: give the optimizer the parameters of "
                 f"the checkpoint, in their order, {_ADVICE}"
             )
-        self._note_strangers(name, match)
+        self._list_strangers(name, match)
         arranged = _arranged(state, optimizer, match)
         several = {**self.checkpoint["optimizer"], name: arranged} if name else arranged
         self.checkpoint["optimizer"] = several
         self._arrange_groups(name, optimizer, match.places, len(theirs))
 
-    def _note_strangers(self, name: str, match: _Match) -> None:
+    def _list_strangers(self, name: str, match: _Match) -> None:
         if match.gone or match.new:
             what = f"parameters of the {_called(name)}"
             self.changes.append(Change(what, match.gone, match.new, "given"))

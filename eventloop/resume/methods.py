@@ -73,7 +73,7 @@ class Resumable:
             TypeError, ValueError: `path` is not a path, or `changed` is not one of the three.
         """
         found = self.state.resume(path, changed)
-        self._forget_losses()
+        self._reset_losses()
         return found
 
     def load_checkpoint(self, path: str | Path, *, strict: bool = True) -> None:
@@ -99,9 +99,9 @@ class Resumable:
             logger.warning("fast_dev_run saves no checkpoint: load_checkpoint(%r) loads nothing", str(path))
             return
         self.state.load_weights(path, strict=strict)
-        self._forget_losses()
+        self._reset_losses()
 
-    def _forget_losses(self) -> None:
+    def _reset_losses(self) -> None:
         """Forget that a loss was lost: the losses of the loaded weights are others."""
         self.metrics.read_pending()
         self.metrics.losses.reset()

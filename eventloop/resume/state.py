@@ -198,7 +198,7 @@ class TrainerState:
                 steps, lines = self._load(found, checked, changed, rollback)
             check_same_weights(checked.weights, found)
             resumed = Resumed(found, checked.checkpoint["meta"], changed, trainer.loader)
-            rollback.commit([*steps, partial(self._note_resumed, resumed, by_name=str(path) != "auto")])
+            rollback.commit([*steps, partial(self._record_resumed, resumed, by_name=str(path) != "auto")])
         self._publish(announced)
         trainer.ownership.resumed_from(found, newest)
         log_mismatches(trainer.hooks, checkpoint["hooks"], found)
@@ -207,7 +207,7 @@ class TrainerState:
         warn_of_zero_rates(trainer, found)
         return found
 
-    def _note_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
+    def _record_resumed(self, resumed: Resumed, *, by_name: bool) -> None:
         self._resumed = resumed
         self.resumed_from = resumed.path.absolute()
         self.went_back_to = resumed.path if by_name else None

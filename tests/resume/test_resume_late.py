@@ -333,14 +333,14 @@ def test_an_error_once_the_checkpoint_is_being_taken(
     with closing(build_trainer(tmp_path, max_epochs=1)) as first:
         first.train()
     with closing(build_trainer(tmp_path, max_epochs=1)) as trainer:
-        note_resumed = trainer.state._note_resumed
+        note_resumed = trainer.state._record_resumed
 
         def fail(*args: Any, **options: Any) -> None:
             if left:
                 raise left.pop(0)
             note_resumed(*args, **options)
 
-        monkeypatch.setattr(trainer.state, "_note_resumed", fail)
+        monkeypatch.setattr(trainer.state, "_record_resumed", fail)
         with pytest.raises(type(errors[0])) as raised:
             trainer.resume("epoch_1")
         assert note in "".join(getattr(raised.value, "__notes__", "x"))

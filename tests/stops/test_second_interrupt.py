@@ -165,7 +165,9 @@ def test_a_writer_that_hangs_is_left(
         press_twice(trainer, 2)
     else:
         trainer.bus.subscribe(lambda event: signal.raise_signal(signal.SIGINT), "after_train_iter", once=True)
-        seconds.append(press_inside("flush" if when == "delivering" else "_flush_until_quiet", after=kept.ended))
+        seconds.append(
+            press_inside("flush" if when == "delivering" else "_flush_until_quiet", after=kept.ended)
+        )
 
     with (
         pytest.raises(KeyboardInterrupt),

@@ -168,7 +168,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the run, unless the wrapped `train` of the host will do it after all callbacks have ended."""
-        self._note_early_end(state, control)
+        self._record_early_end(state, control)
         if not self._within_train:
             self._ride.end_run()
 
@@ -212,7 +212,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End the epoch: emit `after_train_epoch`."""
         trainer = self._running()
-        self._note_early_end(state, control)
+        self._record_early_end(state, control)
         trainer.end_epoch()
         if trainer.stops.edge():  # all ranks are here
             control.should_training_stop = True
@@ -319,7 +319,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
             raise RuntimeError("EventLoopCallback got the host's event before on_train_begin")
         return trainer
 
-    def _note_early_end(self, state: Any, control: Any) -> None:
+    def _record_early_end(self, state: Any, control: Any) -> None:
         """Note that another callback has stopped the training, so that an unfinished epoch is not counted."""
         trainer = self._running()
         early = control.should_training_stop and state.global_step < state.max_steps

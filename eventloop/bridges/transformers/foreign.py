@@ -128,7 +128,9 @@ class OwnTrainer:
         events = ("after_optimizer_step", "optimizer_step_skipped")
         yield ForeignCall("counters.after_optimizer_step", events, self._step, Priority.HIGHEST)
         yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._count, 45)
-        yield ForeignCall("counters.after_val_epoch", ("after_val_epoch",), self._note_best, Priority.LOWEST)
+        yield ForeignCall(
+            "counters.after_val_epoch", ("after_val_epoch",), self._record_best, Priority.LOWEST
+        )
         if self._logs:
             self._ours.bus.subscribe(
                 self._arrived.append, ScalarsLogged, offload="thread", name=f"logs ({SYSTEM})"
@@ -164,7 +166,7 @@ class OwnTrainer:
         if self._logs:
             self._updates[event.iter + 1] = self.state.global_step
 
-    def _note_best(self, trainer: Any, event: Any) -> None:
+    def _record_best(self, trainer: Any, event: Any) -> None:
         """Set the best metric after the callbacks have compared with the former one, as Transformers does."""
         score = event.metrics.get(self.args.metric_for_best_model)
         best, greater = self.state.best_metric, self.args.greater_is_better
