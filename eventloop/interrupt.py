@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from eventloop.events.outcome import INTERRUPTED
 from eventloop.stops.ending import AT_ONCE_SECONDS
-from eventloop.stops.signals import StopSignals
+from eventloop.stops.signals import INTERRUPTED, StopSignals
 
 if TYPE_CHECKING:
     from eventloop.training.trainer import Trainer

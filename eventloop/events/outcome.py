@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from eventloop.events.base import Event
 from eventloop.events.types import AfterRun, BeforeRun
 
 Status = Literal["finished", "failed", "killed"]
-INTERRUPTED = "interrupted by Ctrl-C"
-"""The reason of a run that the first Ctrl-C has ended; the second one raises KeyboardInterrupt."""
-PREEMPTED = "preempted by "
-"""The begin of the reason of a run that another signal has ended; its name follows."""
 ENDING = (BeforeRun, AfterRun)
 """The events that decide how a run ended."""
-_BY_SIGNAL = re.compile(rf"(?:^|: )(?:{INTERRUPTED}|(?:{PREEMPTED})?SIG\w+)$")
-"""A reason that names a signal, perhaps of another rank: "rank 1 asked to stop: preempted by SIGTERM"."""
 
 
 class RunOutcome:
     """Follow the events of a run, and decide how it ended.
 
-    The reason and the error of `after_run` decide alone, so that a worker process that has seen no event
-    before it has the same answer. A run whose reason is a signal was killed, even if it was saved first, and
+    The error and the signal of `after_run` decide alone, so that a worker process that has seen no event
+    before it has the same answer. A run that a signal has ended was killed, even if it was saved first, and
     even if the signal came in its last iteration: the process ends by it. A signal after the last boundary
     changes nothing, because the run has ended by itself. A run that an error has ended has failed, also if a
     signal came before the error. Any other end, such as by `trainer.stop`, is a finish.
@@ -48,7 +41,7 @@ class RunOutcome:
             return "killed"
         if ended.error is not None:
             return "failed"
-        return "killed" if _BY_SIGNAL.search(ended.reason) else "finished"
+        return "killed" if ended.signal is not None else "finished"
 
     @property
     def error(self) -> str:

@@ -91,10 +91,14 @@ class BeforeRun(_LoopEvent, kw_only=True):
 
 
 class AfterRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test`, `run` or `predict` ends. `error` is its exception as text or None."""
+    """A call of `train`, `val`, `test`, `run` or `predict` ends. `error` is its exception as text or None.
+
+    `signal` is the name of the signal that ended it, such as "SIGTERM", on whichever rank it came; else None.
+    """
 
     reason: str = COMPLETED
     error: str | None = None
+    signal: str | None = None
 
 
 # --- phases ------------------------------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from typing import Any, Protocol, Self
 from torch.utils.data import get_worker_info
 
 from eventloop.bus import Bus
-from eventloop.events.outcome import INTERRUPTED, PREEMPTED
 from eventloop.stops.stopping import Stopping
 
 logger = logging.getLogger("eventloop")
+
+INTERRUPTED = "interrupted by Ctrl-C"
+"""The reason of a run that the first Ctrl-C has ended; the second one raises KeyboardInterrupt."""
 
 ENDED = (
     "Ctrl-C: the run has ended, and waits at most {:g} s more for slow writers. Ctrl-C again ends at once."
@@ -239,4 +241,4 @@ def _cancels_a_task(handler: Any) -> bool:
 
 
 def _reason(signum: int) -> str:
-    return INTERRUPTED if signum == signal.SIGINT else PREEMPTED + signal.Signals(signum).name
+    return INTERRUPTED if signum == signal.SIGINT else f"preempted by {signal.Signals(signum).name}"

@@ -62,6 +62,7 @@ class LoopTrainer(Protocol):
     ends_program: bool
     delivering: bool
     stop_reason: str | None
+    stop_signal: int | None
     failure: BaseException | None
     where_to_resume: str
 

@@ -11,6 +11,7 @@ during the end of a run everything is closed without waiting.
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -180,7 +181,9 @@ class RunScope(Scope):
         trainer.clock.end_pass("end")
         try:
             text = None if error is None else error_text(error)
-            trainer.announce(AfterRun, reason=reason, error=text)
+            signum = trainer.stop_signal
+            name = None if signum is None else signal.Signals(signum).name
+            trainer.announce(AfterRun, reason=reason, error=text, signal=name)
         except BaseException as raised:
             closes, at_once = True, at_once or isinstance(raised, KeyboardInterrupt)
             raise

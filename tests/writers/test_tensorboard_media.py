@@ -16,7 +16,7 @@ from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
 from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, PreemptionRequested, ScalarsLogged
+from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
 from eventloop.writers.tensorboard import TensorBoardWriter
 from eventloop.writers.tensorboard_graph import trace_graph
 from tests.writers.conftest import Account, Attach, train, write
@@ -200,7 +200,7 @@ def test_hparams_are_found_with_their_types(attach: Attach, folder: Path) -> Non
     [
         ([AfterRun()], "SUCCESS"),
         ([AfterRun(error="ValueError: no")], "FAILURE"),
-        ([PreemptionRequested(reason="SIGTERM"), AfterRun(reason="SIGTERM")], "FAILURE"),
+        ([AfterRun(reason="preempted by SIGTERM", signal="SIGTERM")], "FAILURE"),
     ],
 )
 def test_hparams_say_how_the_run_ended(
