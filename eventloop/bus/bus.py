@@ -442,7 +442,7 @@ class Bus:
                 or compute.
 
         Raises:
-            RuntimeError: called from a background subscriber, which would wait for itself.
+            RuntimeError: called from a background subscriber of any bus, which may wait for itself.
         """
         self._refuse_in_background("flush")
         if plan_file() is not None:  # a dry run delivers nothing
@@ -563,4 +563,4 @@ class Bus:
 
     def _refuse_in_background(self, what: str) -> None:
         if on_background_thread():
-            raise RuntimeError(f"bus.{what} was called by a background subscriber: it would wait for itself")
+            raise RuntimeError(f"bus.{what} was called by a background subscriber: it may wait for itself")
