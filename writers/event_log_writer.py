@@ -220,8 +220,9 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
             logger.warning(
                 "%s: the last %s bytes were an incomplete record and are removed: a kill or a full disk "
                 "cut it short",
-                path, f"{size - end.offset:,}",
-            )  # fmt: skip
+                path,
+                f"{size - end.offset:,}",
+            )
     except BaseException:
         file.close()
         raise

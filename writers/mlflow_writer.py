@@ -104,8 +104,10 @@ class MLflowWriter(TrackerWriter):
     service: ClassVar[str] = "MLflow"
     target: ClassVar[str] = "mlflow"
     secret_variables: ClassVar[tuple[str, ...]] = (
-        "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN",
-    )  # fmt: skip
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+        "DATABRICKS_TOKEN",
+    )
     stall_timeout = 1800.0  # on a thread, MLflow itself sends a request up to 8 times, for 120 s each
 
     def __init__(

@@ -110,9 +110,18 @@ class OpenTelemetryWriter(TrackerWriter):
     """
 
     events = (
-        *RUN_EVENTS, ScalarsLogged, RunInfo, CheckpointSaved, BeforeTrainEpoch, AfterTrainEpoch, BeforeVal,
-        AfterVal, BeforeTest, AfterTest, *HEALTH,
-    )  # fmt: skip
+        *RUN_EVENTS,
+        ScalarsLogged,
+        RunInfo,
+        CheckpointSaved,
+        BeforeTrainEpoch,
+        AfterTrainEpoch,
+        BeforeVal,
+        AfterVal,
+        BeforeTest,
+        AfterTest,
+        *HEALTH,
+    )
     service: ClassVar[str] = "the OTLP collector"
     target: ClassVar[str] = "otlp"
     secret_arguments = ("headers",)
@@ -279,11 +288,15 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._clock
 
     def _resource_of(self, run: Run, run_id: str) -> Any:
-        return self._lib.resource_of({
-            "service.name": run_name_of(run, self._service),
-            "service.instance.id": run_id, "eventloop.rank": run.rank,
-            "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
-        })  # fmt: skip
+        return self._lib.resource_of(
+            {
+                "service.name": run_name_of(run, self._service),
+                "service.instance.id": run_id,
+                "eventloop.rank": run.rank,
+                "eventloop.world_size": run.world_size,
+                "eventloop.start_iter": run.start_iter,
+            }
+        )
 
     # --- what a kill leaves --------------------------------------------------------------------------------
 

@@ -303,8 +303,9 @@ class TrackerWriter(TimedWriter):
                 self._logged_error = self._text(error)
                 logger.warning(
                     "%s does not take the events, which wait until it does: %s",
-                    self.service, self._logged_error,
-                )  # fmt: skip
+                    self.service,
+                    self._logged_error,
+                )
             self._error = self._text(error)
             self._retry_at = monotonic() + RETRY_SECONDS
             return

@@ -94,9 +94,14 @@ class TrackioWriter(TrackerWriter):
             return
         steps, times, metrics = zip(*rows, strict=True)
         self._storage.bulk_log(
-            self.project, self._run_name, list(metrics), list(steps), list(times), self._config,
+            self.project,
+            self._run_name,
+            list(metrics),
+            list(steps),
+            list(times),
+            self._config,
             run_id=self._known.id,
-        )  # fmt: skip
+        )
         self._config = None
 
     def _row(self, event: ScalarsLogged | HistogramLogged | TextLogged) -> dict[str, Any]:

@@ -116,9 +116,13 @@ class VisdomWriter(Writer):
         self.backlog = backlog
         self.name = name
         self._server: dict[str, Any] = {
-            "host": host, "port": port, "timeout": timeout, "base_url": base_url, "username": username,
+            "host": host,
+            "port": port,
+            "timeout": timeout,
+            "base_url": base_url,
+            "username": username,
             "password": password,
-        }  # fmt: skip
+        }
         self._lib = _import_library()
         self._untaken = 0  # how many of the last events may have points that are not drawn
         self._refused: list[BadEvent] = []  # events with refused points that are not reported yet

@@ -86,9 +86,7 @@ class WandbWriter(TrackerWriter):
         TypeError, ValueError: there is no project, or another argument or environment variable is wrong.
     """
 
-    events = (
-        *RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved,
-    )  # fmt: skip
+    events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved)
     service: ClassVar[str] = "W&B"
     target: ClassVar[str] = "wandb"
     secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
@@ -148,10 +146,17 @@ class WandbWriter(TrackerWriter):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _without_info(lib):
             self._run = lib.init(
-                project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
-                resume="allow", mode=self.mode, config=self.config, reinit="create_new",
-                settings=_settings(lib), **self._options,
-            )  # fmt: skip
+                project=self.project,
+                name=run_name_of(run, self._run_name),
+                dir=str(folder),
+                id=run_id,
+                resume="allow",
+                mode=self.mode,
+                config=self.config,
+                reinit="create_new",
+                settings=_settings(lib),
+                **self._options,
+            )
         drain_first()  # else wandb's service would end at exit before a writer on a thread has closed
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
@@ -289,9 +294,14 @@ class WandbWriter(TrackerWriter):
 def _settings(lib: Any) -> Any:
     """Return settings with which wandb prints nothing, asks nothing and waits for nothing without an end."""
     return lib.Settings(
-        console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
-        finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
-    )  # fmt: skip
+        console="off",
+        silent=True,
+        x_disable_stats=True,
+        login_timeout=10,
+        init_timeout=30,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+    )
 
 
 @contextmanager
