@@ -147,6 +147,12 @@ ARGUMENTS = {
         ("max_iter max_iters max_epochs", _LENGTH),
         ("precise_bn_args model", "data_loader=... and forward=...; the model is the trainer's"),
     ),
+    "CostsHook": table(
+        ("interval", "interval_seconds=..., the same time in seconds"),
+        ("log_every", "log_seconds=..., the same time in seconds"),
+    ),
+    "EventLogWriter": table(("fsync_interval", "fsync_seconds=...")),
+    "VisdomWriter": table(("retry_interval", "retry_seconds=...")),
     "IterationTimer": table(("max_iter max_iters start_iter", _LENGTH)),
     "WandbWriter": table(
         ("api_key key", "the environment variable WANDB_API_KEY, or `wandb login`"),
@@ -174,7 +180,7 @@ ARGUMENTS = {
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
 }
-"""Arguments of other systems' classes, with the replacement, by the class or method of eventloop."""
+"""Arguments of other systems' classes and former ones of ours, with the replacement, by class or method."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
@@ -313,5 +319,7 @@ STORAGE = table(
     ("update_scalars", "put_scalars(values)"),
     ("get_scalar log_scalars", "history(name), or latest() for the newest values"),
     ("smoothing_hints", "smoothing_hint=... of put_scalar"),
+    ("settle", "read_collected()"),
+    ("look_for_lost_loss", "check_losses()"),
 )
-"""Attributes and methods of other systems' storages, with the replacements."""
+"""Attributes and methods of other systems' storages and former ones of our own, with the replacements."""
