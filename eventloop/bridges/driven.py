@@ -104,7 +104,7 @@ class DrivenTrainer(Trainer):
         self._rates.clear()
         return super().begin_iter(batch)
 
-    def note_rates(self, optimizer: Any) -> None:
+    def record_rates(self, optimizer: Any) -> None:
         """Note the learning rate that a step of an optimizer is about to use, which is then the logged one.
 
         The host's schedulers may change it before the iteration ends. Without a step in the iteration, the

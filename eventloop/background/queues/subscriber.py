@@ -279,21 +279,21 @@ class Subscriber:
         """Count the delivery that just ended, and return its seconds."""
         account, runner = self.account, self.runner
         with account.lock:
-            began, took = runner.began, perf_counter() - runner.began
+            began, elapsed = runner.began, perf_counter() - runner.began
             used = error is not None or self.recorder is not None
             item = runner.current() if used else None
             count, runner.began = account.in_flight, 0.0
-            account.end_calls(1, took, count, error)
-        self.busy.add(took)
+            account.end_calls(1, elapsed, count, error)
+        self.busy.add(elapsed)
         account.unconfirmed = runner.unconfirmed()
         if self.recorder is not None:
-            self.record(self.recorder, item, began, took)
+            self.record(self.recorder, item, began, elapsed)
         if error is not None and count:  # 0: counted and reported when it stalled
-            self.fail(error, item, took)
+            self.fail(error, item, elapsed)
         if self.options.overflow == "block":
             self.room.ring()
         self.flush_if_due()
-        return took
+        return elapsed
 
     def record(self, recorder: SpanRecorder, item: Delivery | None, began: float, seconds: float) -> None:
         """Record a delivery and the events queued behind it."""
@@ -361,17 +361,17 @@ class Subscriber:
 
     # --- failures ------------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException, item: Delivery | None, took: float = 0.0) -> None:
+    def fail(self, error: BaseException, item: Delivery | None, elapsed: float = 0.0) -> None:
         """Report a failed delivery, which is counted, and end the subscriber with `on_error="disable"`."""
         self.account.last_error = error_text(error)
         if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
             # not the subscriber's fault, so it continues, even with on_error="disable"
             if new := self.account.log_unencodable(bad):
-                self.report(Unencodable(new, len(new)), item, took)
+                self.report(Unencodable(new, len(new)), item, elapsed)
             return
         disable = self.options.on_error == "disable"
         self.account.log_failure(error, disable=disable)
-        self.report(error, item, took)  # before give_up, so that a thread waiting for the end finds it
+        self.report(error, item, elapsed)  # before give_up, so that a thread waiting for the end finds it
         if disable:
             self.give_up("error")
 

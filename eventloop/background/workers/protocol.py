@@ -45,7 +45,7 @@ class Setup(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """The deliveries of a worker since its last acknowledgement."""
 
-    took: list[float]
+    durations: list[float]
     """The seconds of each delivery."""
     spans: list[tuple[float, float]] = []
     """The begin and the seconds of each delivery, while spans are recorded.
