@@ -42,7 +42,7 @@ class VisdomWriter(Writer):
     If no server answers when the run begins (`python -m visdom.server` starts one), the writer is disabled
     with a warning. The run continues, and its summary counts the writer's events as failed or dropped.
 
-    If the server disappears later, the writer retries every `retry_interval` seconds and at the end of the
+    If the server disappears later, the writer retries every `retry_seconds` seconds and at the end of the
     run. Up to `backlog` points wait and are drawn when the server is back. With more points, or if the server
     stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
     restart are not drawn again. NaN and the infinities are gaps in a curve.
@@ -68,7 +68,7 @@ class VisdomWriter(Writer):
         env: visdom's environment; by default the name of the run's work_dir, so that runs are separate.
         base_url, username, password: the server's base URL, user name and password, if it has them.
         timeout: seconds that one request may take.
-        retry_interval: seconds between two attempts to reach a server that disappeared.
+        retry_seconds: seconds between two attempts to reach a server that disappeared.
         backlog: how many points may wait for the server.
         name: the writer's name in reports; needed if there are two of this class.
         offload: "process", "thread", or "auto", the default.
@@ -94,7 +94,7 @@ class VisdomWriter(Writer):
         username: str | None = None,
         password: str | None = None,
         timeout: float = 5.0,
-        retry_interval: float = 10.0,
+        retry_seconds: float = 10.0,
         backlog: int = 100_000,
         name: str | None = None,
         offload: str | None = None,
@@ -106,13 +106,13 @@ class VisdomWriter(Writer):
         positive("window_size", window_size)
         positive("backlog", backlog)
         check_seconds("timeout", timeout, zero=False)
-        check_seconds("retry_interval", retry_interval, zero=True)
+        check_seconds("retry_seconds", retry_seconds, zero=True)
         _check_texts(host=host, base_url=base_url)
         _check_texts(optional=True, env=env, username=username, password=password)
         self.window_size = window_size
         self.interested_keys = _check_keys(interested_keys)
         self.env = env
-        self.retry_interval = retry_interval
+        self.retry_seconds = retry_seconds
         self.backlog = backlog
         self.name = name
         self._server: dict[str, Any] = {
@@ -232,7 +232,7 @@ class VisdomWriter(Writer):
                 logger.warning("%s; points wait until it is back", error)
             self._error = error
             self._last.clear()  # the server may have been restarted, without its curves
-            self._retry_at = monotonic() + self.retry_interval
+            self._retry_at = monotonic() + self.retry_seconds
         else:
             self._error = None
             self._resolve()

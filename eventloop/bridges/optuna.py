@@ -163,7 +163,7 @@ class OptunaPruningHook(Hook):
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Raise TrialPruned after everything is delivered, unless an error or a signal ends the program."""
+        """Raise TrialPruned once all events are delivered, unless an error or a signal ends the program."""
         if error is None and not trainer.ends_program and trainer.stop_signal is None:
             trainer.bus.close()  # the objective is left here, so nothing else ends the threads of the trial
             raise TrialPruned(self._pruned)

@@ -43,7 +43,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
-from eventloop.migration.names import knowing_others
+from eventloop.migration.names import knowing_others, knowing_renamed
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.checks import check_seconds
 from eventloop.util.functions import handler_name, is_coroutine_function
@@ -57,6 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
 
 
+@knowing_renamed
 class Bus:
     """Emit events to sync handlers in priority order and to background subscribers, and count each event.
 

@@ -325,7 +325,7 @@ def _place_of(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse an event class with options that events cannot have.
+    """Refuse an event class declared with msgspec options that events cannot have.
 
     msgspec sets these options only after the class is declared.
     """

@@ -159,6 +159,13 @@ ARGUMENTS = {
         ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
         ("log_model", "checkpoints=True"),
     ),
+    # our own arguments of before
+    "CostsHook": table(
+        ("interval", "interval_seconds=..., a number of seconds"),
+        ("log_every", "log_seconds=..., a number of seconds"),
+    ),
+    "EventLogWriter": table(("fsync_interval", "fsync_seconds=..., a number of seconds")),
+    "VisdomWriter": table(("retry_interval", "retry_seconds=..., a number of seconds")),
     "Bus.on": _SUBSCRIBE,
     "Bus.subscribe": _SUBSCRIBE,
     "BaseAveragedModel": table(
@@ -303,3 +310,15 @@ STORAGE = table(
     ("smoothing_hints", "smoothing_hint=... of put_scalar"),
 )
 """Attributes and methods of other systems' storages, with the replacements."""
+
+RENAMED = {
+    "Bus": table(("keep_left", "on_undelivered(store)")),
+    "DrivenTrainer": table(("note_rates", "record_rates(optimizer)")),
+    "EventStorage": table(
+        ("settle", "read_collected()"),
+        ("look_for_lost_loss", "check_losses()"),
+        ("relieve", "post_pending"),
+    ),
+    "Subscription": table(("lane", "subscriber")),
+}
+"""Attributes and methods of our own classes that have another name now, by class."""

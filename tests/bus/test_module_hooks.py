@@ -112,7 +112,7 @@ def test_off_and_cancel_end_it(trainer: Trainer) -> None:
     seen: list[str] = []
 
     def inspect(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        seen.append("look")
+        seen.append("inspect")
         trainer.bus.off(inspect)
 
     trainer.bus.on_module(trainer.model, "head")(inspect)
@@ -120,9 +120,9 @@ def test_off_and_cancel_end_it(trainer: Trainer) -> None:
         pass
     trainer.train()
 
-    assert seen == ["look"]
+    assert seen == ["inspect"]
     assert not other.installed
-    with pytest.raises(ValueError, match="look is not subscribed to this bus"):
+    with pytest.raises(ValueError, match="inspect is not subscribed to this bus"):
         trainer.bus.off(inspect)
 
 

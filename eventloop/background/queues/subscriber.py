@@ -135,11 +135,11 @@ class Subscriber:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
         return self.account.new_losses(self.counts)
 
-    def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
+    def new_drops(self, now: float, every_seconds: float) -> int:
+        """Return the number of events dropped since the last report; 0 within `every_seconds` after it."""
         with self.account.lock:
             self.inbox.drop_late()
-            return self.account.new_drops(now, every)
+            return self.account.new_drops(now, every_seconds)
 
     def continue_from(self, former: Subscriber) -> None:
         """Continue the account and the timings of a former, ended subscriber, before the first delivery."""

@@ -169,7 +169,7 @@ def pack_times(events: list[Any]) -> bytes:
 
 
 def with_times(events: list[Event], body: bytes) -> list[Timed]:
-    """Return the events of a batch with the times in the body of its `BATCH` message."""
+    """Return a batch as `Timed` events; `body` is that of its `BATCH` message, made by `pack_times`."""
     return [*map(Timed, msgspec.msgpack.decode(body, type=list[float]), events)]
 
 
