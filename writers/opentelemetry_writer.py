@@ -238,7 +238,7 @@ class OpenTelemetryWriter(TrackerWriter):
             more = f" and {len(new) - NAMED:,} more" if len(new) > NAMED else ""
             names = ", ".join([*new][:NAMED]) + more
             lost = names if count is None else f"{count:,} of the values or records {names}"
-            self.tell(f"{kind} {names}", f"left out are {lost}: {why}")
+            self.warn_once(f"{kind} {names}", f"left out are {lost}: {why}")
         points = reversed(self._lib.points_of(path, body))
         bad = {at: name for name, at in points if at in self._unsent}
         for at in sorted(bad)[:count]:
@@ -250,7 +250,7 @@ class OpenTelemetryWriter(TrackerWriter):
         doubtful: dict[str, list[tuple[int, float]]] = {}  # apart, because they may be refused again
         lines = []
         for when, event in events:
-            self._spans.take(int(when * SECOND), event)
+            self._spans.receive(int(when * SECOND), event)
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
                 values, step = values_of(event), f"{event.mode}/step"

@@ -132,7 +132,7 @@ class Spans:
         self._outcome = RunOutcome()
         self._read: set[Path] = set()
 
-    def take(self, time: int, event: Event) -> None:
+    def receive(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
         self._outcome.receive(event)

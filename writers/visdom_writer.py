@@ -144,7 +144,7 @@ class VisdomWriter(Writer):
         self._untaken, self._refused = 0, []
         self._unsent: list[ScalarsLogged] = []  # the untaken events with points
         self._bad: dict[Name, set[int]] = {}  # the steps of their points that the server has refused
-        self._told: set[Name] = set()  # the curves that the log has named as left out
+        self._warned: set[Name] = set()  # the curves that the log has named as left out
         try:
             self._panels.check()
         except ConnectionError as error:
@@ -159,7 +159,7 @@ class VisdomWriter(Writer):
             if isinstance(event, BeforeTrain):
                 self._begin(event.iter)
             elif isinstance(event, ScalarsLogged):
-                self._take(event)
+                self._store(event)
                 self._unsent.append(event)
         if self._error is None or monotonic() >= self._retry_at:
             self._try_to_draw()
@@ -200,7 +200,7 @@ class VisdomWriter(Writer):
         self._last.clear()
         self._recent.clear()
 
-    def _take(self, event: ScalarsLogged) -> None:
+    def _store(self, event: ScalarsLogged) -> None:
         for key, value in event.scalars.items():
             if self.interested_keys is not None:
                 found = self.interested_keys & {key, f"{event.mode}/{key}"}
@@ -241,7 +241,7 @@ class VisdomWriter(Writer):
             self._retry_at = monotonic() + self.retry_seconds
         else:
             self._error = None
-            self._settle()
+            self._resolve()
 
     def _draw_unless_refused(self, name: Name, points: dict[int, float]) -> None:
         try:
@@ -249,11 +249,11 @@ class VisdomWriter(Writer):
         except self._lib.RefusedError as error:
             self._bad.setdefault(name, set()).update(points)
             self._last.pop(name, None)  # what the server has of it is unknown
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 logger.warning("VisdomWriter: left out are %s/%s: %s", name[1], name[0], error)
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         """Note that no event waits any more, and which of them have refused points."""
         for event in self._unsent if self._bad else ():
             bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]

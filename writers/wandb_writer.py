@@ -37,7 +37,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
-from eventloop.writers.tracker_values import checkpoints_of, key_of, note_last, run_name_of, values_of
+from eventloop.writers.tracker_values import checkpoints_of, key_of, record_last, run_name_of, values_of
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline", "disabled")
@@ -245,7 +245,7 @@ class WandbWriter(TrackerWriter):
                 path.write_bytes(png)
                 self._log(when, event.mode, event.step, {key: lib.Image(str(path))})
         except (TypeError, ValueError, ImportError) as error:
-            self.tell(key, f"{key} is left out: {error}")
+            self.warn_once(key, f"{key} is left out: {error}")
 
     def _update_best(self, row: dict[str, float], step: int) -> None:
         for key in row.keys() & self._direction.keys():
@@ -273,7 +273,7 @@ class WandbWriter(TrackerWriter):
             self._resume_at = row["_step"] + 1
             if not isinstance(step := row.pop("step", None), int):
                 continue
-            note_last(last, row, step)
+            record_last(last, row, step)
             for key in row.keys() & self._direction.keys():
                 if self._is_best(key, row[key]):
                     self._best[key] = row[key]
@@ -288,7 +288,7 @@ class WandbWriter(TrackerWriter):
             if file.is_file():  # add_dir would print a line
                 artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
         self._run.log_artifact(artifact, aliases=["latest", path.name])
-        self.note_sent(event)
+        self.record_sent(event)
 
 
 def _settings(lib: Any) -> Any:

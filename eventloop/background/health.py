@@ -56,16 +56,16 @@ class Health:
         # a failure on a report goes to `mail` only: two such subscribers would report each other forever
         self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def report_drops(self, subscribers: Iterable[Subscriber], every: float = 0.0) -> bool:
+    def report_drops(self, subscribers: Iterable[Subscriber], every_seconds: float = 0.0) -> bool:
         """Report the events dropped since the last report; return whether there were any.
 
         Args:
             subscribers: the queues to report on.
-            every: the least time between two reports on one subscriber, in seconds.
+            every_seconds: the least time between two reports on one subscriber.
         """
         now, told = perf_counter(), False
         for subscriber in subscribers:
-            if count := subscriber.new_drops(now, every):
+            if count := subscriber.new_drops(now, every_seconds):
                 self._publish(EventsDropped(handler=subscriber.name, count=count))
                 told = True
         return told

@@ -13,6 +13,7 @@ from eventloop.assembly.attach import check_bus_owners
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
+from eventloop.migration.names import knowing_renamed
 from eventloop.optim.optimizers import Optimizers, named_values
 from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
@@ -21,6 +22,7 @@ OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_
 """The default hooks whose work the host does, so that a driven trainer has them only on request."""
 
 
+@knowing_renamed
 class DrivenTrainer(Trainer):
     """Emit the events of a training whose loop another engine, or your own code, runs.
 
@@ -104,7 +106,7 @@ class DrivenTrainer(Trainer):
         self._rates.clear()
         return super().begin_iter(batch)
 
-    def note_rates(self, optimizer: Any) -> None:
+    def record_rates(self, optimizer: Any) -> None:
         """Note the learning rate that a step of an optimizer is about to use, which is then the logged one.
 
         The host's schedulers may change it before the iteration ends. Without a step in the iteration, the

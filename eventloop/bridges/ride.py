@@ -260,7 +260,7 @@ class Ride:
 
         return ending_run
 
-    def leave_run(self) -> None:
+    def end_unfinished_run(self) -> None:
         """End a run whose end an error of another callback has hidden."""
         if self.trainer is not None and self.trainer.running:
             logger.warning(

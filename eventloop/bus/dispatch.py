@@ -77,7 +77,7 @@ class Plan:
         name: str,
         handlers: Sequence[Handler],
         hand_overs: Sequence[HandOver],
-        stamped_hand_overs: Sequence[HandOver],
+        timed_hand_overs: Sequence[HandOver],
         on_failure: OnFailure,
         housekeeping: Callable[[], None],
         sampling: Sampling,
@@ -87,7 +87,7 @@ class Plan:
     ) -> None:
         self.handlers = tuple(handlers)
         self.hand_overs = tuple(hand_overs)
-        self._stamped_hand_overs = tuple(stamped_hand_overs)
+        self._timed_hand_overs = tuple(timed_hand_overs)
         self._on_failure = on_failure
         self._housekeeping = housekeeping
         self._sampling = sampling
@@ -105,7 +105,7 @@ class Plan:
         else:
             clocked = recorder.watch_event(name, self._recorded(name, recorder))
         namespace |= {
-            "clocked": clocked, "look": self._look,
+            "clocked": clocked, "look": self._choose_clocked,
             "latest": latest, "before": emitted, "count": 0, "due": 0, "next_look": 0,
         }  # fmt: skip
         namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
@@ -125,7 +125,7 @@ class Plan:
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
         )(**namespace)
 
-    def _look(self, count: int) -> tuple[int, int]:
+    def _choose_clocked(self, count: int) -> tuple[int, int]:
         """Choose the events after event number `count` that are clocked (measured).
 
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is
@@ -152,7 +152,7 @@ class Plan:
 
     def _hand_over(self, event: Event, now: float) -> None:
         self._housekeeping()
-        for hand_over in self._stamped_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
+        for hand_over in self._timed_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
             hand_over(event)
 
     def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
@@ -166,7 +166,7 @@ class Plan:
             try:
                 if self.hand_overs:
                     self._housekeeping()
-                for hand_over in self._stamped_hand_overs:
+                for hand_over in self._timed_hand_overs:
                     hand_over(event)
                 for index, handler in enumerate(watched):  # noqa: B007 - the index of the one that raised
                     handler(event, trainer)
@@ -200,7 +200,7 @@ class Plan:
 
 
 @excludes_waits
-def leave_out(seconds: float) -> None:
+def exclude_wait(seconds: float) -> None:
     """Leave a wait out of the times of the handlers that are being called on this thread."""
     for frame in frames_here():
         if frame.f_code is Handler.clocked.__code__:

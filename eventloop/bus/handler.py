@@ -28,7 +28,7 @@ class Handler:
 
     A handler that is not called at every event (`filtered`) counts its own calls, and each call is clocked,
     because its filter takes as long as the clock. Any other handler is called as often as its plan runs;
-    `EventSignal.settle` adds that number to `calls`.
+    `EventSignal.update_calls` adds that number to `calls`.
     """
 
     __slots__ = (
@@ -115,7 +115,7 @@ class Handler:
     def cost(self, event: str, wall: float, trend: HandlerTrend | None = None) -> HandlerCost:
         """Return the handler's cost in a run.
 
-        The caller must have called `EventSignal.settle`.
+        The caller must have called `EventSignal.update_calls`.
 
         Args:
             event: the name of the event.

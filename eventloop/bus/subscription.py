@@ -30,6 +30,7 @@ from eventloop.events.filters import (
     source_of,
 )
 from eventloop.events.priority import Priority, get_priority
+from eventloop.migration.names import knowing_renamed
 from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds, number
 from eventloop.util.functions import handler_name, is_coroutine_function
 
@@ -275,6 +276,7 @@ class Registry(Protocol):
         """Return the account of a subscription."""
 
 
+@knowing_renamed
 class Subscription:
     """A handler on the bus. As a context manager it cancels itself at the end of the block.
 

@@ -154,7 +154,7 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     import msgspec
 
     from eventloop.reporting.diff.comparing import compare
-    from eventloop.reporting.diff.text import diff_lines, gate_line
+    from eventloop.reporting.diff.text import diff_lines, regression_line
 
     found = compare(reports[0], reports[1], limit)
     if options.json:
@@ -162,7 +162,7 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     else:
         print_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
-        print_stderr(gate_line(found))
+        print_stderr(regression_line(found))
     missing = _report_missing(reports)
     return 3 if found.failed else missing
 

@@ -70,7 +70,7 @@ def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
-    bus.keep_left(_Undelivered(facts, writers).store, f"eventloop replay {quote(facts.run.work_dir)}")
+    bus.on_undelivered(_Undelivered(facts, writers).store, f"eventloop replay {quote(facts.run.work_dir)}")
 
 
 class _Undelivered:

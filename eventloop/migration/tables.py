@@ -147,12 +147,6 @@ ARGUMENTS = {
         ("max_iter max_iters max_epochs", _LENGTH),
         ("precise_bn_args model", "data_loader=... and forward=...; the model is the trainer's"),
     ),
-    "CostsHook": table(
-        ("interval", "interval_seconds=..., the same time in seconds"),
-        ("log_every", "log_seconds=..., the same time in seconds"),
-    ),
-    "EventLogWriter": table(("fsync_interval", "fsync_seconds=...")),
-    "VisdomWriter": table(("retry_interval", "retry_seconds=...")),
     "IterationTimer": table(("max_iter max_iters start_iter", _LENGTH)),
     "WandbWriter": table(
         ("api_key key", "the environment variable WANDB_API_KEY, or `wandb login`"),
@@ -167,6 +161,13 @@ ARGUMENTS = {
         ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
         ("log_model", "checkpoints=True"),
     ),
+    # our own arguments of before
+    "CostsHook": table(
+        ("interval", "interval_seconds=..., a number of seconds"),
+        ("log_every", "log_seconds=..., a number of seconds"),
+    ),
+    "EventLogWriter": table(("fsync_interval", "fsync_seconds=..., a number of seconds")),
+    "VisdomWriter": table(("retry_interval", "retry_seconds=..., a number of seconds")),
     "Bus.on": _SUBSCRIBE,
     "Bus.subscribe": _SUBSCRIBE,
     "BaseAveragedModel": table(
@@ -319,7 +320,17 @@ STORAGE = table(
     ("update_scalars", "put_scalars(values)"),
     ("get_scalar log_scalars", "history(name), or latest() for the newest values"),
     ("smoothing_hints", "smoothing_hint=... of put_scalar"),
-    ("settle", "read_collected()"),
-    ("look_for_lost_loss", "check_losses()"),
 )
-"""Attributes and methods of other systems' storages and former ones of our own, with the replacements."""
+"""Attributes and methods of other systems' storages, with the replacements."""
+
+RENAMED = {
+    "Bus": table(("keep_left", "on_undelivered(store)")),
+    "DrivenTrainer": table(("note_rates", "record_rates(optimizer)")),
+    "EventStorage": table(
+        ("settle", "read_collected()"),
+        ("look_for_lost_loss", "check_losses()"),
+        ("relieve", "post_pending"),
+    ),
+    "Subscription": table(("lane", "subscriber")),
+}
+"""Attributes and methods of our own classes that have another name now, by class."""

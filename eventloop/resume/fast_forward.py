@@ -181,7 +181,7 @@ def changed_values(
                 )
 
 
-def keep_former(
+def restore_former(
     schedulers: Sequence[Any],
     loaded: Sequence[Mapping[str, Any]],
     groups: Sequence[dict[str, Any]],

@@ -283,7 +283,7 @@ class TrainerState:
         check_unit(trainer.by_epoch, checkpoint["meta"], found)
         weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
-        self.settings.note()
+        self.settings.record_begin()
         by_name = ByName(trainer, checkpoint, self.settings.built, found)
         by_name.arrange()
         checkpoint = by_name.checkpoint

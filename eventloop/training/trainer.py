@@ -488,7 +488,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """
         check_hooks_owned(self)
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
-        self.state.settings.note()
+        self.state.settings.record_begin()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently

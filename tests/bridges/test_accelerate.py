@@ -26,7 +26,7 @@ Step = Callable[[Any], torch.Tensor]
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Any, Step]
 
 
-def forget_accelerator() -> None:
+def reset_accelerator() -> None:
     """Reset Accelerate's state, which a process has once."""
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     accelerate.state.GradientState._reset_state()
@@ -35,9 +35,9 @@ def forget_accelerator() -> None:
 @pytest.fixture(autouse=True)
 def own_state() -> Iterator[None]:
     """Give each test a state of its own."""
-    forget_accelerator()
+    reset_accelerator()
     yield
-    forget_accelerator()
+    reset_accelerator()
 
 
 def prepared(scheduled: bool) -> Parts:
@@ -105,7 +105,7 @@ def test_a_loop_with_accelerate(
     """The losses and weights are bitwise those of the loop alone, and each batch of it is an iteration with its events."""
     expected, _, loader, step = prepared(scheduled)
     losses = alone(loader, step)
-    forget_accelerator()
+    reset_accelerator()
     model, optimizer, loader, step = prepared(scheduled)
     driven = DrivenTrainer(
         model, optimizer=optimizer, max_epochs=EPOCHS, hooks=[EMAHook()], writers=[JSONLWriter()],

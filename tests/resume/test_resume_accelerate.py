@@ -23,7 +23,7 @@ accelerate = pytest.importorskip("accelerate")
 
 
 @pytest.fixture(autouse=True)
-def forget_accelerator() -> Iterator[None]:
+def reset_accelerator() -> Iterator[None]:
     """Reset accelerate's singletons after each test."""
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)

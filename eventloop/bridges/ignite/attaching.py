@@ -221,10 +221,10 @@ class Bridge:
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = cast(Engine, self._engine())
             if self._called:
-                self._leave(engine)
+                self._exit_run(engine)
             with ExitStack() as self._during:
                 self._called = True
-                self._during.callback(self._forget)
+                self._during.callback(self._reset)
                 if self.ride.measure:
                     events = [Events.STARTED]
                     self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
@@ -247,13 +247,13 @@ class Bridge:
             self._trainer.stop_reason = _reason(engine)
         self.ride.end_run()
 
-    def _leave(self, engine: Engine) -> None:
+    def _exit_run(self, engine: Engine) -> None:
         """End the run in which a handler runs the engine again."""
         self._during.close()
         if engine.last_event_name == Events.COMPLETED:
             self._end(engine)
         else:
-            self.ride.leave_run()
+            self.ride.end_unfinished_run()
 
     @contextmanager
     def _listening(self, engine: Engine) -> Iterator[None]:
@@ -277,7 +277,7 @@ class Bridge:
         finally:
             methods.restore()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._called, self._names = False, RowNames()  # names keep the handlers alive
 
     def _rides(self) -> bool:

@@ -142,7 +142,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._begin_run(trainer, training=True)
         self._driven.loader = trainer.train_dataloader
         self._watches_steps = False
-        self._obey()
+        self._stop_host()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run after `on_train_end` of all callbacks and the module, so that these have rows."""
@@ -158,7 +158,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
         if self._running:
             self._during.close()
-            self._ride.leave_run()
+            self._ride.end_unfinished_run()
         self._trains, self._optimizers = training, trainer.optimizers
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
@@ -171,7 +171,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
         # not before it: rank 0 may be waiting there for the other ranks in a progress bar that reads metrics
-        agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._obey))
+        agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._stop_host))
         self._during.enter_context(agreeing)
         self._costs.attach(driven)
 
@@ -182,7 +182,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._costs.detach()
         self._ride.end_run(error)
 
-    def _obey(self) -> None:
+    def _stop_host(self) -> None:
         """Stop the Lightning trainer if a handler has requested a stop, on this rank or another one."""
         if self._driven.stops.edge():
             self._driven.native.should_stop = True
@@ -218,7 +218,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Emit `before_optimizer_step`."""
         if self._running:
-            self._driven.note_rates(optimizer)
+            self._driven.record_rates(optimizer)
             self._driven.announce(BeforeOptimizerStep)
 
     def _follow_optimizers(self, trainer: Any) -> None:
@@ -316,7 +316,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
         self._driven.end_val(read_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
         self._metrics_before = {}
-        self._obey()
+        self._stop_host()
         if not self._trains:
             self._end_run()
 

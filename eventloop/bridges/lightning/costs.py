@@ -62,17 +62,17 @@ class HostCosts:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
         self.detach()
         self.driven = driven
-        driven.clock.waits.watchers.append(self._leave_out)
+        driven.clock.waits.watchers.append(self._exclude)
         for row in self._rows.values():
             self._hand_over(row)
 
     def detach(self) -> None:
         """Stop charging calls to phases."""
         if self.driven is not None:
-            self.driven.clock.waits.watchers.remove(self._leave_out)
+            self.driven.clock.waits.watchers.remove(self._exclude)
         self.driven = None
 
-    def _leave_out(self, wait: Wait) -> None:
+    def _exclude(self, wait: Wait) -> None:
         """Leave a wait out of the phase to which the call under way is charged."""
         if self.under_way:
             self.under_way[-1][1] += wait.seconds

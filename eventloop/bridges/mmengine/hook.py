@@ -92,7 +92,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             )
         if self._ride.within_call:
             return  # a hook validates or tests within the training, whose run goes on
-        self._ride.leave_run()
+        self._ride.end_unfinished_run()
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
@@ -183,9 +183,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """End the epoch."""
         if self._runs:
             self.trainer.end_epoch()
-            self._obey(runner)
+            self._stop_host(runner)
 
-    def _obey(self, runner: Runner) -> None:
+    def _stop_host(self, runner: Runner) -> None:
         """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
         if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
             loop.stop_training = True
@@ -251,7 +251,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             if values.size and (short := _without(self.trainer.mode, name))
         }
         self.trainer.end_val(read_numbers(in_hub | (metrics or {})))
-        self._obey(runner)
+        self._stop_host(runner)
 
     after_test_epoch = after_val_epoch
 

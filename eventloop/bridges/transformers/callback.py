@@ -224,7 +224,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `before_optimizer_step`, after the gradients were clipped."""
         trainer = self._running()
-        trainer.note_rates(kwargs.get("optimizer"))
+        trainer.record_rates(kwargs.get("optimizer"))
         announce_in_step(trainer, BeforeOptimizerStep)
         clock = trainer.clock
         self._step_began, self._hooks_before = perf_counter() - clock.waits.seconds, clock.hooks
