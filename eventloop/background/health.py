@@ -81,8 +81,12 @@ class Health:
         logger.warning(
             "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
             "slow_handler reports it, too",
-            name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
-        )  # fmt: skip
+            name,
+            budget * 1e6,
+            event,
+            f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}",
+            calls,
+        )
         self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
     def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:

@@ -85,10 +85,16 @@ class DrivenTrainer(Trainer):
         self._rates: dict[str, Any] = {}
         self.step_rates = MappingProxyType(self._rates)
         super().__init__(
-            model, optimizer=optimizer, hooks=hooks, writers=writers, work_dir=work_dir, bus=bus,
+            model,
+            optimizer=optimizer,
+            hooks=hooks,
+            writers=writers,
+            work_dir=work_dir,
+            bus=bus,
             default_hooks=dict.fromkeys(OWNED) | dict(default_hooks or {}),
-            max_epochs=1 if by_epoch else None, max_iters=None if by_epoch else 1,
-        )  # fmt: skip
+            max_epochs=1 if by_epoch else None,
+            max_iters=None if by_epoch else 1,
+        )
         self.max_epochs, self.max_iters = max_epochs, max_iters
 
     @property

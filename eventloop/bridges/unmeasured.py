@@ -27,5 +27,8 @@ def measuring_only(what: str) -> Iterator[None]:
             _warned.add(what)
             logger.warning(
                 "%s has no row in the costs, because measuring it failed: %s: %s",
-                what, type(error).__name__, error, exc_info=True,
-            )  # fmt: skip
+                what,
+                type(error).__name__,
+                error,
+                exc_info=True,
+            )

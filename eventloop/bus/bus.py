@@ -123,10 +123,23 @@ class Bus:
 
         def decorate(fn: F) -> F:
             self.subscribe(
-                fn, *events, priority=priority, every=every, start=start, once=once, when=when, name=name,
-                offload=offload, queue=queue, overflow=overflow, on_error=on_error,
-                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us, loop=loop,
-            )  # fmt: skip
+                fn,
+                *events,
+                priority=priority,
+                every=every,
+                start=start,
+                once=once,
+                when=when,
+                name=name,
+                offload=offload,
+                queue=queue,
+                overflow=overflow,
+                on_error=on_error,
+                stall_timeout=stall_timeout,
+                batch=batch,
+                budget_us=budget_us,
+                loop=loop,
+            )
             return fn
 
         return decorate
@@ -197,10 +210,20 @@ class Bus:
             RuntimeError: a background subscriber is added to a closed bus without a trainer.
         """
         options = make_options(
-            fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            budget_us=budget_us, loop=loop, background=SubscriberOptions(
-                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed),
-        )  # fmt: skip
+            fn,
+            priority=priority,
+            every=every,
+            start=start,
+            once=once,
+            when=when,
+            name=name,
+            offload=offload,
+            budget_us=budget_us,
+            loop=loop,
+            background=SubscriberOptions(
+                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed
+            ),
+        )
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, name, options)
             self.reopen()

@@ -105,9 +105,14 @@ class Plan:
         else:
             clocked = recorder.watch_event(name, self._recorded(name, recorder))
         namespace |= {
-            "clocked": clocked, "look": self._choose_clocked,
-            "latest": latest, "before": emitted, "count": 0, "due": 0, "next_look": 0,
-        }  # fmt: skip
+            "clocked": clocked,
+            "look": self._choose_clocked,
+            "latest": latest,
+            "before": emitted,
+            "count": 0,
+            "due": 0,
+            "next_look": 0,
+        }
         namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
         source = _bare_source(function, self.handlers, len(self.hand_overs))
         self.dispatch: Dispatch
@@ -117,9 +122,11 @@ class Plan:
 
     def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
         namespace = namespace | {
-            "hand_over": self._hand_over, "took": self._sampling.durations.append, "now": perf_counter,
+            "hand_over": self._hand_over,
+            "took": self._sampling.durations.append,
+            "now": perf_counter,
             **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
-        }  # fmt: skip
+        }
         source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
         return cast(
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))

@@ -32,9 +32,19 @@ class Handler:
     """
 
     __slots__ = (
-        "built_in", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
-        "test", "timing",
-    )  # fmt: skip
+        "built_in",
+        "calls",
+        "filter",
+        "fn",
+        "name",
+        "on_fired",
+        "order",
+        "passes",
+        "priority",
+        "takes",
+        "test",
+        "timing",
+    )
 
     def __init__(
         self,
@@ -126,13 +136,22 @@ class Handler:
         estimated = self.timing.clocked < self.calls
         owner = getattr(self.fn, "__self__", None) if event == "after_train_iter" else None
         return HandlerCost(
-            name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
-            seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
-            includes=[*getattr(owner, "runs_phases", ())], times=self.timing.times(self.calls),
+            name=self.name,
+            event=event,
+            priority=self.priority,
+            filter=self.filter,
+            calls=self.calls,
+            seconds=seconds,
+            share=seconds / wall if wall and inside else 0.0,
+            in_iteration=inside,
+            includes=[*getattr(owner, "runs_phases", ())],
+            times=self.timing.times(self.calls),
             trend=trend.of(self.timing, seconds) if trend is not None and inside and not estimated else [],
-            estimated=estimated, budget=None if budget is None else budget.seconds,
-            over_budget=budget is not None and budget.exceeded, built_in=self.built_in,
-        )  # fmt: skip
+            estimated=estimated,
+            budget=None if budget is None else budget.seconds,
+            over_budget=budget is not None and budget.exceeded,
+            built_in=self.built_in,
+        )
 
 
 def _is_built_in(fn: Callable[..., object]) -> bool:

@@ -81,9 +81,14 @@ class Subscribers:
         background = options.offload is not None or is_coroutine_function(fn)
         with self._lock:
             subscription = Subscription(
-                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
-                options=options, runs_on="sync" if not background else (options.offload or "loop"),
-            )  # fmt: skip
+                self,
+                fn,
+                types,
+                wildcard=wildcard,
+                name=self._unique(name, handler_name(fn)),
+                options=options,
+                runs_on="sync" if not background else (options.offload or "loop"),
+            )
             try:
                 self._add(subscription, takes, options)
                 return subscription
@@ -348,10 +353,15 @@ class Subscribers:
             return  # a new signal has attached the wildcards already
         options = subscription.options
         handler = Handler(
-            subscription.fn, takes, name=subscription.name, priority=options.priority,
-            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter,
+            subscription.fn,
+            takes,
+            name=subscription.name,
+            priority=options.priority,
+            passes=subscription.filter(event_type),
+            test=subscription.test(event_type),
+            filter=options.filter,
             on_fired=subscription.cancel if options.once else None,
-        )  # fmt: skip
+        )
         handler.timing.budget = self._budget(subscription, handler.timing, event_name(event_type))
         subscription.handlers[event_type] = handler
         if not subscription.paused:

@@ -34,10 +34,16 @@ RATE_STAYS_ZERO = (
 
 _OF_GROUPS = frozenset(
     {
-        "base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums",
+        "base_lrs",
+        "_last_lr",
+        "lr_lambdas",
+        "max_lrs",
+        "min_lrs",
+        "base_momentums",
+        "max_momentums",
         "floor",
     }
-)  # fmt: skip
+)
 """The entries of schedulers' states that have a value for each param group."""
 
 

@@ -436,13 +436,14 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """Emit an event of the loop with the current counters, if it has a subscriber."""
         if not self.bus.wants(event_type):
             return
-        self.bus.emit(
-            event_type(
-                iter=self.iter, epoch=self.epoch,
-                max_iters=self.max_iters, max_epochs=self.max_epochs, **fields,
-            ),
-            self,
-        )  # fmt: skip
+        event = event_type(
+            iter=self.iter,
+            epoch=self.epoch,
+            max_iters=self.max_iters,
+            max_epochs=self.max_epochs,
+            **fields,
+        )
+        self.bus.emit(event, self)
 
     @property
     def stopping(self) -> bool:

@@ -85,8 +85,10 @@ class EvaluatorHandlers:
             logger.warning(
                 "the evaluator of %r ran %s: these metrics are logged under the mode %r, without the events "
                 "of a validation; attach(evaluators={...}) with one evaluator for each data set names them",
-                self._mode, what, mode,
-            )  # fmt: skip
+                self._mode,
+                what,
+                mode,
+            )
 
     def _validates(self, evaluator: Engine) -> HostedTrainer | None:
         """Return the trainer in a validation or test; an interrupted one goes on without `STARTED`."""

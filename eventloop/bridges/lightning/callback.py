@@ -80,8 +80,11 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         measure: bool = True,
     ) -> None:
         self._options: dict[str, Any] = {
-            "hooks": hooks, "writers": writers, "work_dir": work_dir, "measure": measure,
-        }  # fmt: skip
+            "hooks": hooks,
+            "writers": writers,
+            "work_dir": work_dir,
+            "measure": measure,
+        }
         self._own_bus = bus is None
         self._begin(bus)
 
@@ -163,11 +166,17 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
         driven = self._ride.begin_run(
-            trainer.lightning_module, native=trainer, optimizer=optimizers_of(trainer) if training else None,
-            max_epochs=max_epochs, max_iters=total_of(trainer, max_epochs) if training else None,
-            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=directory_of(trainer),
-            iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
-        )  # fmt: skip
+            trainer.lightning_module,
+            native=trainer,
+            optimizer=optimizers_of(trainer) if training else None,
+            max_epochs=max_epochs,
+            max_iters=total_of(trainer, max_epochs) if training else None,
+            by_epoch=max_epochs is not None or steps is None or steps < 0,
+            work_dir=directory_of(trainer),
+            iter=trainer.fit_loop.total_batch_idx + 1,
+            epoch=trainer.current_epoch,
+            training=training,
+        )
         connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
         # not before it: rank 0 may be waiting there for the other ranks in a progress bar that reads metrics
@@ -345,10 +354,18 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
-        private = (
-            "_ride", "_costs", "_installed", "_during", "_watching", "_watches_steps", "_optimizers",
-            "_trains", "_metrics_before", "_loaders",
-        )  # fmt: skip
+        private = [
+            "_ride",
+            "_costs",
+            "_installed",
+            "_during",
+            "_watching",
+            "_watches_steps",
+            "_optimizers",
+            "_trains",
+            "_metrics_before",
+            "_loaders",
+        ]
         state = {name: value for name, value in vars(self).items() if name not in private}
         return _restored, (_public(type(self)),), state
 

@@ -18,11 +18,19 @@ from eventloop.costs.waits import Wait
 
 IN_ITERATION = frozenset(
     {
-        "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward",
-        "on_before_optimizer_step", "on_before_zero_grad", "on_before_batch_transfer",
-        "transfer_batch_to_device", "on_after_batch_transfer", "lr_scheduler_step", "log_metrics",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_before_batch_transfer",
+        "transfer_batch_to_device",
+        "on_after_batch_transfer",
+        "lr_scheduler_step",
+        "log_metrics",
     }
-)  # fmt: skip
+)
 """The methods of callbacks and modules that are called for a training batch."""
 PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
     ("Strategy", "training_step"): "",

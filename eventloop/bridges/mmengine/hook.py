@@ -106,12 +106,17 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
         trainer = self._ride.begin_run(
-            runner.model, native=runner, optimizer=_optimizers(wrappers), by_epoch=by_epoch,
+            runner.model,
+            native=runner,
+            optimizer=_optimizers(wrappers),
+            by_epoch=by_epoch,
             max_epochs=getattr(loop, "max_epochs", None) if training and by_epoch else None,
             max_iters=getattr(loop, "max_iters", None) if training else None,
-            work_dir=runner.work_dir, iter=getattr(loop, "iter", 0), epoch=getattr(loop, "epoch", 0),
+            work_dir=runner.work_dir,
+            iter=getattr(loop, "iter", 0),
+            epoch=getattr(loop, "epoch", 0),
             training=training,
-        )  # fmt: skip
+        )
         self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
         self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
