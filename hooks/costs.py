@@ -46,7 +46,7 @@ class CostsHook(Hook):
 
     Each rank writes its own file into the run's directory: rank 0 `costs.json`, rank 1 `costs.rank1.json`.
 
-        default_hooks=dict(costs=dict(interval=300))
+        default_hooks=dict(costs=dict(interval_seconds=300))
         default_hooks=dict(costs=dict(log_seconds=30))    # shares as curves
 
     The hook emits `loader_stall`, at most once a run, if the train loader is the bottleneck when the file is
