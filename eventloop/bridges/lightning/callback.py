@@ -89,6 +89,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._begin(bus)
 
     def _begin(self, bus: Bus | None) -> None:
+        copied = {*vars(self)}
         self._ride = Ride("Lightning", NEVER, bus, **self._options)
         self._costs = HostCosts()
         self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
@@ -97,6 +98,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
         self._loaders: list[str] = []  # the names of the loaders of the running evaluation
+        self._not_copied = {"_not_copied", *vars(self).keys() - copied}
 
     @property
     def _driven(self) -> DrivenTrainer:
@@ -354,19 +356,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
-        private = [
-            "_ride",
-            "_costs",
-            "_installed",
-            "_during",
-            "_watching",
-            "_watches_steps",
-            "_optimizers",
-            "_trains",
-            "_metrics_before",
-            "_loaders",
-        ]
-        state = {name: value for name, value in vars(self).items() if name not in private}
+        state = {name: value for name, value in vars(self).items() if name not in self._not_copied}
         return _restored, (_public(type(self)),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
