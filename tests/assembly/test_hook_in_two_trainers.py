@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from eventloop import Trainer
-from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges import DrivenTrainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.hooks import (
     AmpOptimizerHook,

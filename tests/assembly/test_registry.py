@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from eventloop import register
+from eventloop import HOOKS, WRITERS, register
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, PeriodicWriter
 from eventloop.optim.schedulers import SCHEDULERS, StepLR
-from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.registry import build, find_class
 from eventloop.writers import JSONLWriter, Writer
 from tests.support.trainers import MakeTrainer
 

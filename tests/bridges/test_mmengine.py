@@ -33,8 +33,7 @@ from eventloop import Bus
 from eventloop.bridges.mmengine import EventLoopHook
 from eventloop.costs.records import read_costs
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
 from tests.support.trainers import samples, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind

@@ -25,8 +25,7 @@ from eventloop.bridges.optuna import OptunaPruningHook
 from eventloop.checkpoint import find_checkpoints
 from eventloop.events import AfterRun, AfterValEpoch, StopRequested
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
 from tests.ranks import run_ranks
 from tests.support.process_support import until
 from tests.support.signals import send

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -352,8 +353,7 @@ class Sets(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Set it."""
-        setattr(control, self.flag, True)
-        return control
+        return replace(control, **{self.flag: True})
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 
 from eventloop import cli
 from eventloop.cli import demo
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
+from tests.support.internals import substitute
 
 
 def run(*arguments: str) -> int:
@@ -123,7 +124,7 @@ def test_no_error_of_a_training_is_taken_for_bad_input(
                 raise error("in the middle")
             return super().forward(x)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(demo, "DigitsCNN", Model)
+    substitute(monkeypatch, "demo.DigitsCNN", Model)
 
     with pytest.raises(error, match="in the middle"):
         run("--work-dir", "run")

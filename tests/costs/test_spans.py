@@ -17,6 +17,7 @@ from eventloop.costs.spans import Span, SpanRecorder
 from eventloop.events import AfterTrainIter, AfterVal, Event
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers
+from tests.support.internals import substitute
 from tests.support.process_support import until
 
 EDGES = [0, 1, 63, 64, 65, 191, 318]
@@ -340,7 +341,7 @@ def test_a_subscriber_that_lags_behind_is_recorded_for_a_while(
 ) -> None:
     """Then the recording is finished, as by the begin of another one, and its callback called, once."""
     if end == "time":
-        monkeypatch.setattr("eventloop.bus.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
+        substitute(monkeypatch, "recording.LINGER_SECONDS", LINGER_SECONDS / 100)
     bus.subscribe(held, "after_train_iter", offload="thread")
     told: list[int] = []
     recording = bus.record(recorder)

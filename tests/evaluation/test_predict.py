@@ -19,7 +19,7 @@ from eventloop.evaluation.dataset_order import in_dataset_order
 from eventloop.evaluation.outputs import OnHost, join, select
 from eventloop.events import Event
 from eventloop.hooks import EMAHook
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.support.interrupted import assert_same
 from tests.support.predicting import COUNT, expected_of, loader_of
 from tests.support.trainers import (

@@ -13,19 +13,18 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from eventloop import cli
+from eventloop import cli, read_events
+from eventloop.checkpoint import CheckpointError, read_manifest
 from eventloop.checkpoint.commit import sealed
-from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.checkpoint.manifest import Manifest
 from eventloop.costs.spans import Span, SpanRecorder
 from eventloop.eventlog.format import HEADER, EventLogError, pack
-from eventloop.eventlog.reader import read_events
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events
 from eventloop.events.run import Run
 from eventloop.ownership.records import Record, read_record
 from eventloop.tracing.chrome import WindowFacts
 from eventloop.tracing.files import of_rank, trace_path, write_trace
-from eventloop.util.errors import CheckpointError
 from eventloop.writers import EventLogWriter
 from tests.cli.reported_runs import TRAINED, make_run
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from eventloop.events.priority import Priority, get_priority
+from eventloop import Priority
+from eventloop.events.priority import get_priority
 
 NUMBERS = {
     "HIGHEST": 0, "VERY_HIGH": 10, "HIGH": 30, "ABOVE_NORMAL": 40, "NORMAL": 50, "BELOW_NORMAL": 60, "LOW": 70,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.retention.best import BestMetrics
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop import Trainer
 from eventloop.bus import Bus
-from eventloop.hooks.garbage_collection import FROZEN_AT_START, GarbageCollectionHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import GarbageCollectionHook
+from eventloop.hooks.garbage_collection import FROZEN_AT_START
 from tests import forked
 from tests.hooks.collector import (
     ALL,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import LoggerHook
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.hooks.conftest import Make, Scripted
 

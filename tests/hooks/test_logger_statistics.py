@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import LoggerHook
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, Record
 
 Log = Callable[..., list[tuple[int, dict[str, float]]]]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import LoggerHook, PeriodicWriter
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, Record, rates
 
 

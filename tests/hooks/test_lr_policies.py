@@ -12,22 +12,22 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.hooks import Hook
-from eventloop.hooks.lr_policies import (
+from eventloop import Trainer
+from eventloop.hooks import (
     CosineAnnealingLrUpdaterHook,
     CosineRestartLrUpdaterHook,
     CyclicLrUpdaterHook,
     ExpLrUpdaterHook,
     FixedLrUpdaterHook,
     FlatCosineAnnealingLrUpdaterHook,
+    Hook,
     InvLrUpdaterHook,
     LinearAnnealingLrUpdaterHook,
+    LrUpdaterHook,
     OneCycleLrUpdaterHook,
     PolyLrUpdaterHook,
     StepLrUpdaterHook,
 )
-from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 BASE, RUN = 2.0, 12

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from eventloop.events import ScalarsLogged, TextLogged
-from eventloop.hooks import LoggerHook
-from eventloop.hooks import memory as module
-from eventloop.hooks.memory import MIB, MemoryHook, resident_bytes
+from eventloop.hooks import LoggerHook, MemoryHook
+from eventloop.hooks.memory import MIB, resident_bytes
 from tests.hooks.conftest import Make, Record
+from tests.support.cuda import set_cuda
+from tests.support.internals import substitute
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
 
@@ -49,7 +50,7 @@ def test_on_the_cpu_there_is_no_device_metric(
     expected: set[str],
 ) -> None:  # fmt: skip
     """The host's memory alone; a system without /proc has none, and the training goes on."""
-    monkeypatch.setattr(module, "STATM", Path(folder, "statm"))
+    substitute(monkeypatch, "memory.STATM", Path(folder, "statm"))
     trainer = make_trainer(hooks=[MemoryHook(interval=1), LoggerHook(1)])
     seen = record_scalars(trainer)
 
@@ -72,7 +73,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             asked.append(f"{name} of {device}")
             return reply
 
-        monkeypatch.setattr(torch.cuda, name, query)
+        set_cuda(monkeypatch, **{name: query})
 
     answer("memory_stats", stats)
     answer("reset_peak_memory_stats", None)

@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from eventloop import Trainer
 from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CheckpointHook, Hook, PreciseBN
 
 Make = Callable[..., Trainer]
 

@@ -11,8 +11,8 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
+from eventloop import Trainer
 from eventloop.hooks import ParamSchedulerHook
-from eventloop.training.trainer import Trainer
 
 # SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")

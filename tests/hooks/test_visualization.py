@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.events import ImageLogged
-from eventloop.hooks.visualization import PADDING, VisualizationHook, as_pixels
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import VisualizationHook
+from eventloop.hooks.visualization import PADDING, as_pixels
 from tests.hooks.conftest import Make
 
 Images = Callable[..., list[ImageLogged]]

@@ -13,8 +13,8 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.events import OptimizerStepSkipped
-from eventloop.hooks import CheckpointHook, Hook, OptimizerHook, ParamSchedulerHook
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook, Hook, ParamSchedulerHook
 from eventloop.optim.schedulers import (
     SCHEDULERS,
     ConstantLR,
@@ -32,7 +32,7 @@ from eventloop.optim.schedulers import (
     StepMomentum,
     Window,
 )
-from eventloop.training.trainer import Trainer
+from tests.support.skipping import SkipSecond
 
 MakeTrainer = Callable[..., Trainer]
 Schedule = Callable[[Any], Any]
@@ -374,13 +374,6 @@ def test_config_for_several_optimizers(make_trainer: MakeTrainer) -> None:
 
 def test_skipped_step_does_not_advance(train: Callable[..., list[float]]) -> None:
     """An iteration without an optimizer step is none for a window."""
-
-    class SkipSecond(OptimizerHook):
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 1:
-                trainer.announce(OptimizerStepSkipped, reason="on purpose")
-            else:
-                super().after_train_iter(trainer, event)
 
     used = train(
         {"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False, "begin": 1},

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from eventloop import Trainer
 from eventloop.costs.records import HandlerCost, Phases, RunCosts, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
 from eventloop.reporting.summary import HANDLERS, WIDTH
 from eventloop.reporting.text import handler_lines
-from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer
 
 

@@ -16,7 +16,7 @@ from eventloop.background.overtime import AFTER_SIGNAL, Deadline
 from eventloop.events import AfterTrainIter, Event
 from eventloop.interrupt import graceful_interrupt
 from eventloop.stops.signals import ENDED
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.support.process_support import until
 from tests.support.signals import Heard, send
 from tests.support.trainers import DEADLINE, MakeTrainer

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop import Trainer
+from eventloop import LRCurve, Trainer
 from eventloop.hooks import AmpOptimizerHook, EMAHook, GradientCumulativeOptimizerHook, OptimizerHook
-from eventloop.tuning.curve import LRCurve
 from tests.support.interrupted import BATCH, Augmented, assert_same, seed, state_of
 from tests.support.trainers import LOOP_EVENTS, MakeTrainer, batches, collect, samples, shuffled
 

@@ -10,8 +10,8 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
+from eventloop.writers import CSVWriter
 from eventloop.writers.csv_table import Table
-from eventloop.writers.csv_writer import CSVWriter
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.csv_rows import rows
 

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from eventloop import read_events
 from eventloop.eventlog.format import HEADER, MAGIC, EventLogError, pack
 from eventloop.eventlog.frames import BLOCK
-from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     AfterTrainIter,
     AfterValEpoch,
@@ -28,7 +28,7 @@ from eventloop.events import (
     ScalarsLogged,
 )
 from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers import EventLogWriter
 from tests.writers.conftest import Account, Attach, emit, write
 from tests.writers.conftest import train as scalars
 

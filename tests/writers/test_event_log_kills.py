@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.eventlog.reader import read_events
+from eventloop import read_events
 from tests import forked
 from tests.conftest import DEADLINE
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from eventloop import replay
-from eventloop.background.queues import awaited
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -17,6 +16,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.otlp_collector import KEY, Collector, is_missing, make
 
@@ -156,7 +156,7 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     offload: str, attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that is waited for in vain says what it waits for, and how the collector refused it before."""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.0)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.0)
     bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
     emit(bus, *train(1))
     collector.status = 503

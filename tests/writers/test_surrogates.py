@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eventloop.eventlog.reader import read_events
+from eventloop import read_events
 from eventloop.events import (
     CheckpointSaved,
     HistogramLogged,

@@ -17,8 +17,7 @@ from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
-from eventloop.writers.tensorboard import TensorBoardWriter
-from eventloop.writers.tensorboard_graph import trace_graph
+from eventloop.writers import TensorBoardWriter, trace_graph
 from tests.writers.conftest import Account, Attach, train, write
 from tests.writers.conftest import tensorboard as read
 

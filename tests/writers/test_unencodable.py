@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from eventloop import read_events
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
 from tests.support.process_handlers import MealServed

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from eventloop import Trainer
-from eventloop.events import AfterTrainIter
-from eventloop.events.deferred import Timed
+from eventloop.events import AfterTrainIter, Timed
 from eventloop.hooks import CheckpointHook, LoggerHook
 from eventloop.writers import (
     EventLogWriter,

@@ -9,7 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -159,3 +159,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server, for the tests of a module."""
+    server = Server(free_port(), tmp_path_factory.mktemp("visdom"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> str:
+    """The environment of a writer without `env`: the name of the work_dir, which is another in each test."""
+    return tmp_path.name
