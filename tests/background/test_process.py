@@ -107,7 +107,9 @@ def test_event_that_no_worker_can_import_arrives_in_likeness(bus: Bus, start: St
     assert lines() == ["SupperServed SupperServed(dish='bread', place='/tmp', guests=3)"]
 
 
-def test_standard_streams_are_guarded(bus: Bus, start: Start, lines: Lines, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_standard_streams_are_guarded(
+    bus: Bus, start: Start, lines: Lines, capfd: pytest.CaptureFixture[str]
+) -> None:
     """What a handler prints goes where the program's prints go; reading its input finds nothing."""
     start(handlers.speak)
     bus.subscribe(handlers.note_stdin, "after_train_iter", offload="process")

@@ -26,7 +26,7 @@ from tests.support.spilling import (
     sees_open_files,
     subscribe,
     total,
-)  # fmt: skip
+)
 
 # --- order -------------------------------------------------------------------------------------------------
 

@@ -251,9 +251,10 @@ def here(make: Make, folder: Path, **loop: int) -> tuple[Seen, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "make", [Notes, Freezes, Averages, Stops, StopsEarly, Times, Profiles, Puts, checkpoint],
+    "make",
+    [Notes, Freezes, Averages, Stops, StopsEarly, Times, Profiles, Puts, checkpoint],
     ids=lambda make: make.__name__,
-)  # fmt: skip
+)
 def test_effect_is_the_same(tmp_path: Path, make: Make) -> None:
     """What a hook notes, stops or saves in this engine's trainer is what it does in a runner."""
     expected = natively(make, tmp_path / "native")

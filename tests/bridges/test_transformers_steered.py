@@ -61,8 +61,10 @@ def without_bridge(trainer: Any, control: Any) -> None:
     trainer.remove_callback(EventLoopCallback)
 
 
-STEERS = {each.__name__: each for each in
-          (stop, stop_epoch, fail, evaluate, predict, save, other_rate, without_bridge)}  # fmt: skip
+STEERS = {
+    each.__name__: each
+    for each in (stop, stop_epoch, fail, evaluate, predict, save, other_rate, without_bridge)
+}
 MOMENTS = {
     "on_train_begin": 1, "on_epoch_begin": 2, "on_step_begin": 3, "on_pre_optimizer_step": 3,
     "on_optimizer_step": 3, "on_step_end": 3, "on_epoch_end": 1, "on_log": 2, "on_evaluate": 1,

@@ -74,8 +74,10 @@ def test_scores_are_those_of_the_last_validation(run: Path, capsys: pytest.Captu
     told = notes(capsys)
     assert "acc" not in told["epoch_1"]
     assert [told[f"epoch_{n}"] for n in (2, 3, 4)] == [
-        "acc 0.25 at iter 3", "acc 0.75 at iter 6", "newest; acc 0.5 at iter 9",
-    ]  # fmt: skip
+        "acc 0.25 at iter 3",
+        "acc 0.75 at iter 6",
+        "newest; acc 0.5 at iter 9",
+    ]
     assert told["best_acc_epoch_2"] == "was best acc 0.75"
     assert told["best_acc_epoch_5"] == "best acc 0.875; a 0, b 0.125, c 0.25, d 0.375 and 2 more"
 

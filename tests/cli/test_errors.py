@@ -97,7 +97,7 @@ def test_a_number_below_one_is_refused(
         (["plan", "train.py", "--lr", "--json", "--", "x"], "eventloop plan train.py -- --lr\n"),
         (["checkpoints", "runs", "--best"], "unrecognized arguments: --best\n"),
     ],
-)  # fmt: skip
+)
 def test_an_argument_that_is_unknown(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

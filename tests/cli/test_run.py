@@ -142,10 +142,10 @@ def test_a_script_runs_as_by_python() -> None:
         ("import sys; sys.exit(3)", 3, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
         ("import sys; sys.exit('usage: ...')", 1, "usage: ...\n"),
-        ("x = (", 1, 'train.py", line 1\n    x = (\n        ^\nSyntaxError: \'(\' was never closed\n'),
-        ("1 / 0", 1, 'line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n'),
+        ("x = (", 1, "train.py\", line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n"),
+        ("1 / 0", 1, "line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n"),
     ],
-)  # fmt: skip
+)
 def test_exit_codes_are_the_scripts(script: str, code: int, error: str) -> None:
     """Errors are shown as by Python, without frames above the script."""
     ran = run(write(script))

@@ -67,8 +67,9 @@ def test_every_handler_of_every_event_leaves_a_span(bus: Bus, recorder: SpanReco
     events, handlers = of(recorder, "event"), of(recorder, "handler")
     assert [(s.name, s.iter) for s in events] == [("after_train_iter", i) for i in range(200)]
     assert [(s.name, s.number, s.iter, s.event) for s in handlers[2:4]] == [
-        ("soon", 10, 1, "after_train_iter"), ("late", 70, 1, "after_train_iter"),
-    ]  # fmt: skip
+        ("soon", 10, 1, "after_train_iter"),
+        ("late", 70, 1, "after_train_iter"),
+    ]
     assert len(handlers) == 400
     for i, event in enumerate(events):
         assert inside(handlers[2 * i], event)
@@ -313,8 +314,9 @@ def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder, held: Held) -> No
     assert recording.wait(DEADLINE)
 
     assert [(s.name, s.iter, s.event, s.number) for s in of(recorder, "delivery")] == [
-        ("1 × after_train_iter", 0, "after_train_iter", 1), ("4 × events", 3, "", 4),
-    ]  # fmt: skip
+        ("1 × after_train_iter", 0, "after_train_iter", 1),
+        ("4 × events", 3, "", 4),
+    ]
 
 
 def test_a_delivery_that_hangs_is_there_up_to_the_end(bus: Bus, recorder: SpanRecorder, held: Held) -> None:

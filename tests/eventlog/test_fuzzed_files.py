@@ -107,9 +107,10 @@ HISTOGRAM = {"event": "histogram_logged", "name": "a", "data": bytes(8), "shape"
 RECORDS: list[Any] = [
     ["$run", 0, 1.5, 0, msgspec.to_builtins(Run(work_dir="run"))],
     *([tag, number, 1.5, 0, body] for number, (tag, body) in enumerate(BODIES)),
-    ["image_logged", 50, 1.5, 0, IMAGE], ["histogram_logged", 51, 1.5, 0, HISTOGRAM],
+    ["image_logged", 50, 1.5, 0, IMAGE],
+    ["histogram_logged", 51, 1.5, 0, HISTOGRAM],
     ["scalars_logged", 52, 1.5, 0, {"event": "scalars_logged", "step": 3, "scalars": {"loss": 0.5}}],
-]  # fmt: skip
+]
 
 
 def framed(record: Any) -> bytes:
@@ -185,8 +186,10 @@ def test_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Any, 
 
 MANIFEST = {
     **msgspec.to_builtins(Manifest(iter=3, epoch=1, keys=("meta",))),
-    "metrics": {"acc": 0.5}, "best": ["acc"], "files": {"a.bin": {"bytes": 1, "sha256": "0" * 64}},
-}  # fmt: skip
+    "metrics": {"acc": 0.5},
+    "best": ["acc"],
+    "files": {"a.bin": {"bytes": 1, "sha256": "0" * 64}},
+}
 
 
 @fuzzed(data=st.data())

@@ -137,10 +137,11 @@ def test_optimizer_without_any_gradient_is_an_error(
     """The loss of another part of the model than the optimizer's is refused; with the right optimizer it trains."""
     model = torch.nn.ModuleDict({"trained": torch.nn.Linear(2, 1), "other": torch.nn.Linear(2, 1)})
     trainer = make_trainer(
-        model=model, hooks=[Fp16(loss_scale=loss_scale)],
+        model=model,
+        hooks=[Fp16(loss_scale=loss_scale)],
         optimizer=torch.optim.SGD(model["other"].parameters(), lr=0.1),
         train_step=lambda trainer, batch: F.mse_loss(model["trained"](batch[0]), batch[1]),
-    )  # fmt: skip
+    )
 
     with pytest.raises(RuntimeError, match="left no gradient for any parameter"):
         trainer.train()

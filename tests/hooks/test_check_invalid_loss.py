@@ -135,9 +135,11 @@ def test_second_training_starts_afresh(make_trainer: Make) -> None:
 def test_no_checkpoint_of_a_lost_model(make_trainer: Make, files: Callable[..., list[str]]) -> None:
     """What has arrived is looked at before a checkpoint is taken; the older one stays the newest."""
     trainer = make_trainer(
-        batches=4, train_step=breaking(5), max_epochs=3,
+        batches=4,
+        train_step=breaking(5),
+        max_epochs=3,
         hooks=[CheckInvalidLossHook(interval=50), CheckpointHook(interval=1, max_keep_ckpts=1)],
-    )  # fmt: skip
+    )
 
     with pytest.raises(FloatingPointError, match=r"in iteration 5 \(epoch 1, batch 1\)"):
         trainer.train()

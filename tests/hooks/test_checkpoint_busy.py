@@ -149,8 +149,10 @@ def test_many_that_are_skipped(
     skipped = [line.partition("/run/")[2] for line in said if "skipped" in line]
     reason = "was skipped: iter_1 was still being written"
     assert skipped == [
-        f"iter_2 {reason}", f"iter_3 {reason} (2 skipped so far)", f"iter_5 {reason} (4 skipped so far)",
-    ]  # fmt: skip
+        f"iter_2 {reason}",
+        f"iter_3 {reason} (2 skipped so far)",
+        f"iter_5 {reason} (4 skipped so far)",
+    ]
     assert said[-1].startswith("5 checkpoints were left out, because another one was still being written")
 
 

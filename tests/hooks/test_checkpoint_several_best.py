@@ -76,8 +76,9 @@ def test_a_best_that_a_kill_left_out_is_saved_by_the_resumed_run(
     resumed.train()
 
     assert {m: (b.score, b.name) for m, b in hook.bests.items()} == {
-        "acc": (0.25, "best_acc_epoch_2"), "loss": (2.0, "best_loss_epoch_2"),
-    }  # fmt: skip
+        "acc": (0.25, "best_acc_epoch_2"),
+        "loss": (2.0, "best_loss_epoch_2"),
+    }
     assert files() == ["best_acc_epoch_2", "best_loss_epoch_2"]
 
 

@@ -206,9 +206,11 @@ def test_a_slow_loader_is_announced_once(make_trainer: Make, seconds: float, sta
             return torch.ones(2)
 
     trainer = make_trainer(
-        train_loader=DataLoader(Slow()), default_hooks={"costs": {"interval": 1e-3}}, max_epochs=2,
+        train_loader=DataLoader(Slow()),
+        default_hooks={"costs": {"interval": 1e-3}},
+        max_epochs=2,
         train_step=lambda trainer, batch: busy_step(trainer, batch, 0.003),
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(found.append, LoaderStall)
 
     trainer.train()

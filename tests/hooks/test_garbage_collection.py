@@ -308,9 +308,10 @@ def test_a_training_within_a_training(make_trainer: Make, tmp_path: Path) -> Non
 def test_evaluation_alone_is_left_to_python(make_trainer: Make, collect_calls: list[tuple[int, str]]) -> None:
     """Outside a training the automatic collection stays on."""
     trainer = make_trainer(
-        val_loader=[torch.zeros(1)] * 4, val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
+        val_loader=[torch.zeros(1)] * 4,
+        val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
         hooks=[GarbageCollectionHook(interval=1)],
-    )  # fmt: skip
+    )
 
     assert trainer.val() == {"on": 1.0}
     assert collect_calls == []

@@ -43,9 +43,10 @@ def run(
 
     def train(timer: IterTimerHook, batches: int = 50, **options: Any) -> tuple[Trainer, list[str]]:
         slow = CallbackHook(
-            after_train_iter=lambda event: clock.advance(HOOK), after_train=lambda event: clock.advance(HOOK),
+            after_train_iter=lambda event: clock.advance(HOOK),
+            after_train=lambda event: clock.advance(HOOK),
             priority="VERY_LOW",
-        )  # fmt: skip
+        )
         hooks = [timer, slow, *options.pop("hooks", [])]
         loader = SlowLoader(clock, DATA, make_batches(batches))
         trainer = make_trainer(

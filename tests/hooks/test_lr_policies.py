@@ -127,7 +127,7 @@ POLICIES: dict[str, tuple[Callable[[bool], LrUpdaterHook], Callable[[int], float
         lambda p: BASE + (0.1 * BASE - BASE) * p / RUN,
     ),
     "restart": (lambda e: CosineRestartLrUpdaterHook([5, 7], [1, 0.5], 0.1, by_epoch=e), mmcv_restart),
-}  # fmt: skip
+}
 
 
 @pytest.mark.representative(12)

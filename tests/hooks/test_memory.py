@@ -64,9 +64,11 @@ def device(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A CUDA device with 2 of 4 MiB allocated, 3 of 5 at its peak; returns what it was asked."""
     asked: list[str] = []
     stats = {
-        "allocated_bytes.all.current": 2 * MIB, "reserved_bytes.all.current": 4 * MIB,
-        "allocated_bytes.all.peak": 3 * MIB, "reserved_bytes.all.peak": 5 * MIB,
-    }  # fmt: skip
+        "allocated_bytes.all.current": 2 * MIB,
+        "reserved_bytes.all.current": 4 * MIB,
+        "allocated_bytes.all.peak": 3 * MIB,
+        "reserved_bytes.all.peak": 5 * MIB,
+    }
 
     def answer(name: str, reply: object) -> None:
         def query(device: torch.device) -> object:

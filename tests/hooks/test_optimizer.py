@@ -286,12 +286,16 @@ def test_outputs_are_detached_after_the_step(
         lambda trainer, event: before.append(
             (trainer.outputs["loss"].detach().item(), needs_graph(trainer.outputs))
         ),
-        "after_train_iter", priority=29, name="before",
-    )  # fmt: skip
+        "after_train_iter",
+        priority=29,
+        name="before",
+    )
     trainer.bus.subscribe(
         lambda trainer, event: behind.append((float(trainer.outputs["loss"]), needs_graph(trainer.outputs))),
-        "after_train_iter", priority=31, name="behind",
-    )  # fmt: skip
+        "after_train_iter",
+        priority=31,
+        name="behind",
+    )
     torch.set_warn_always(True)  # else it warns once a process
     try:
         trainer.train()

@@ -65,8 +65,9 @@ def test_nothing_between_two_writes_is_lost(make_trainer: Make) -> None:
     trainer = make_trainer(max_iters=40, hooks=[PeriodicWriter(writer, 20)])
     trainer.bus.subscribe(
         lambda trainer, event: trainer.metrics.put_scalar("score", 1.0, smoothing_hint=False),
-        "after_train_iter", every=8,
-    )  # fmt: skip
+        "after_train_iter",
+        every=8,
+    )
 
     trainer.train()
 

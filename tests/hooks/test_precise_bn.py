@@ -165,8 +165,9 @@ def test_runs_the_train_step(make: Make, make_batches: Any) -> None:
     data = [{"rows": rows, "target": target} for rows, target in make_batches(3)]
     trainer = make(PreciseBN(), train_loader=data, train_step=step, max_iters=3)
     held: list[Any] = []
-    trainer.bus.subscribe(lambda event: held.append((trainer.batch, trainer.outputs)), "after_train_iter",
-                          priority="LOWEST")  # fmt: skip
+    trainer.bus.subscribe(
+        lambda event: held.append((trainer.batch, trainer.outputs)), "after_train_iter", priority="LOWEST"
+    )
 
     trainer.train()
 

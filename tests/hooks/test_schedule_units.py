@@ -78,7 +78,7 @@ def of_length(steps: int) -> dict[str, tuple[Schedule, str]]:
             lambda o: torch_lr.ChainedScheduler([torch_lr.LinearLR(o), torch_lr.CosineAnnealingLR(o, steps)]),
             f"T_max={steps}",
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("batches", [2, 300])

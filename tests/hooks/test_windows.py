@@ -314,9 +314,11 @@ def test_warm_up_and_main_equal_a_composition_by_hand(train: Callable[..., list[
 def test_objects_do_as_configs_do(train: Callable[..., list[float]]) -> None:
     """The same schedules, built by hand."""
     used = train(
-        lambda o: LinearLR(o, 0.1, by_epoch=False, end=5), lambda o: MultiStepLR(o, [1, 3], 0.5),
-        batches=3, max_epochs=4,
-    )  # fmt: skip
+        lambda o: LinearLR(o, 0.1, by_epoch=False, end=5),
+        lambda o: MultiStepLR(o, [1, 3], 0.5),
+        batches=3,
+        max_epochs=4,
+    )
 
     assert used == train(WARM, MAIN["steps by epoch"][0], batches=3, max_epochs=4)
 

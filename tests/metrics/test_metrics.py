@@ -176,8 +176,9 @@ def test_a_late_value_keeps_its_iteration() -> None:
     storage.put_scalar("fast", 2.0, smoothing_hint=False)
 
     assert [(event.iter, event.step, event.scalars) for event in logged(storage)] == [
-        (4, 5, {"slow": 1.0}), (9, 10, {"fast": 2.0}),
-    ]  # fmt: skip
+        (4, 5, {"slow": 1.0}),
+        (9, 10, {"fast": 2.0}),
+    ]
 
 
 def test_values_of_a_validation_have_their_own_mode_and_step() -> None:
@@ -188,8 +189,9 @@ def test_values_of_a_validation_have_their_own_mode_and_step() -> None:
     storage.put_scalar("loss", 2.0)
 
     assert [(e.mode, e.iter, e.step, e.epoch, e.scalars) for e in logged(storage)] == [
-        ("train", 9, 10, 0, {"loss": 1.0}), ("val", 10, 10, 1, {"loss": 2.0}),
-    ]  # fmt: skip
+        ("train", 9, 10, 0, {"loss": 1.0}),
+        ("val", 10, 10, 1, {"loss": 2.0}),
+    ]
 
 
 def test_values_between_two_iterations() -> None:

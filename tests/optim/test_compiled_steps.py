@@ -97,9 +97,11 @@ def test_metrics_in_a_compiled_step(make_trainer: MakeTrainer) -> None:
         return loss * 1.0
 
     trainer = make_trainer(
-        train_step=torch.compile(step, backend="eager"), train_loader=batches(10), max_iters=10,
+        train_step=torch.compile(step, backend="eager"),
+        train_loader=batches(10),
+        max_iters=10,
         default_hooks={"checkpoint": None},
-    )  # fmt: skip
+    )
 
     trainer.train()
 

@@ -106,7 +106,8 @@ def test_an_estimated_time_is_marked() -> None:
     lines = ["  ".join(line) for line in table_of(exact, guess)]
 
     assert {line.split()[0]: "~" in line for line in lines if line.startswith(("exact", "guess"))} == {
-        "exact": False, "guess": True,
-    }  # fmt: skip
+        "exact": False,
+        "guess": True,
+    }
     assert "~: estimated, because only some of the calls were clocked" in lines
     assert not any("estimated" in cell for line in table_of(exact) for cell in line)

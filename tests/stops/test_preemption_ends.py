@@ -55,9 +55,11 @@ def test_exit_codes(
 
 
 def test_ctrl_c_is_a_keyboard_interrupt_after_a_clean_end(
-    make_trainer: MakeTrainer, default_handlers: None, caplog: pytest.LogCaptureFixture,
+    make_trainer: MakeTrainer,
+    default_handlers: None,
+    caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     """A script that is interrupted ends with a checkpoint, and its error has a note of where to resume, not the log.
     The terminal shows at once that Ctrl-C was heard, and what a second one does. The event is no preemption."""
     trainer = make_trainer(hooks=[CheckpointHook(interval=1)])

@@ -289,8 +289,9 @@ def test_a_save_under_way_is_given_up(
         f"checkpoint {tmp_path / 'run' / 'iter_4'} was given up; older ones are intact"
     ]
     assert [(type(e).__name__, Path(e.path).name) for e in seen] == [
-        ("CheckpointSaved", "iter_2"), ("CheckpointFailed", "iter_4"),
-    ]  # fmt: skip
+        ("CheckpointSaved", "iter_2"),
+        ("CheckpointFailed", "iter_4"),
+    ]
     assert seen[1].error == "given up: the run was aborted"
     assert [path.name for path in (tmp_path / "run").glob("*iter_*")] == ["iter_2"]
     assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2

@@ -381,8 +381,9 @@ def test_a_trainer_that_cannot_be_tested(
     if options.pop("several", False):
         options["model"] = model = nn.Linear(2, 3)
         options["optimizer"] = {
-            "a": torch.optim.SGD([model.weight], lr=0.1), "b": torch.optim.SGD([model.bias], lr=0.1),
-        }  # fmt: skip
+            "a": torch.optim.SGD([model.weight], lr=0.1),
+            "b": torch.optim.SGD([model.bias], lr=0.1),
+        }
 
     with pytest.raises(error, match=message):
         make_trainer(**options).find_lr()

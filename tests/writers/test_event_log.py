@@ -282,8 +282,10 @@ def test_damage_costs_the_records_it_hit(attach: Attach, path: Path) -> None:
     write(attach(EventLogWriter()), *scalars(4))
     with pytest.warns(UserWarning, match=rf"\d+ bytes at {starts[2]} are damaged"):
         assert [(record.sequence, record.event) for record in read_events(path)] == [
-            (0, scalars(1)[0]), (2, scalars(3)[0]), (3, scalars(4)[0]),
-        ]  # fmt: skip
+            (0, scalars(1)[0]),
+            (2, scalars(3)[0]),
+            (3, scalars(4)[0]),
+        ]
 
 
 def test_events_larger_than_a_block(attach: Attach, path: Path) -> None:

@@ -104,8 +104,10 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
 
     write(
         attach(make(tmp_path), start_iter=2),
-        BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun(error="ValueError: no"),
-    )  # fmt: skip
+        BeforeTrain(iter=2),
+        *train(3, 4, loss=2.0),
+        AfterRun(error="ValueError: no"),
+    )
 
     assert the_run(tmp_path).info.run_id == first
     assert history(tmp_path, "train/loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]

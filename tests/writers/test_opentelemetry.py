@@ -33,8 +33,10 @@ def test_every_value_is_a_point_with_a_step(attach: Attach, collector: Collector
     """A gauge of each name, and one of the step at the same time; rank and service are of the resource."""
     write(
         attach(make(collector, offload=offload, service="digits"), rank=1, world_size=2),
-        *train(1, 2, 3), val(3, acc=0.5), AfterRun(),
-    )  # fmt: skip
+        *train(1, 2, 3),
+        val(3, acc=0.5),
+        AfterRun(),
+    )
 
     assert collector.points() == [("train/loss", s, s / 4) for s in (1, 2, 3)] + [("val/acc", 3, 0.5)]
     (resource,) = (m.resource_metrics[0].resource for m in collector.messages["/v1/metrics"][1:])

@@ -102,7 +102,7 @@ def test_own_write_of_a_subclass_is_called(attach: Attach, account: Account, fol
         np.arange(-5, 6),
         np.array([True, False, True]),
     ],
-)  # fmt: skip
+)
 def test_histograms_are_those_of_summary_writer(
     attach: Attach, folder: Path, tmp_path: Path, array: Array
 ) -> None:

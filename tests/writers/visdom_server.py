@@ -31,9 +31,11 @@ class Server:
         )
         arguments = ["-port", str(port), "-env_path", str(folder), "-bind_local", "-logging_level", "ERROR"]
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-u", "-c", program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         assert self._process.stdout is not None
         if not any("navigate" in line for line in self._process.stdout):  # printed once it listens
             pytest.fail(f"the visdom server did not start: {self._process.communicate()[1]}")
