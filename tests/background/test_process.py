@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.workers.sending import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import Event, ImageLogged
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, adds_up, emit, pid_of, runner_of, until
+from tests.support.process_support import IN_FLIGHT, Lines, Start, adds_up, emit, pid_of, runner_of, until
 
 pytest_plugins = ("tests.support.process_fixtures",)
 

@@ -14,7 +14,6 @@ from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import Place
-from eventloop.metrics.shapes import SHAPES_LIMIT
 from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT
 
 
@@ -366,10 +365,10 @@ def test_values_that_are_not_collected_are_bounded(caplog: pytest.LogCaptureFixt
 def test_many_sets_of_names_are_not_all_remembered() -> None:
     """Names that come in ever other combinations keep their histories."""
     storage = EventStorage()
-    for n in range(2 * SHAPES_LIMIT):
+    for n in range(2_048):
         storage.put_scalars({"x": 1.0, f"y{n % 7}": 2.0, f"z{n // 7 % 300}": 3.0})
 
-    assert len(storage.history("x")) == 2 * SHAPES_LIMIT
+    assert len(storage.history("x")) == 2_048
 
 
 def test_a_buffer_changed_in_place() -> None:

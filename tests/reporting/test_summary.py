@@ -9,7 +9,6 @@ from eventloop import Trainer
 from eventloop.costs.records import HandlerCost, Phases, RunCosts, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.summary import HANDLERS, WIDTH
 from eventloop.reporting.text import handler_lines
 from tests.support.trainers import MakeTrainer
 
@@ -36,7 +35,7 @@ def table_of(*costs: HandlerCost, **facts: Any) -> list[list[str]]:
     record = RunCosts(
         handlers=[*costs], **{"phases": Phases(iterations=10, forward=1.0), "seconds": 2.0, **facts}
     )
-    return [re.split(r"\s{2,}", line.strip()) for line in handler_lines(record, WIDTH, HANDLERS)]
+    return [re.split(r"\s{2,}", line.strip()) for line in handler_lines(record, 100, 20)]
 
 
 def a_cost(name: str, share: float, *, in_iteration: bool = True, **facts: Any) -> HandlerCost:
