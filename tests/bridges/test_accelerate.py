@@ -18,7 +18,7 @@ from eventloop.bridges import DrivenTrainer
 from eventloop.costs.records import read_costs
 from eventloop.hooks import EMAHook
 from eventloop.writers import JSONLWriter, read_jsonl
-from tests.support.accelerated import forget_accelerator
+from tests.support.accelerated import reset_accelerator
 from tests.support.trainers import samples, tiny_model
 
 EPOCHS, BATCHES = 2, 4
@@ -29,9 +29,9 @@ Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Any, Step]
 @pytest.fixture(autouse=True)
 def own_state() -> Iterator[None]:
     """Give each test a state of its own."""
-    forget_accelerator()
+    reset_accelerator()
     yield
-    forget_accelerator()
+    reset_accelerator()
 
 
 def prepared(scheduled: bool) -> Parts:
@@ -99,7 +99,7 @@ def test_a_loop_with_accelerate(
     """The losses and weights are bitwise those of the loop alone, and each batch of it is an iteration with its events."""
     expected, _, loader, step = prepared(scheduled)
     losses = alone(loader, step)
-    forget_accelerator()
+    reset_accelerator()
     model, optimizer, loader, step = prepared(scheduled)
     driven = DrivenTrainer(
         model, optimizer=optimizer, max_epochs=EPOCHS, hooks=[EMAHook()], writers=[JSONLWriter()],

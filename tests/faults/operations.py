@@ -23,7 +23,7 @@ from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.retention import pending
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import CheckpointFailed
-from tests.faults.shim import Operation, Record, forget_directories, shimmed
+from tests.faults.shim import Operation, Record, clear_durable_directories, shimmed
 from tests.faults.training import ITERATIONS, KEPT, check_whole, finish, make_trainer, wait_for_saves
 
 SYSTEM = ("ENOSPC", "EIO", "EINTR")
@@ -140,7 +140,7 @@ def _commit(directory: Path, name: str, record: Record) -> bool:
     where.parent.mkdir(parents=True, exist_ok=True)
     for former, value in case.before.items():
         save(where / former, value)
-    forget_directories()
+    clear_durable_directories()
     with shimmed(record):
         try:
             save(where / case.name, 9)
@@ -254,7 +254,7 @@ def one_of_each(tries: list[TrainingTry], chance: random.Random) -> list[Trainin
 
 
 def _train(directory: Path, record: Record) -> list[CheckpointFailed]:
-    forget_directories()
+    clear_durable_directories()
     trainer = make_trainer(directory)
     failed: list[CheckpointFailed] = []
     trainer.bus.subscribe(failed.append, "checkpoint_failed")

@@ -74,7 +74,7 @@ def install(around: Around) -> dict[str, Any]:
     return former
 
 
-def forget_directories() -> None:
+def clear_durable_directories() -> None:
     """Forget which directories are durable, which would spare their sync and shift the numbers of operations."""
     disk._durable.clear()
 

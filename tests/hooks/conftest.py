@@ -79,7 +79,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def value_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which tensors' values the training thread asks for."""
     names: list[str] = []
     training_thread = threading.get_ident()

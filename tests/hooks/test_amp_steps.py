@@ -188,9 +188,9 @@ def test_dynamic_scale_is_put(make_trainer: MakeTrainer) -> None:
     ids=["bfloat16", "accumulating", "float16", "accumulating float16"],
 )
 def test_what_a_step_asked(
-    make_trainer: MakeTrainer, asked: list[str], hook: Any, expected: list[str]
+    make_trainer: MakeTrainer, value_reads: list[str], hook: Any, expected: list[str]
 ) -> None:
     """Scaled losses are waited for once a step; nothing else is."""
     make_trainer(batches=8, hooks=[hook]).train()
 
-    assert asked == expected
+    assert value_reads == expected

@@ -130,7 +130,7 @@ def test_grad_norm_before_clipping_is_logged(
     assert trainer.metrics.latest()["grad_norm"] == (clip_grad_norm_(model.parameters(), 0.01).item(), 0)
 
 
-def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], asked: list[str]) -> None:
+def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], value_reads: list[str]) -> None:
     """Loss, grad_norm and the logging of both leave the device without the training thread waiting."""
     hook = OptimizerHook(grad_clip={"max_norm": 1.0})
     trainer = make_trainer(
@@ -139,7 +139,7 @@ def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], asked: lis
 
     trainer.train()
 
-    assert asked == []
+    assert value_reads == []
 
 
 def test_frozen_parameters_of_the_optimizer_are_fine(make_trainer: Callable[..., Trainer]) -> None:

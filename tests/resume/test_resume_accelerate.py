@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, EMAHook
-from tests.support.accelerated import forget_accelerator
+from tests.support.accelerated import reset_accelerator
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer
 
@@ -27,7 +27,7 @@ accelerate = pytest.importorskip("accelerate")
 def own_state() -> Iterator[None]:
     """Reset accelerate's singletons after each test."""
     yield
-    forget_accelerator()
+    reset_accelerator()
 
 
 class Samples(Dataset[Any]):

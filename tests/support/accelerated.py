@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def forget_accelerator() -> None:
+def reset_accelerator() -> None:
     """Reset Accelerate's singletons."""
     from accelerate.state import AcceleratorState, GradientState
 

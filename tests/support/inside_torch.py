@@ -46,6 +46,6 @@ def compile_anew() -> None:
     torch._dynamo.utils.counters.clear()
 
 
-def keep_busy(cycles: int) -> None:
+def run_kernel(cycles: int) -> None:
     """Queue a kernel on the CUDA device that takes so many of its cycles."""
     torch.cuda._sleep(cycles)
