@@ -397,10 +397,8 @@ class CheckpointHook(Hook):
             self.retention.failed(name)
         elif trainer.rank == 0:
             sequences = [hook.sequence() for hook in _checkpoint_hooks(trainer)]
-            job = Job(
-                path, self.retention.label(sequences, best), self._paths(replaced.names), replaced.spares,
-                must=bool(best) or ends, last=ends,
-            )  # fmt: skip
+            label, old = self.retention.label(sequences, best), self._paths(replaced.names)
+            job = Job(path, label, old, replaced.spares, must=bool(best) or ends, last=ends)
             self.saves.begin(trainer, state, job, best=bool(best), overlap=self._overlap, began=began)
         else:
             self.retention.done(name)  # only rank 0 learns whether the save succeeds

@@ -25,6 +25,7 @@ from eventloop.events import (
 )
 from eventloop.events.priority import Priority
 from eventloop.hooks.hook import Hook, on
+from eventloop.migration.names import knowing_others
 from eventloop.reporting.advice import data_share, slow_loader
 from eventloop.reporting.summary import run_costs
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 _FIRST_SECONDS = 2.0
-"""Seconds until the first write; each later one waits twice as long, up to the interval."""
+"""Seconds until the first write; each later one waits twice as long, up to `interval_seconds`."""
 _JOIN_SECONDS = 1.0
 """Seconds that the end of a run waits for a write that hangs."""
 
@@ -45,8 +46,8 @@ class CostsHook(Hook):
 
     Each rank writes its own file into the run's directory: rank 0 `costs.json`, rank 1 `costs.rank1.json`.
 
-        default_hooks=dict(costs=dict(interval=300))
-        default_hooks=dict(costs=dict(log_every=30))    # shares as curves
+        default_hooks=dict(costs=dict(interval_seconds=300))
+        default_hooks=dict(costs=dict(log_seconds=30))    # shares as curves
 
     The hook emits `loader_stall`, at most once a run, if the train loader is the bottleneck when the file is
     written.
@@ -57,28 +58,29 @@ class CostsHook(Hook):
     has a record. A resumed run writes only its own part. A run that trains nothing, such as a validation,
     does not replace the record of a training.
 
-    With `log_every` the writers receive shares, 0 to 1, of the time of the iterations since the last log, as
-    scalars: `cost/data_share` for the wait for data, `cost/hooks_share` for the hooks phase, and
+    With `log_seconds` the writers receive shares, 0 to 1, of the time of the iterations since the last log,
+    as scalars: `cost/data_share` for the wait for data, `cost/hooks_share` for the hooks phase, and
     `cost/<handler>` for each handler, such as `cost/EMAHook.after_train_iter`. A handler's share leaves out
     phases that it runs itself, such as backward. The shares are those of rank 0. They are not in
     `trainer.metrics`, and the console does not show them.
 
     Args:
-        interval: the most seconds between two writes while the run goes on; `float("inf")` writes at the end
-            only.
-        log_every: seconds between two logs of the shares; None logs none.
+        interval_seconds: the most seconds between two writes while the run goes on; `float("inf")` writes at
+            the end only.
+        log_seconds: seconds between two logs of the shares; None logs none.
 
     Raises:
-        TypeError, ValueError: `interval` or `log_every` is not a number above 0.
+        TypeError, ValueError: `interval_seconds` or `log_seconds` is not a number above 0.
     """
 
     priority = Priority.LOWEST
 
-    def __init__(self, interval: float = 30.0, *, log_every: float | None = None) -> None:
-        _check_seconds("interval", interval)
-        if log_every is not None:
-            _check_seconds("log_every", log_every)
-        self._interval, self._log_every = interval, log_every
+    @knowing_others
+    def __init__(self, interval_seconds: float = 30.0, *, log_seconds: float | None = None) -> None:
+        _check_seconds("interval_seconds", interval_seconds)
+        if log_seconds is not None:
+            _check_seconds("log_seconds", log_seconds)
+        self._interval, self._log_seconds = interval_seconds, log_seconds
         self._log_at = -inf
         self._logged: RunCosts | None = None  # the costs at the last log of shares
         self._wait = self._due = 0.0
@@ -87,9 +89,9 @@ class CostsHook(Hook):
         self._writing: threading.Thread | None = None
 
     def attach(self, bus: Bus) -> None:
-        """Subscribe the hook's event methods, and `log_shares` if `log_every` is set."""
+        """Subscribe the hook's event methods, and `log_shares` if `log_seconds` is set."""
         super().attach(bus)
-        if self._log_every is not None:  # first of all handlers: the last iteration's costs are complete
+        if self._log_seconds is not None:  # first of all handlers: the last iteration's costs are complete
             bus.subscribe(self.log_shares, BeforeTrainIter, priority=Priority.HIGHEST)
 
     @on(priority=Priority.VERY_HIGH)
@@ -120,9 +122,9 @@ class CostsHook(Hook):
     def log_shares(self, trainer: Trainer, event: BeforeTrainIter) -> None:
         """Emit the shares of the iterations since the last log, if they are due and have a subscriber."""
         now = monotonic()
-        if now < self._log_at or self._log_every is None or not trainer.bus.wants(ScalarsLogged):
+        if now < self._log_at or self._log_seconds is None or not trainer.bus.wants(ScalarsLogged):
             return
-        self._log_at = now + self._log_every
+        self._log_at = now + self._log_seconds
         costs = RunCosts(phases=trainer.clock.phases, handlers=trainer.bus.handler_costs())
         before, self._logged = self._logged, costs
         if before is not None and (shares := shares_between(before, costs)):

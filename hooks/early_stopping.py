@@ -198,9 +198,12 @@ class EarlyStoppingHook(Hook):
     def state_dict(self) -> dict[str, Any]:
         """Return the best score, the count of validations since, and the metric and rule they belong to."""
         return {
-            "monitor": self._monitor, "rule": self._rule, "best": self.best, "wait": self.wait,
+            "monitor": self._monitor,
+            "rule": self._rule,
+            "best": self.best,
+            "wait": self.wait,
             "invalid": self._invalid,
-        }  # fmt: skip
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a saved state and continue its counts; ignore the state of another metric or rule.
@@ -213,8 +216,11 @@ class EarlyStoppingHook(Hook):
             logger.warning(
                 "the checkpoint's early stopping monitored %s (%s is better), this hook monitors %s "
                 "(%s): counting begins again",
-                saved.monitor, saved.rule, self._monitor, self._rule,
-            )  # fmt: skip
+                saved.monitor,
+                saved.rule,
+                self._monitor,
+                self._rule,
+            )
             return
         self.best, self.wait, self._invalid = saved.best, saved.wait, saved.invalid
 

@@ -307,8 +307,10 @@ class EMAHook(Hook):
     def settings(self) -> dict[str, Any]:
         """Return when averaging begins, the kind of the average, and its arguments."""
         return {
-            "begin_iter": self._begin_iter, "begin_epoch": self._begin_epoch, **arguments_of(self._config),
-        }  # fmt: skip
+            "begin_iter": self._begin_iter,
+            "begin_epoch": self._begin_epoch,
+            **arguments_of(self._config),
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of updates; the weights of the average are stored elsewhere in the checkpoint."""

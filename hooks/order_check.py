@@ -45,8 +45,13 @@ def warn_of_late_hooks(saving: Hook, event: str, hooks: Sequence[Any]) -> None:
             logger.warning(
                 "%s has priority %d in %s, after %s (%d), which saves there: its changes are missing from "
                 "that checkpoint, and a resumed run would go on without them; give it a priority below %d",
-                type(hook).__name__, places[0], event, type(saving).__name__, places[1], places[1],
-            )  # fmt: skip
+                type(hook).__name__,
+                places[0],
+                event,
+                type(saving).__name__,
+                places[1],
+                places[1],
+            )
 
 
 def _runs_after(hook: Any, other: Any, event: str, hooks: Sequence[Any]) -> tuple[int, int] | None:

@@ -129,8 +129,8 @@ class ParamSchedulerHook(Hook):
         self._each_epoch = [s for s in others if self._counts_epochs(s)]
         self._each_iter = [s.step for s in others if s not in self._each_epoch]
         # max_iters is None for a loader without a length, and for a hand-written loop
-        if trainer.max_iters is None and not self._warned and (said := self._unit_warnings(trainer)):
-            self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, said))
+        if trainer.max_iters is None and not self._warned and (texts := self._unit_warnings(trainer)):
+            self._each_iter.append(partial(self._warn_at_second_batch, trainer, trainer.epoch, texts))
 
     def after_train(self, trainer: Trainer, event: AfterTrain) -> None:
         """Stop stepping schedulers after validations, because the training is over."""
@@ -189,14 +189,14 @@ class ParamSchedulerHook(Hook):
         ]
         return [text for text in found if text is not None]
 
-    def _warn_at_second_batch(self, trainer: Trainer, first_epoch: int, said: list[str]) -> None:
+    def _warn_at_second_batch(self, trainer: Trainer, first_epoch: int, texts: list[str]) -> None:
         """Log the warnings when an epoch has a second batch; with one batch, iterations equal epochs."""
         if trainer.batch_idx == 0 and trainer.epoch == first_epoch:
             return
         self._each_iter = self._each_iter[:-1]
         self._warned = True
         if trainer.batch_idx > 0:
-            for text in said:
+            for text in texts:
                 logger.warning(text)
 
     def _monitor_of(self, scheduler: Any) -> str:

@@ -42,7 +42,7 @@ class Timer:
 
     @property
     def average_time(self) -> float:
-        """Mean seconds of a measurement, 0.0 before the first one."""
+        """Return the mean seconds of a measurement; 0.0 before the first one."""
         return self.total_time / self.calls if self.calls else 0.0
 
     @property

@@ -115,9 +115,11 @@ class PreciseBN(Hook):
     def settings(self) -> dict[str, Any]:
         """Return when a pass is made, its number of batches, and the estimate of the variance."""
         return {
-            "interval": self._interval, "by_epoch": self._by_epoch, "num_iter": self._num_iter,
+            "interval": self._interval,
+            "by_epoch": self._by_epoch,
+            "num_iter": self._num_iter,
             "unbiased": self._unbiased,
-        }  # fmt: skip
+        }
 
     def before_train(self, trainer: Trainer, event: BeforeTrain) -> None:
         """Make the pass that a stop cut short, before the evaluation that was due after that pass."""

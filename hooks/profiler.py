@@ -34,10 +34,17 @@ TraceHandler = Callable[[profile], object]
 
 _TRACE_TYPES = ["log_trace", "tb_trace"]
 _TRACE_OPTIONS = {
-    "log_trace": ["sort_by", "row_limit", "max_src_column_width", "max_name_column_width",
-                  "max_shapes_column_width", "header", "top_level_events_only"],
+    "log_trace": [
+        "sort_by",
+        "row_limit",
+        "max_src_column_width",
+        "max_name_column_width",
+        "max_shapes_column_width",
+        "header",
+        "top_level_events_only",
+    ],
     "tb_trace": ["dir_name", "worker_name", "use_gzip"],
-}  # fmt: skip
+}
 
 
 class ProfilerHook(Hook):
@@ -92,9 +99,11 @@ class ProfilerHook(Hook):
         positive("profile_times", profile_times)
         check_optional_bools(by_epoch=by_epoch)
         flags = {
-            "record_shapes": record_shapes, "profile_memory": profile_memory,
-            "with_stack": with_stack, "with_flops": with_flops,
-        }  # fmt: skip
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+        }
         check_bools(activity_with_cpu=activity_with_cpu, activity_with_cuda=activity_with_cuda, **flags)
         self._by_epoch, self._times = by_epoch, profile_times
         if isinstance(on_trace_ready, str | PathLike):
@@ -108,8 +117,9 @@ class ProfilerHook(Hook):
         self._json_path = None if json_trace_path is None else Path(json_trace_path)
         self._options: dict[str, Any] = {
             "activities": _activities(cpu=activity_with_cpu, cuda=activity_with_cuda),
-            "schedule": _schedule(schedule), **flags,
-        }  # fmt: skip
+            "schedule": _schedule(schedule),
+            **flags,
+        }
         self._steps_needed = _steps_to_first_trace(schedule)
         self._profile: profile | None = None
         self._advance: Callable[[], None] | None = None

@@ -153,8 +153,10 @@ class ThroughputHook(Hook):
         elif self._peak is None:
             logger.warning(
                 "ThroughputHook logs no throughput/mfu: it knows no peak of %s for products in %s; pass "
-                "peak_flops=, the FLOP/s of the data sheet without sparsity", device, counter.dtype,
-            )  # fmt: skip
+                "peak_flops=, the FLOP/s of the data sheet without sparsity",
+                device,
+                counter.dtype,
+            )
 
     def _exit_counter(self) -> None:
         counter, self._counter = self._counter, None

@@ -31,9 +31,13 @@ class WriteMethods(Protocol):
 
 OFFLOADS = ("auto", "thread", "process")
 _PARAMETERS = {
-    "open": ["run"], "write": ["event"], "write_batch": ["events"], "write_timed": ["events"], "flush": [],
+    "open": ["run"],
+    "write": ["event"],
+    "write_batch": ["events"],
+    "write_timed": ["events"],
+    "flush": [],
     "close": [],
-}  # fmt: skip
+}
 """The methods of a writer, each with the names of its parameters after `self`."""
 _QUEUE_OPTIONS = ("queue", "overflow", "on_error", "stall_timeout", "batch", "linger")
 _TRAINER_NAMES = ("trainer", "runner")

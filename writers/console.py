@@ -86,10 +86,23 @@ class ConsoleWriter(Writer):
     """
 
     events = (
-        BeforeRun, ScalarsLogged, TextLogged, BeforeVal, BeforeTest, AfterLoadCheckpoint, CheckpointSaved,
-        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped, SlowHandler,
-        LoaderStall, SlowRank, AfterRun,
-    )  # fmt: skip
+        BeforeRun,
+        ScalarsLogged,
+        TextLogged,
+        BeforeVal,
+        BeforeTest,
+        AfterLoadCheckpoint,
+        CheckpointSaved,
+        CheckpointFailed,
+        StopRequested,
+        PreemptionRequested,
+        HandlerFailed,
+        EventsDropped,
+        SlowHandler,
+        LoaderStall,
+        SlowRank,
+        AfterRun,
+    )
 
     def __init__(
         self, interval: int = 10, *, progress: bool | None = None, stream: TextIO | None = None

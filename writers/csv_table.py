@@ -196,8 +196,10 @@ class Table:
             if torn := cut_torn_line(file.fileno(), bool):
                 logger.warning(
                     "%s: the last row was cut short and is removed: %r (%s bytes)",
-                    self.path, torn[:80], f"{len(torn):,}",
-                )  # fmt: skip
+                    self.path,
+                    torn[:80],
+                    f"{len(torn):,}",
+                )
             return os.fstat(file.fileno()).st_size
 
 

@@ -36,6 +36,7 @@ from eventloop.events.catalogue import find_event, several
 from eventloop.events.deferred import Timed
 from eventloop.events.encoding_errors import BadEvent, Unencodable, why_not
 from eventloop.events.run import Run
+from eventloop.migration.names import knowing_others
 from eventloop.util.append_file import write_all
 from eventloop.util.checks import check_path, check_seconds
 from eventloop.util.surrogates import escaped
@@ -68,13 +69,13 @@ class EventLogWriter(TimedWriter):
     `\\udcff`.
 
     Written events survive a kill of the process. They survive a crash of the machine after an fsync, which
-    `flush` makes, and also a write when the last fsync was `fsync_interval` seconds ago. After a failed write
+    `flush` makes, and also a write when the last fsync was `fsync_seconds` seconds ago. After a failed write
     the file ends with the last complete record.
 
     Args:
         filename: relative to the run's work_dir, or absolute.
         events: the events to write, names or classes; "*" for every event.
-        fsync_interval: the seconds between two fsyncs while events are written; 0 syncs each write, None
+        fsync_seconds: the seconds between two fsyncs while events are written; 0 syncs each write, None
             never.
         name: the writer's name in reports; needed if there are two of this class.
 
@@ -90,20 +91,21 @@ class EventLogWriter(TimedWriter):
     # on the class, not the writer, so that a writer can be pickled
     _encoder: ClassVar[msgspec.msgpack.Encoder] = msgspec.msgpack.Encoder(enc_hook=plain)
 
+    @knowing_others
     def __init__(
         self,
         filename: str | PathLike[str] = FILE_NAME,
         *,
         events: str | type[Event] | Sequence[str | type[Event]] = "*",
-        fsync_interval: float | None = 1.0,
+        fsync_seconds: float | None = 1.0,
         name: str | None = None,
     ) -> None:
         check_path("filename", filename)
         self.filename = filename
         self.events = tuple("*" if event == "*" else find_event(event) for event in several(events))
-        if fsync_interval is not None:
-            check_seconds("fsync_interval", fsync_interval, zero=True)
-        self.fsync_interval = fsync_interval
+        if fsync_seconds is not None:
+            check_seconds("fsync_seconds", fsync_seconds, zero=True)
+        self.fsync_seconds = fsync_seconds
         self.name = name
         self._file: FileIO | None = None
         self._synced = -inf  # the `monotonic()` of the last fsync
@@ -126,7 +128,7 @@ class EventLogWriter(TimedWriter):
         path = Path(run.work_dir, self.filename)
         self._file, (self._size, self._sequence) = _open_log(path)
         self._rank = run.rank
-        if self.fsync_interval is not None:
+        if self.fsync_seconds is not None:
             _sync_directory(path.parent)  # else a new file's directory entry may be lost in a crash
         self._append(self._record(time.time(), RUN_TAG, run))
 
@@ -189,11 +191,11 @@ class EventLogWriter(TimedWriter):
                 self._file.truncate(self._size)
             raise
         self._size += len(data)
-        if self.fsync_interval is not None and monotonic() - self._synced >= self.fsync_interval:
+        if self.fsync_seconds is not None and monotonic() - self._synced >= self.fsync_seconds:
             self._sync()
 
     def _sync(self) -> None:
-        if self._file is not None and self.fsync_interval is not None:
+        if self._file is not None and self.fsync_seconds is not None:
             os.fsync(self._file.fileno())
             self._synced = monotonic()
 
@@ -220,8 +222,9 @@ def _open_log(path: Path) -> tuple[FileIO, LogEnd]:
             logger.warning(
                 "%s: the last %s bytes were an incomplete record and are removed: a kill or a full disk "
                 "cut it short",
-                path, f"{size - end.offset:,}",
-            )  # fmt: skip
+                path,
+                f"{size - end.offset:,}",
+            )
     except BaseException:
         file.close()
         raise

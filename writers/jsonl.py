@@ -80,9 +80,19 @@ class JSONLWriter(Writer):
     """
 
     events: tuple[str | type[Event], ...] = (
-        ScalarsLogged, TextLogged, RunInfo, BeforeRun, AfterRun, AfterLoadCheckpoint, CheckpointSaved,
-        CheckpointFailed, StopRequested, PreemptionRequested, HandlerFailed, EventsDropped,
-    )  # fmt: skip
+        ScalarsLogged,
+        TextLogged,
+        RunInfo,
+        BeforeRun,
+        AfterRun,
+        AfterLoadCheckpoint,
+        CheckpointSaved,
+        CheckpointFailed,
+        StopRequested,
+        PreemptionRequested,
+        HandlerFailed,
+        EventsDropped,
+    )
     batch = 64
 
     # on the class, not the writer, so that a writer can be pickled

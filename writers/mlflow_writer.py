@@ -104,8 +104,10 @@ class MLflowWriter(TrackerWriter):
     service: ClassVar[str] = "MLflow"
     target: ClassVar[str] = "mlflow"
     secret_variables: ClassVar[tuple[str, ...]] = (
-        "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "DATABRICKS_TOKEN",
-    )  # fmt: skip
+        "MLFLOW_TRACKING_PASSWORD",
+        "MLFLOW_TRACKING_TOKEN",
+        "DATABRICKS_TOKEN",
+    )
     stall_timeout = 1800.0  # on a thread, MLflow itself sends a request up to 8 times, for 120 s each
 
     def __init__(
@@ -215,7 +217,7 @@ class MLflowWriter(TrackerWriter):
     def _metrics(self, when: float, event: ScalarsLogged) -> Iterator[Any]:
         for key, value in values_of(event).items():
             if _is_refused(key):
-                self.tell(key, f"{key!r} is left out: expected {_ALLOWED}")
+                self.warn_once(key, f"{key!r} is left out: expected {_ALLOWED}")
             else:
                 yield self._entities.Metric(key, value, int(when * 1000), event.step)
 
@@ -224,10 +226,12 @@ class MLflowWriter(TrackerWriter):
         for key, value in tags.items():
             text = escaped(str(value))
             if _is_refused(key):
-                self.tell(key, f"the tag {key!r} is left out: expected {_ALLOWED}")
+                self.warn_once(key, f"the tag {key!r} is left out: expected {_ALLOWED}")
                 continue
             if len(text) > TAG_LENGTH:
-                self.tell(key, f"the tag {key!r} of {len(text):,} characters is cut after {TAG_LENGTH:,}")
+                self.warn_once(
+                    key, f"the tag {key!r} of {len(text):,} characters is cut after {TAG_LENGTH:,}"
+                )
             accepted.append(self._entities.RunTag(key, text[:TAG_LENGTH]))
         self._client.log_batch(run_id, tags=accepted)
 
@@ -246,7 +250,7 @@ class MLflowWriter(TrackerWriter):
             self._client.log_artifacts(self._known.id, str(path), f"checkpoints/{path.name}")
         else:
             self._client.log_artifact(self._known.id, str(path), "checkpoints")
-        self.note_sent(event)
+        self.record_sent(event)
 
 
 _ALLOWED = "at most 250 letters, digits and characters of _ - . : / and space, as MLflow does"

@@ -110,9 +110,18 @@ class OpenTelemetryWriter(TrackerWriter):
     """
 
     events = (
-        *RUN_EVENTS, ScalarsLogged, RunInfo, CheckpointSaved, BeforeTrainEpoch, AfterTrainEpoch, BeforeVal,
-        AfterVal, BeforeTest, AfterTest, *HEALTH,
-    )  # fmt: skip
+        *RUN_EVENTS,
+        ScalarsLogged,
+        RunInfo,
+        CheckpointSaved,
+        BeforeTrainEpoch,
+        AfterTrainEpoch,
+        BeforeVal,
+        AfterVal,
+        BeforeTest,
+        AfterTest,
+        *HEALTH,
+    )
     service: ClassVar[str] = "the OTLP collector"
     target: ClassVar[str] = "otlp"
     secret_arguments = ("headers",)
@@ -229,7 +238,7 @@ class OpenTelemetryWriter(TrackerWriter):
             more = f" and {len(new) - NAMED:,} more" if len(new) > NAMED else ""
             names = ", ".join([*new][:NAMED]) + more
             lost = names if count is None else f"{count:,} of the values or records {names}"
-            self.tell(f"{kind} {names}", f"left out are {lost}: {why}")
+            self.warn_once(f"{kind} {names}", f"left out are {lost}: {why}")
         points = reversed(self._lib.points_of(path, body))
         bad = {at: name for name, at in points if at in self._unsent}
         for at in sorted(bad)[:count]:
@@ -241,7 +250,7 @@ class OpenTelemetryWriter(TrackerWriter):
         doubtful: dict[str, list[tuple[int, float]]] = {}  # apart, because they may be refused again
         lines = []
         for when, event in events:
-            self._spans.take(int(when * SECOND), event)
+            self._spans.receive(int(when * SECOND), event)
             if isinstance(event, ScalarsLogged):
                 at = self._next_time(when)
                 values, step = values_of(event), f"{event.mode}/step"
@@ -279,11 +288,15 @@ class OpenTelemetryWriter(TrackerWriter):
         return self._clock
 
     def _resource_of(self, run: Run, run_id: str) -> Any:
-        return self._lib.resource_of({
-            "service.name": run_name_of(run, self._service),
-            "service.instance.id": run_id, "eventloop.rank": run.rank,
-            "eventloop.world_size": run.world_size, "eventloop.start_iter": run.start_iter,
-        })  # fmt: skip
+        return self._lib.resource_of(
+            {
+                "service.name": run_name_of(run, self._service),
+                "service.instance.id": run_id,
+                "eventloop.rank": run.rank,
+                "eventloop.world_size": run.world_size,
+                "eventloop.start_iter": run.start_iter,
+            }
+        )
 
     # --- what a kill leaves --------------------------------------------------------------------------------
 

@@ -149,13 +149,18 @@ def traces_request(resource: Resource, trace_id: bytes, spans: Iterable[SpanFact
     """Encode spans of one trace."""
     encoded = [
         Span(
-            trace_id=trace_id, span_id=span.span_id, parent_span_id=span.parent, name=span.name,
-            kind=Span.SPAN_KIND_INTERNAL, start_time_unix_nano=span.began, end_time_unix_nano=span.ended,
+            trace_id=trace_id,
+            span_id=span.span_id,
+            parent_span_id=span.parent,
+            name=span.name,
+            kind=Span.SPAN_KIND_INTERNAL,
+            start_time_unix_nano=span.began,
+            end_time_unix_nano=span.ended,
             attributes=_key_values(span.attributes),
             status=Status(code=Status.STATUS_CODE_ERROR, message=span.error) if span.error else None,
         )
         for span in spans
-    ]  # fmt: skip
+    ]
     scope = ScopeSpans(scope=SCOPE, spans=encoded)
     of_resource = ResourceSpans(resource=resource, scope_spans=[scope])
     return _encoded(ExportTraceServiceRequest(resource_spans=[of_resource]))
@@ -165,14 +170,17 @@ def logs_request(resource: Resource, trace_id: bytes, lines: Iterable[LogLine]) 
     """Encode log records, as warnings or errors."""
     records = [
         LogRecord(
-            time_unix_nano=line.time, observed_time_unix_nano=line.time, trace_id=trace_id,
+            time_unix_nano=line.time,
+            observed_time_unix_nano=line.time,
+            trace_id=trace_id,
             severity_number=SEVERITY_NUMBER_ERROR if line.is_error else SEVERITY_NUMBER_WARN,
             severity_text="ERROR" if line.is_error else "WARN",
-            body=AnyValue(string_value=line.text), event_name=line.event,
+            body=AnyValue(string_value=line.text),
+            event_name=line.event,
             attributes=_key_values(line.attributes),
         )
         for line in lines
-    ]  # fmt: skip
+    ]
     scope = ScopeLogs(scope=SCOPE, log_records=records)
     of_resource = ResourceLogs(resource=resource, scope_logs=[scope])
     return _encoded(ExportLogsServiceRequest(resource_logs=[of_resource]))

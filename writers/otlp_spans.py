@@ -43,15 +43,29 @@ RECENT = 16
 SAME = SECOND // 1000
 """The most nanoseconds by which the times of an event in two deliveries differ."""
 BEGINS: dict[type[Event], str] = {
-    BeforeRun: "run", BeforeTrainEpoch: "epoch", BeforeVal: "validation", BeforeTest: "test",
-}  # fmt: skip
+    BeforeRun: "run",
+    BeforeTrainEpoch: "epoch",
+    BeforeVal: "validation",
+    BeforeTest: "test",
+}
 ENDS: dict[type[Event], str] = {
-    AfterRun: "run", AfterTrainEpoch: "epoch", AfterVal: "validation", AfterTest: "test",
-}  # fmt: skip
+    AfterRun: "run",
+    AfterTrainEpoch: "epoch",
+    AfterVal: "validation",
+    AfterTest: "test",
+}
 HEALTH: tuple[type[Event], ...] = (
-    HandlerFailed, EventsDropped, LoaderStall, SlowHandler, SlowRank, InvalidLoss, OptimizerStepSkipped,
-    PreemptionRequested, StopRequested, CheckpointFailed,
-)  # fmt: skip
+    HandlerFailed,
+    EventsDropped,
+    LoaderStall,
+    SlowHandler,
+    SlowRank,
+    InvalidLoss,
+    OptimizerStepSkipped,
+    PreemptionRequested,
+    StopRequested,
+    CheckpointFailed,
+)
 ERRORS = (HandlerFailed, EventsDropped, CheckpointFailed)
 
 
@@ -118,7 +132,7 @@ class Spans:
         self._outcome = RunOutcome()
         self._read: set[Path] = set()
 
-    def take(self, time: int, event: Event) -> None:
+    def receive(self, time: int, event: Event) -> None:
         """Note what an event begins or ends; `time` is nanoseconds since 1970."""
         kind = type(event)
         self._outcome.receive(event)

@@ -26,9 +26,18 @@ from eventloop.util.surrogates import escaped
 from eventloop.writers.pixels import pixels, png, values
 
 __all__ = [
-    "Scalars", "begin", "frame", "graph", "histogram", "hparams", "image", "restart", "run_info",
-    "session_end", "text",
-]  # fmt: skip
+    "Scalars",
+    "begin",
+    "frame",
+    "graph",
+    "histogram",
+    "hparams",
+    "image",
+    "restart",
+    "run_info",
+    "session_end",
+    "text",
+]
 
 CHUNK = 8192
 """The most histogram values per call of numpy, which holds the interpreter for 4 ms (100 000: 24 ms)."""

@@ -45,7 +45,7 @@ from eventloop.util.text import UnavailableError, error_text
 from eventloop.writers.checks import OFFLOADS
 from eventloop.writers.file_lock import lock_file
 from eventloop.writers.tracker_arguments import check_texts, masked, set_options
-from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, note_last, number_of
+from eventloop.writers.tracker_values import Tally, key_of, key_of_checkpoint, number_of, record_last
 from eventloop.writers.writer import TimedWriter
 
 logger = logging.getLogger("eventloop")
@@ -108,7 +108,7 @@ class TrackerWriter(TimedWriter):
         self._retry_at = 0.0
         self._error = ""  # why the last send failed, or ""
         self._logged_error = ""
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._refused: list[BadEvent] = []  # events with values that the tracker refused, not reported yet
         self._outcome = RunOutcome()
         self._lock: FileIO | None = None
@@ -192,7 +192,7 @@ class TrackerWriter(TimedWriter):
     def _pass_on(self, events: list[Timed]) -> None:
         self._untaken += len(events)
         for when, event in events:
-            if (kept := self._take(event)) is not None:
+            if (kept := self._receive(event)) is not None:
                 self._pending.append(Timed(when, kept))
         if not self._error or monotonic() >= self._retry_at:
             self._try_to_send()
@@ -236,7 +236,7 @@ class TrackerWriter(TimedWriter):
 
     # --- what is written -----------------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> Event | None:
+    def _receive(self, event: Event) -> Event | None:
         """Note an event; return it without the values written before, or None if none is left."""
         self._outcome.receive(event)
         match event:
@@ -253,7 +253,7 @@ class TrackerWriter(TimedWriter):
         for name, given in event.scalars.items():
             key = f"{event.mode}/{name}"
             if (value := number_of(given)) is None:
-                self.tell(key, f"{key} is left out: expected a number, got {type(given).__name__}")
+                self.warn_once(key, f"{key} is left out: expected a number, got {type(given).__name__}")
             elif self._is_new(key, event.step):
                 scalars[name] = value
         return msgspec.structs.replace(event, scalars=scalars) if scalars else None
@@ -262,7 +262,7 @@ class TrackerWriter(TimedWriter):
         self._tally.count(key, step)
         if step <= self._floor.get(key, -1):
             return False
-        note_last(self._known.last, [key], step)
+        record_last(self._known.last, [key], step)
         return True
 
     def _begin_training(self) -> None:
@@ -303,8 +303,9 @@ class TrackerWriter(TimedWriter):
                 self._logged_error = self._text(error)
                 logger.warning(
                     "%s does not take the events, which wait until it does: %s",
-                    self.service, self._logged_error,
-                )  # fmt: skip
+                    self.service,
+                    self._logged_error,
+                )
             self._error = self._text(error)
             self._retry_at = monotonic() + RETRY_SECONDS
             return
@@ -335,7 +336,7 @@ class TrackerWriter(TimedWriter):
             with replacing(self._state_path, durable=False) as file:
                 file.write(msgspec.json.encode(self._known))
         except OSError as error:  # the events are written: to pass them again would write them twice
-            self.tell("state", f"{self._state_path} cannot be written: {error}")
+            self.warn_once("state", f"{self._state_path} cannot be written: {error}")
 
     # --- what subclasses share -----------------------------------------------------------------------------
 
@@ -359,7 +360,7 @@ class TrackerWriter(TimedWriter):
         try:
             return png(pixels(event))
         except (TypeError, ValueError) as error:
-            self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
+            self.warn_once(key_of(event), f"{key_of(event)} is left out: {error}")
             return None
 
     def checkpoint_of(self, event: CheckpointSaved) -> Path | None:
@@ -367,17 +368,17 @@ class TrackerWriter(TimedWriter):
         path = Path(event.path)
         if path.exists():
             return path
-        self.tell(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
+        self.warn_once(event.path, f"checkpoint {path} is not sent: it was removed meanwhile")
         return None
 
-    def note_sent(self, checkpoint: CheckpointSaved) -> None:
+    def record_sent(self, checkpoint: CheckpointSaved) -> None:
         """Note that a checkpoint was sent, so that a resumed run does not send it again."""
-        note_last(self._known.last, [key_of_checkpoint(checkpoint)], checkpoint.iter)
+        record_last(self._known.last, [key_of_checkpoint(checkpoint)], checkpoint.iter)
 
-    def tell(self, key: str, text: str) -> None:
+    def warn_once(self, key: str, text: str) -> None:
         """Log a warning, once for each key."""
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             logger.warning("%s: %s", self.service, masked(text, self.secrets()))
 
     def _text(self, error: BaseException) -> str:

@@ -72,7 +72,7 @@ def values_of(event: ScalarsLogged) -> dict[str, float]:
     return {f"{event.mode}/{name}": value for name, value in event.scalars.items()}
 
 
-def note_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
+def record_last(last: dict[str, int], names: Iterable[str], step: int) -> None:
     """Note that a tracker has a step of each of these names."""
     for name in names:
         last[name] = max(step, last.get(name, -1))

@@ -14,7 +14,7 @@ from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.writers.tracker import RUN_EVENTS, Known, TrackerWriter
 from eventloop.writers.tracker_arguments import check_config, check_texts, setting
-from eventloop.writers.tracker_values import key_of, note_last, run_name_of, values_of
+from eventloop.writers.tracker_values import key_of, record_last, run_name_of, values_of
 
 FILE_NAME_BYTES = 255
 """The most bytes that a file's name may have on most file systems, such as ext4."""
@@ -77,7 +77,7 @@ class TrackioWriter(TrackerWriter):
         last: dict[str, int] = {}
         if known.id:
             for row in self._storage.get_logs(self.project, run_id=known.id):
-                note_last(last, row.keys() - {"step", "timestamp"}, row["step"])
+                record_last(last, row.keys() - {"step", "timestamp"}, row["step"])
         if last:  # it is written with the first rows
             self._config = None
         return Known(known.id or token_hex(8), last)
@@ -94,9 +94,14 @@ class TrackioWriter(TrackerWriter):
             return
         steps, times, metrics = zip(*rows, strict=True)
         self._storage.bulk_log(
-            self.project, self._run_name, list(metrics), list(steps), list(times), self._config,
+            self.project,
+            self._run_name,
+            list(metrics),
+            list(steps),
+            list(times),
+            self._config,
             run_id=self._known.id,
-        )  # fmt: skip
+        )
         self._config = None
 
     def _row(self, event: ScalarsLogged | HistogramLogged | TextLogged) -> dict[str, Any]:
@@ -110,7 +115,7 @@ class TrackioWriter(TrackerWriter):
         try:
             return {key_of(event): self._lib.Histogram(values(event))._to_dict()}
         except (TypeError, ValueError) as error:
-            self.tell(key_of(event), f"{key_of(event)} is left out: {error}")
+            self.warn_once(key_of(event), f"{key_of(event)} is left out: {error}")
             return {}
 
 

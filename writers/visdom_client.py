@@ -67,9 +67,14 @@ class Panels:
             self._command += f" -base_url {base_url}"
         # send=False: the constructor sends no request and starts no listening thread
         self._client: Any = visdom.Visdom(
-            server=server, port=port, base_url=base_url, env=escaped(env), raise_exceptions=True, send=False,
+            server=server,
+            port=port,
+            base_url=base_url,
+            env=escaped(env),
+            raise_exceptions=True,
+            send=False,
             use_incoming_socket=False,
-        )  # fmt: skip
+        )
         self._client.send = True
         session = importlib.import_module("requests").Session()
         session.request = partial(session.request, timeout=timeout)
@@ -137,9 +142,13 @@ class Panels:
         heights = [y if math.isfinite(y) else math.nan for y in points.values()]
         with self._request(name):
             reply = self._client.line(
-                X=np.array([*points]), Y=np.array(heights, dtype=np.float64), win=name, name=mode,
-                update=update, opts={"title": name, "xlabel": "step", "showlegend": True},
-            )  # fmt: skip
+                X=np.array([*points]),
+                Y=np.array(heights, dtype=np.float64),
+                win=name,
+                name=mode,
+                update=update,
+                opts={"title": name, "xlabel": "step", "showlegend": True},
+            )
         if reply == "win does not exist":  # it was closed a moment ago
             raise ConnectionError(f"the visdom server at {self.url} has lost {name!r}")
         if reply != name:

@@ -22,6 +22,7 @@ from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.base import event_name
 from eventloop.events.encoding_errors import BadEvent, Unencodable
 from eventloop.events.run import Run
+from eventloop.migration.names import knowing_others
 from eventloop.util.checks import check_choice, check_seconds, positive
 from eventloop.util.text import UnavailableError
 from eventloop.writers.checks import OFFLOADS
@@ -42,7 +43,7 @@ class VisdomWriter(Writer):
     If no server answers when the run begins (`python -m visdom.server` starts one), the writer is disabled
     with a warning. The run continues, and its summary counts the writer's events as failed or dropped.
 
-    If the server disappears later, the writer retries every `retry_interval` seconds and at the end of the
+    If the server disappears later, the writer retries every `retry_seconds` seconds and at the end of the
     run. Up to `backlog` points wait and are drawn when the server is back. With more points, or if the server
     stays away, the writer fails with the number of points that were not drawn. Curves that a server lost by a
     restart are not drawn again. NaN and the infinities are gaps in a curve.
@@ -68,7 +69,7 @@ class VisdomWriter(Writer):
         env: visdom's environment; by default the name of the run's work_dir, so that runs are separate.
         base_url, username, password: the server's base URL, user name and password, if it has them.
         timeout: seconds that one request may take.
-        retry_interval: seconds between two attempts to reach a server that disappeared.
+        retry_seconds: seconds between two attempts to reach a server that disappeared.
         backlog: how many points may wait for the server.
         name: the writer's name in reports; needed if there are two of this class.
         offload: "process", "thread", or "auto", the default.
@@ -82,6 +83,7 @@ class VisdomWriter(Writer):
     batch = True
     offload = "auto"
 
+    @knowing_others
     def __init__(
         self,
         host: str = "localhost",
@@ -94,7 +96,7 @@ class VisdomWriter(Writer):
         username: str | None = None,
         password: str | None = None,
         timeout: float = 5.0,
-        retry_interval: float = 10.0,
+        retry_seconds: float = 10.0,
         backlog: int = 100_000,
         name: str | None = None,
         offload: str | None = None,
@@ -106,19 +108,23 @@ class VisdomWriter(Writer):
         positive("window_size", window_size)
         positive("backlog", backlog)
         check_seconds("timeout", timeout, zero=False)
-        check_seconds("retry_interval", retry_interval, zero=True)
+        check_seconds("retry_seconds", retry_seconds, zero=True)
         _check_texts(host=host, base_url=base_url)
         _check_texts(optional=True, env=env, username=username, password=password)
         self.window_size = window_size
         self.interested_keys = _check_keys(interested_keys)
         self.env = env
-        self.retry_interval = retry_interval
+        self.retry_seconds = retry_seconds
         self.backlog = backlog
         self.name = name
         self._server: dict[str, Any] = {
-            "host": host, "port": port, "timeout": timeout, "base_url": base_url, "username": username,
+            "host": host,
+            "port": port,
+            "timeout": timeout,
+            "base_url": base_url,
+            "username": username,
             "password": password,
-        }  # fmt: skip
+        }
         self._lib = _import_library()
         self._untaken = 0  # how many of the last events may have points that are not drawn
         self._refused: list[BadEvent] = []  # events with refused points that are not reported yet
@@ -138,7 +144,7 @@ class VisdomWriter(Writer):
         self._untaken, self._refused = 0, []
         self._unsent: list[ScalarsLogged] = []  # the untaken events with points
         self._bad: dict[Name, set[int]] = {}  # the steps of their points that the server has refused
-        self._told: set[Name] = set()  # the curves that the log has named as left out
+        self._warned: set[Name] = set()  # the curves that the log has named as left out
         try:
             self._panels.check()
         except ConnectionError as error:
@@ -153,7 +159,7 @@ class VisdomWriter(Writer):
             if isinstance(event, BeforeTrain):
                 self._begin(event.iter)
             elif isinstance(event, ScalarsLogged):
-                self._take(event)
+                self._store(event)
                 self._unsent.append(event)
         if self._error is None or monotonic() >= self._retry_at:
             self._try_to_draw()
@@ -194,7 +200,7 @@ class VisdomWriter(Writer):
         self._last.clear()
         self._recent.clear()
 
-    def _take(self, event: ScalarsLogged) -> None:
+    def _store(self, event: ScalarsLogged) -> None:
         for key, value in event.scalars.items():
             if self.interested_keys is not None:
                 found = self.interested_keys & {key, f"{event.mode}/{key}"}
@@ -232,10 +238,10 @@ class VisdomWriter(Writer):
                 logger.warning("%s; points wait until it is back", error)
             self._error = error
             self._last.clear()  # the server may have been restarted, without its curves
-            self._retry_at = monotonic() + self.retry_interval
+            self._retry_at = monotonic() + self.retry_seconds
         else:
             self._error = None
-            self._settle()
+            self._resolve()
 
     def _draw_unless_refused(self, name: Name, points: dict[int, float]) -> None:
         try:
@@ -243,11 +249,11 @@ class VisdomWriter(Writer):
         except self._lib.RefusedError as error:
             self._bad.setdefault(name, set()).update(points)
             self._last.pop(name, None)  # what the server has of it is unknown
-            if name not in self._told:
-                self._told.add(name)
+            if name not in self._warned:
+                self._warned.add(name)
                 logger.warning("VisdomWriter: left out are %s/%s: %s", name[1], name[0], error)
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         """Note that no event waits any more, and which of them have refused points."""
         for event in self._unsent if self._bad else ():
             bad = [key for key in event.scalars if event.step in self._bad.get((key, event.mode), ())]

@@ -37,7 +37,7 @@ from eventloop.writers.tracker_arguments import (
     secrets_of,
     setting,
 )
-from eventloop.writers.tracker_values import checkpoints_of, key_of, note_last, run_name_of, values_of
+from eventloop.writers.tracker_values import checkpoints_of, key_of, record_last, run_name_of, values_of
 from eventloop.writers.wandb_files import has_files, is_whole, read_history
 
 MODES = ("online", "offline", "disabled")
@@ -86,9 +86,7 @@ class WandbWriter(TrackerWriter):
         TypeError, ValueError: there is no project, or another argument or environment variable is wrong.
     """
 
-    events = (
-        *RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved,
-    )  # fmt: skip
+    events = (*RUN_EVENTS, ScalarsLogged, ImageLogged, HistogramLogged, TextLogged, RunInfo, CheckpointSaved)
     service: ClassVar[str] = "W&B"
     target: ClassVar[str] = "wandb"
     secret_variables: ClassVar[tuple[str, ...]] = ("WANDB_API_KEY",)
@@ -148,10 +146,17 @@ class WandbWriter(TrackerWriter):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         with _without_info(lib):
             self._run = lib.init(
-                project=self.project, name=run_name_of(run, self._run_name), dir=str(folder), id=run_id,
-                resume="allow", mode=self.mode, config=self.config, reinit="create_new",
-                settings=_settings(lib), **self._options,
-            )  # fmt: skip
+                project=self.project,
+                name=run_name_of(run, self._run_name),
+                dir=str(folder),
+                id=run_id,
+                resume="allow",
+                mode=self.mode,
+                config=self.config,
+                reinit="create_new",
+                settings=_settings(lib),
+                **self._options,
+            )
         drain_first()  # else wandb's service would end at exit before a writer on a thread has closed
         self._axes = set()
         if not self._run.offline:  # the server numbers the rows; offline they would begin with 0 again
@@ -240,7 +245,7 @@ class WandbWriter(TrackerWriter):
                 path.write_bytes(png)
                 self._log(when, event.mode, event.step, {key: lib.Image(str(path))})
         except (TypeError, ValueError, ImportError) as error:
-            self.tell(key, f"{key} is left out: {error}")
+            self.warn_once(key, f"{key} is left out: {error}")
 
     def _update_best(self, row: dict[str, float], step: int) -> None:
         for key in row.keys() & self._direction.keys():
@@ -268,7 +273,7 @@ class WandbWriter(TrackerWriter):
             self._resume_at = row["_step"] + 1
             if not isinstance(step := row.pop("step", None), int):
                 continue
-            note_last(last, row, step)
+            record_last(last, row, step)
             for key in row.keys() & self._direction.keys():
                 if self._is_best(key, row[key]):
                     self._best[key] = row[key]
@@ -283,15 +288,20 @@ class WandbWriter(TrackerWriter):
             if file.is_file():  # add_dir would print a line
                 artifact.add_file(str(file), name=file.relative_to(folder).as_posix())
         self._run.log_artifact(artifact, aliases=["latest", path.name])
-        self.note_sent(event)
+        self.record_sent(event)
 
 
 def _settings(lib: Any) -> Any:
     """Return settings with which wandb prints nothing, asks nothing and waits for nothing without an end."""
     return lib.Settings(
-        console="off", silent=True, x_disable_stats=True, login_timeout=10, init_timeout=30,
-        finish_timeout=FINISH_SECONDS, finish_timeout_raises=True,
-    )  # fmt: skip
+        console="off",
+        silent=True,
+        x_disable_stats=True,
+        login_timeout=10,
+        init_timeout=30,
+        finish_timeout=FINISH_SECONDS,
+        finish_timeout_raises=True,
+    )
 
 
 @contextmanager

@@ -121,12 +121,21 @@ class Writer:
         former, self._bus = self._bus, ref(bus)
         try:
             return bus.subscribe(
-                self._deliver, *bus.possible(several(self.events)), name=self._called,
-                offload=self._runs_on(), queue=self.queue, overflow=self.overflow, batch=self.batch,
-                budget_us=self.budget_us, on_flush=self._flush, on_close=self._close,
-                stall_timeout=self.stall_timeout, on_error=self.on_error, linger=self.linger,
+                self._deliver,
+                *bus.possible(several(self.events)),
+                name=self._called,
+                offload=self._runs_on(),
+                queue=self.queue,
+                overflow=self.overflow,
+                batch=self.batch,
+                budget_us=self.budget_us,
+                on_flush=self._flush,
+                on_close=self._close,
+                stall_timeout=self.stall_timeout,
+                on_error=self.on_error,
+                linger=self.linger,
                 timed=self._timed,
-            )  # fmt: skip
+            )
         except BaseException:  # Ctrl-C among them
             self._bus = former
             raise

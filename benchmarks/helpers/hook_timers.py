@@ -118,7 +118,7 @@ def _say(console: io.StringIO, done: int, *seconds: float) -> None:
 
 def costs(bench: Bench) -> list[Case]:
     """An iteration in which no write is due; a thread writes at most every 30 seconds."""
-    trainer, hook = bench.trainer(), CostsHook(interval=float("inf"))
+    trainer, hook = bench.trainer(), CostsHook(interval_seconds=float("inf"))
     hook.before_run(trainer, BeforeRun())
     return [
         bench.iterations(OURS, AFTER_ITER, {"hook": hook, "trainer": trainer}, head="for event in events"),

@@ -146,11 +146,15 @@ def rank_and_world_size() -> tuple[int, int]:
 def facts_of(trainer: AssembledTrainer) -> Run:
     """Return the facts about a run that writers receive when it begins."""
     return Run(
-        work_dir=str(trainer.work_dir.absolute()), start_iter=trainer.iter, start_epoch=trainer.epoch,
-        max_iters=trainer.max_iters, max_epochs=trainer.max_epochs,
+        work_dir=str(trainer.work_dir.absolute()),
+        start_iter=trainer.iter,
+        start_epoch=trainer.epoch,
+        max_iters=trainer.max_iters,
+        max_epochs=trainer.max_epochs,
         iters_per_epoch=trainer.limits.length("train", trainer.train_loader),
-        rank=trainer.rank, world_size=trainer.world_size,
-    )  # fmt: skip
+        rank=trainer.rank,
+        world_size=trainer.world_size,
+    )
 
 
 def default_writers() -> list[dict[str, Any]]:

@@ -60,8 +60,9 @@ class Attacher:
         options = self.options
         return {
             "writers": [{"type": name} for name in options.writers],
-            "work_dir": options.work_dir, "measure": options.measure,
-        }  # fmt: skip
+            "work_dir": options.work_dir,
+            "measure": options.measure,
+        }
 
     def follow(self, ride: Ride) -> None:
         """Give the trainer of a bridge its own directory, and keep the summary of each of its runs."""

@@ -31,7 +31,7 @@ def appenders(
         if early is None or early(event):
             append(event)
 
-    def enqueue_stamped(event: Event) -> None:
+    def enqueue_timed(event: Event) -> None:
         if early is None or early(event):
             append(Stamped(event, perf_counter()))
 
@@ -45,17 +45,17 @@ def appenders(
         if has_room(event):
             append(event)
 
-    def enqueue_stamped_with_room(event: Event) -> None:
+    def enqueue_timed_with_room(event: Event) -> None:
         emitted = perf_counter()
         if has_room(event):
             append(Stamped(event, emitted))
 
-    stamped = enqueue_stamped_with_room if blocks else enqueue_stamped
+    timed = enqueue_timed_with_room if blocks else enqueue_timed
     if subscriber.options.timed:
-        return stamped, stamped
+        return timed, timed
     if blocks:
-        return enqueue_with_room, stamped
-    return (append if early is None else enqueue), stamped
+        return enqueue_with_room, timed
+    return (append if early is None else enqueue), timed
 
 
 def counted(background: Background, append: Append) -> Append:

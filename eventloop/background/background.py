@@ -21,7 +21,7 @@ from eventloop.background.coroutine_loop import CoroutineLoop
 from eventloop.background.health import Health
 from eventloop.background.posted import Posted
 from eventloop.background.queues.inbox import Route
-from eventloop.background.queues.leftover import KeepLeft
+from eventloop.background.queues.leftover import StoreUndelivered
 from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.queues.supervision import supervise
@@ -69,9 +69,9 @@ class Background:
         """Whether a close logs lost events; False while its caller logs them."""
         self.flush_ends: Callable[[], bool] = lambda: False
         """Returns True to end a flush early, which then logs nothing, because a close follows."""
-        self.keep_left: KeepLeft | None = None
+        self.store_undelivered: StoreUndelivered | None = None
         self.replay_command = ""
-        """The command that delivers the events that `keep_left` keeps; "" without one."""
+        """The command that delivers the events that `store_undelivered` keeps; "" without one."""
         self.logged: dict[Subscriber, int] = {}
         """The subscribers that the last flush has logged, each with the number of its events by then."""
         self.thread: threading.Thread | None = None  # the keeper's
@@ -221,7 +221,7 @@ class Background:
             Posted(deferred, [(subscriber, subscriber.inbox.post(types)) for subscriber in subscribers])
         )
 
-    def relieve(self) -> None:
+    def limit_queues(self) -> None:
         """Keep the queues bounded; emitting threads call it from time to time."""
         for subscriber in self.subscribers:
             if len(subscriber.inbox.incoming) > MANY:
@@ -281,7 +281,7 @@ class Background:
         The state is the last event of each type that it created, and what becomes of undelivered events.
         """
         self.latest.update(former.latest)
-        self.keep_left, self.replay_command = former.keep_left, former.replay_command
+        self.store_undelivered, self.replay_command = former.store_undelivered, former.replay_command
 
     def start(self) -> None:
         """Start the keeper thread; safe from any thread.

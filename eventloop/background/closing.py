@@ -39,7 +39,7 @@ of the timeout.
 JOIN_SECONDS = 0.5
 """The longest wait in seconds for all threads that were asked to end and may still look at the queues."""
 
-Noting = AbstractContextManager[None]
+Counting = AbstractContextManager[None]
 
 
 # --- flush -------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ Noting = AbstractContextManager[None]
 def flush(
     background: Background,
     timeout: float,
-    noting: Callable[[], Noting],
+    counting: Callable[[], Counting],
     allowed: Callable[[], bool] | None = None,
 ) -> bool:
     """Wait until everything emitted so far is delivered and flushed; return False on a timeout.
@@ -63,11 +63,11 @@ def flush(
             deadline, after which undelivered events are not logged.
     """
     deadline = Deadline(timeout, background.subscribers, allowed)
-    complete = _flush_once(background, deadline, noting())
+    complete = _flush_once(background, deadline, counting())
     if allowed is None:
         return complete
     while not (complete or background.flush_ends()) and deadline.extend():
-        complete = _flush_once(background, deadline, noting())
+        complete = _flush_once(background, deadline, counting())
     left = [] if complete or background.flush_ends() else _with_left(background.subscribers)
     background.logged = {each: each.emitted for each in left}
     if left:
@@ -78,19 +78,19 @@ def flush(
     return complete
 
 
-def _flush_once(background: Background, deadline: Deadline, noting: Noting) -> bool:
+def _flush_once(background: Background, deadline: Deadline, counting: Counting) -> bool:
     flushed = {each: each.emitted for each in background.subscribers}
 
-    def fed_since() -> list[Subscriber]:
+    def emitted_since() -> list[Subscriber]:
         return [each for each in background.subscribers if each.emitted != flushed.get(each, 0)]
 
     complete = _flush_each(background, background.subscribers, deadline, calls=True)
     reported = background.health.report_drops(background.subscribers)
-    if complete and (reported or fed_since()):
-        with noting:  # only now, because it changes the routes
+    if complete and (reported or emitted_since()):
+        with counting:  # only now, because it changes the routes
             # repeated once only: two subscribers whose `on_flush` fails would get each other's reports
             if _flush_until_quiet(background, deadline, lambda: background.emissions):
-                _flush_each(background, fed_since(), deadline, calls=True)
+                _flush_each(background, emitted_since(), deadline, calls=True)
                 _flush_until_quiet(background, deadline, lambda: background.emissions)
     return complete
 
@@ -220,7 +220,7 @@ def _close(background: Background, deadline: Deadline, *, advises: bool) -> None
     quiet = quiet or (_dropped(subscribers) == dropped and not background.posted)
     background.complete = quiet and ended and not left
     took, timeout = monotonic() - began, deadline.seconds
-    answers = {save_undelivered(each, background.keep_left) for each in subscribers}
+    answers = {save_undelivered(each, background.store_undelivered) for each in subscribers}
     if not background.complete:
         remedy = _remedy(background.replay_command, answers)
         text = _undelivered(background, subscribers, remedy, quiet=quiet, advises=advises)

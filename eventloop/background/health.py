@@ -56,16 +56,16 @@ class Health:
         # a failure on a report goes to `mail` only: two such subscribers would report each other forever
         self._publish(event, subscriber, by_mail_only=any(isinstance(i, HandlerFailed) for i in items))
 
-    def report_drops(self, subscribers: Iterable[Subscriber], every: float = 0.0) -> bool:
+    def report_drops(self, subscribers: Iterable[Subscriber], every_seconds: float = 0.0) -> bool:
         """Report the events dropped since the last report; return whether there were any.
 
         Args:
             subscribers: the queues to report on.
-            every: the least time between two reports on one subscriber, in seconds.
+            every_seconds: the least time between two reports on one subscriber.
         """
         now, told = perf_counter(), False
         for subscriber in subscribers:
-            if count := subscriber.new_drops(now, every):
+            if count := subscriber.new_drops(now, every_seconds):
                 self._publish(EventsDropped(handler=subscriber.name, count=count))
                 told = True
         return told
@@ -81,8 +81,12 @@ class Health:
         logger.warning(
             "handler %s exceeds its budget_us=%g on %s: the p99 of its calls is %s us (of %d); the event "
             "slow_handler reports it, too",
-            name, budget * 1e6, event, f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}", calls,
-        )  # fmt: skip
+            name,
+            budget * 1e6,
+            event,
+            f"{p99 * 1e6:,.4g}" if p99 < 1e-3 else f"{p99 * 1e6:,.0f}",
+            calls,
+        )
         self._publish(SlowHandler(handler=name, count=calls, cost=p99))
 
     def _publish(self, event: Event, about: Subscriber | None = None, *, by_mail_only: bool = False) -> None:

@@ -98,16 +98,16 @@ class Deadline:
         """Return whether subscribers have made progress since the last check, and log those that have."""
         now, before = monotonic(), self._before
         after = self._before = measure(before)
-        took, self._checked = max(now - self._checked, 1e-9), now
+        elapsed, self._checked = max(now - self._checked, 1e-9), now
         if now + self.seconds > self._latest or self._allowed is None or not self._allowed():
             return False
-        computing = [each for each in after if _computes(before[each], after[each], took)]
+        computing = [each for each in after if _computes(before[each], after[each], elapsed)]
         # the events of others, which have none left, are no reason to wait for a subscriber that hangs
         fewer = sum(seen.queued for seen in after.values()) < sum(seen.queued for seen in before.values())
         handled = any(seen.queued and seen.handled > before[each].handled for each, seen in after.items())
         if not (computing or (fewer and handled)):
             return False
-        texts = [_outlook(each, before[each], after[each], took, each in computing) for each in after]
+        texts = [_outlook(each, before[each], after[each], elapsed, each in computing) for each in after]
         if any(texts):  # not if each queue that shrank is empty by now
             logger.warning(
                 "waiting for background subscribers that make progress, at most %.0f s more: %s",
@@ -128,16 +128,18 @@ def measure(subscribers: Iterable[Subscriber]) -> dict[Subscriber, Progress]:
     return progress
 
 
-def _computes(before: Progress, after: Progress, took: float) -> bool:
+def _computes(before: Progress, after: Progress, elapsed: float) -> bool:
     """Return whether a subscriber has computed and has handled no event, which its queue would show."""
     if not (after.queued or after.calling) or after.handled != before.handled:
         return False
-    return computes(before.cpu_time, after.cpu_time, took)
+    return computes(before.cpu_time, after.cpu_time, elapsed)
 
 
-def _outlook(subscriber: Subscriber, before: Progress, after: Progress, took: float, computes: bool) -> str:
+def _outlook(
+    subscriber: Subscriber, before: Progress, after: Progress, elapsed: float, computes: bool
+) -> str:
     """Describe how many events a subscriber has left, and its progress; "" without any."""
-    left, rate = after.queued, (before.queued - after.queued) / took
+    left, rate = after.queued, (before.queued - after.queued) / elapsed
     if left and rate > 0:
         more = f"about {left / rate:,.0f} s more"
         return f"{subscriber.name} has {left:,} left and delivers {rate:,.3g} a second: {more}"

@@ -13,6 +13,7 @@ from eventloop.assembly.attach import check_bus_owners
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
+from eventloop.migration.names import knowing_renamed
 from eventloop.optim.optimizers import Optimizers, named_values
 from eventloop.training.trainer import Trainer
 from eventloop.util.checks import at_least
@@ -21,6 +22,7 @@ OWNED = ("optimizer", "param_scheduler", "sampler_seed", "preemption", "garbage_
 """The default hooks whose work the host does, so that a driven trainer has them only on request."""
 
 
+@knowing_renamed
 class DrivenTrainer(Trainer):
     """Emit the events of a training whose loop another engine, or your own code, runs.
 
@@ -83,10 +85,16 @@ class DrivenTrainer(Trainer):
         self._rates: dict[str, Any] = {}
         self.step_rates = MappingProxyType(self._rates)
         super().__init__(
-            model, optimizer=optimizer, hooks=hooks, writers=writers, work_dir=work_dir, bus=bus,
+            model,
+            optimizer=optimizer,
+            hooks=hooks,
+            writers=writers,
+            work_dir=work_dir,
+            bus=bus,
             default_hooks=dict.fromkeys(OWNED) | dict(default_hooks or {}),
-            max_epochs=1 if by_epoch else None, max_iters=None if by_epoch else 1,
-        )  # fmt: skip
+            max_epochs=1 if by_epoch else None,
+            max_iters=None if by_epoch else 1,
+        )
         self.max_epochs, self.max_iters = max_epochs, max_iters
 
     @property
@@ -104,7 +112,7 @@ class DrivenTrainer(Trainer):
         self._rates.clear()
         return super().begin_iter(batch)
 
-    def note_rates(self, optimizer: Any) -> None:
+    def record_rates(self, optimizer: Any) -> None:
         """Note the learning rate that a step of an optimizer is about to use, which is then the logged one.
 
         The host's schedulers may change it before the iteration ends. Without a step in the iteration, the

@@ -24,7 +24,7 @@ class HostedTrainer(DrivenTrainer):
     _native: Any = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         super().__init__(*args, **kwargs)
 
     @property
@@ -49,7 +49,7 @@ class HostedTrainer(DrivenTrainer):
 
     def begin_epoch(self, length: int | None = None) -> None:
         """Begin an epoch, after the end of what the host has left open."""
-        self._leave_within("run")
+        self._exit_within("run")
         super().begin_epoch(length)
 
     def resume_epoch(self, length: int | None = None) -> None:
@@ -70,7 +70,7 @@ class HostedTrainer(DrivenTrainer):
         """
         if self.passing is None:
             self.resume_epoch()
-        self._leave_within("epoch")
+        self._exit_within("epoch")
         if not super().begin_iter(batch):
             raise RuntimeError(
                 f"a handler of before_train_iter raised SkipIteration, and {self.host} cannot skip a batch: "
@@ -81,24 +81,24 @@ class HostedTrainer(DrivenTrainer):
     def end_iter(self, outputs: Any) -> bool:
         """End the iteration; do nothing without one."""
         if self.passing is None or not self.metrics.in_iteration:
-            self._tell("the end of an iteration without its beginning", "does nothing")
+            self._warn_once("the end of an iteration without its beginning", "does nothing")
             return False
         if self.mode != "train":
-            self._leave("evaluation")
+            self._exit_part("evaluation")
         return super().end_iter(outputs)
 
     def end_epoch(self) -> None:
         """End the epoch; do nothing without one."""
         if self.passing is None:
-            self._tell("the end of an epoch without its beginning", "does nothing")
+            self._warn_once("the end of an epoch without its beginning", "does nothing")
             return
-        self._leave_within("epoch")
+        self._exit_within("epoch")
         super().end_epoch()
 
     def begin_val(self, mode: Evaluate = "val") -> None:
         """Begin an evaluation, after the end of what the host has left open."""
         if self.mode != "train":
-            self._leave("evaluation")
+            self._exit_part("evaluation")
         super().begin_val(mode)
 
     def begin_val_iter(self, batch: Any, batch_idx: int, loader: str = "") -> None:
@@ -118,25 +118,25 @@ class HostedTrainer(DrivenTrainer):
 
     def _evaluates(self) -> bool:
         if self.mode == "train":
-            self._tell("a part of an evaluation without its beginning", "does nothing")
+            self._warn_once("a part of an evaluation without its beginning", "does nothing")
         return self.mode != "train"
 
-    def _leave_within(self, part: str) -> None:
+    def _exit_within(self, part: str) -> None:
         """End all parts within `part` that are open."""
         if self.metrics.in_iteration:
-            self._tell("an iteration without its end", "does not count it")
+            self._warn_once("an iteration without its end", "does not count it")
             self.drop_iter()
         while self._open and self._open[-1][0] != part:
-            self._leave(self._open[-1][0])
+            self._exit_part(self._open[-1][0])
 
-    def _leave(self, part: str) -> None:
+    def _exit_part(self, part: str) -> None:
         """End the part of the run that was begun last, which the host has left open."""
-        self._tell(f"an {part} without its end", 'ends it with the reason "left"')
+        self._warn_once(f"an {part} without its end", 'ends it with the reason "left"')
         left = GeneratorExit()  # as if a loop of one's own had been left
         self._begun(part).__exit__(GeneratorExit, left, None)
 
-    def _tell(self, what: str, instead: str) -> None:
+    def _warn_once(self, what: str, instead: str) -> None:
         """Log what the host did and what is done about it, once for each kind."""
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             logger.warning("%s had %s; the bridge %s, and says so once", self.host, what, instead)

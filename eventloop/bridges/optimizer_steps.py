@@ -26,7 +26,7 @@ def announced_steps(trainer: DrivenTrainer) -> Iterator[Callable[[], None]]:
 
     def before(optimizer: Any, *_: Any) -> None:
         nonlocal began
-        trainer.note_rates(optimizer)
+        trainer.record_rates(optimizer)
         if wanted[BeforeOptimizerStep]:
             trainer.announce(BeforeOptimizerStep)
         began = perf_counter() - waits.seconds

@@ -128,13 +128,13 @@ class OptunaPruningHook(Hook):
                 f"OptunaPruningHook monitors {self._monitor!r}, which the validation does not report{known}"
             )
         score, step = float(event.metrics[self._monitor]), event.epoch if trainer.by_epoch else trainer.iter
-        if self._asks_to_prune(score, step, together=trainer.world_size > 1):
+        if self._should_prune(score, step, together=trainer.world_size > 1):
             unit = "epoch" if trainer.by_epoch else "iteration"
             self._pruned = f"{self._monitor} is {score:g} at {unit} {step}"
             trainer.during_run.push(lambda *ending: self._raise(trainer, *ending))
             trainer.stop(f"pruned by Optuna: {self._pruned}")
 
-    def _asks_to_prune(self, score: float, step: int, *, together: bool) -> bool:
+    def _should_prune(self, score: float, step: int, *, together: bool) -> bool:
         """Return the pruner's answer, the same on all ranks. They wait for rank 0, so its error is shared."""
         if not together:
             return self._report(score, step)
@@ -163,7 +163,7 @@ class OptunaPruningHook(Hook):
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """Raise TrialPruned after everything is delivered, unless an error or a signal ends the program."""
+        """Raise TrialPruned once all events are delivered, unless an error or a signal ends the program."""
         if error is None and not trainer.ends_program and trainer.stop_signal is None:
             trainer.bus.close()  # the objective is left here, so nothing else ends the threads of the trial
             raise TrialPruned(self._pruned)

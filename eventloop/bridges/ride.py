@@ -165,10 +165,18 @@ class Ride:
         if trainer is None:
             wanted = self._work_dir if self._work_dir is not None else work_dir
             trainer = self.trainer = HostedTrainer(
-                model, optimizer=optimizer, max_epochs=max_epochs, max_iters=max_iters, by_epoch=by_epoch,
-                hooks=self.hooks, writers=self._writers, bus=self.bus, native=native, host=self.host,
+                model,
+                optimizer=optimizer,
+                max_epochs=max_epochs,
+                max_iters=max_iters,
+                by_epoch=by_epoch,
+                hooks=self.hooks,
+                writers=self._writers,
+                bus=self.bus,
+                native=native,
+                host=self.host,
                 work_dir=self.place(None if wanted is None else Path(wanted)),
-            )  # fmt: skip
+            )
         elif trainer.model is not model and self.hooks:
             raise ValueError(
                 f"this bridge to {self.host} serves the model of its first run, and its hooks hold that "
@@ -260,7 +268,7 @@ class Ride:
 
         return ending_run
 
-    def leave_run(self) -> None:
+    def end_unfinished_run(self) -> None:
         """End a run whose end an error of another callback has hidden."""
         if self.trainer is not None and self.trainer.running:
             logger.warning(

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 logger = logging.getLogger("eventloop")
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 @contextmanager
@@ -23,9 +23,12 @@ def measuring_only(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if what not in _told:
-            _told.add(what)
+        if what not in _warned:
+            _warned.add(what)
             logger.warning(
                 "%s has no row in the costs, because measuring it failed: %s: %s",
-                what, type(error).__name__, error, exc_info=True,
-            )  # fmt: skip
+                what,
+                type(error).__name__,
+                error,
+                exc_info=True,
+            )

@@ -38,8 +38,9 @@ class AfterClose:
             logger.warning(
                 "%s was emitted after the bus was closed: it is dropped and counted for %s, as are all later "
                 "events. Close the bus after the last event, or check bus.closed before emitting",
-                event_name(event_type), name,
-            )  # fmt: skip
+                event_name(event_type),
+                name,
+            )
 
 
 def _passes(subscriber: Subscriber, event: Event) -> bool:

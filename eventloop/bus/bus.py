@@ -24,14 +24,14 @@ from weakref import WeakSet, ref
 from eventloop.background import closing
 from eventloop.background.background import Background
 from eventloop.background.overtime import after_signal
-from eventloop.background.queues.leftover import KeepLeft
+from eventloop.background.queues.leftover import StoreUndelivered
 from eventloop.background.queues.options import OnError, Overflow, SubscriberOptions
 from eventloop.background.threads import on_background_thread
 from eventloop.bus.capture import capture
 from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
-from eventloop.bus.process_exit import forget, watch
+from eventloop.bus.process_exit import unwatch, watch
 from eventloop.bus.recording import Recording
 from eventloop.bus.subscribers import Subscribers
 from eventloop.bus.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
@@ -43,7 +43,7 @@ from eventloop.events.catalogue import find_event
 from eventloop.events.deferred import Deferred
 from eventloop.events.filters import Predicate
 from eventloop.events.priority import Priority
-from eventloop.migration.names import knowing_others
+from eventloop.migration.names import knowing_others, knowing_renamed
 from eventloop.processes.dry_run import plan_file
 from eventloop.util.checks import check_seconds
 from eventloop.util.functions import handler_name, is_coroutine_function
@@ -57,6 +57,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 E = TypeVar("E", bound=Event)
 
 
+@knowing_renamed
 class Bus:
     """Emit events to sync handlers in priority order and to background subscribers, and count each event.
 
@@ -122,10 +123,23 @@ class Bus:
 
         def decorate(fn: F) -> F:
             self.subscribe(
-                fn, *events, priority=priority, every=every, start=start, once=once, when=when, name=name,
-                offload=offload, queue=queue, overflow=overflow, on_error=on_error,
-                stall_timeout=stall_timeout, batch=batch, budget_us=budget_us, loop=loop,
-            )  # fmt: skip
+                fn,
+                *events,
+                priority=priority,
+                every=every,
+                start=start,
+                once=once,
+                when=when,
+                name=name,
+                offload=offload,
+                queue=queue,
+                overflow=overflow,
+                on_error=on_error,
+                stall_timeout=stall_timeout,
+                batch=batch,
+                budget_us=budget_us,
+                loop=loop,
+            )
             return fn
 
         return decorate
@@ -196,10 +210,20 @@ class Bus:
             RuntimeError: a background subscriber is added to a closed bus without a trainer.
         """
         options = make_options(
-            fn, priority=priority, every=every, start=start, once=once, when=when, name=name, offload=offload,
-            budget_us=budget_us, loop=loop, background=SubscriberOptions(
-                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed),
-        )  # fmt: skip
+            fn,
+            priority=priority,
+            every=every,
+            start=start,
+            once=once,
+            when=when,
+            name=name,
+            offload=offload,
+            budget_us=budget_us,
+            loop=loop,
+            background=SubscriberOptions(
+                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed
+            ),
+        )
         if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
             self._subscribers.check(fn, events, name, options)
             self.reopen()
@@ -449,16 +473,16 @@ class Bus:
             return DrainReport(True, self._subscribers.stats())
         allowed = (lambda: self.overtime) if timeout is None else None
         seconds = self.patience if timeout is None else timeout
-        complete = closing.flush(self._background, seconds, self._subscribers.noting, allowed)
+        complete = closing.flush(self._background, seconds, self._subscribers.counting_emissions, allowed)
         return DrainReport(complete, self._subscribers.stats())
 
-    def keep_left(self, keep: KeepLeft, command: str = "") -> None:
+    def on_undelivered(self, store: StoreUndelivered, command: str = "") -> None:
         """Set a function that `close` calls with the events that it could not deliver.
 
-        An error of `keep` is logged. The log names `command`, which delivers the events later where `keep`
+        An error of `store` is logged. The log names `command`, which delivers the events later where `store`
         returns True, and else says how to deliver them.
         """
-        self._background.keep_left, self._background.replay_command = keep, command
+        self._background.store_undelivered, self._background.replay_command = store, command
 
     def never_wait(self) -> None:
         """Stop honouring `overflow="block"`: emits return at once, and full queues exceed their limit."""
@@ -494,7 +518,7 @@ class Bus:
         allowed = (lambda: self.overtime) if overtime else None
         complete = closing.close(background, timeout, allowed, advises=timeout >= self.patience)
         if background.finished:  # else another thread is about to finish it, or the exit will
-            forget(background)
+            unwatch(background)
             self._subscribers.refresh_routes()
         return complete
 
@@ -557,7 +581,7 @@ class Bus:
         """
         self.closed, kept = True, self.begins_in_forks and not self.for_runs
         self._background.become_inert(reopens=kept)
-        self._subscribers.forget(kept=kept)
+        self._subscribers.drop_inherited(kept=kept)
 
     # --- inside --------------------------------------------------------------------------------------------
 

@@ -77,7 +77,7 @@ class Plan:
         name: str,
         handlers: Sequence[Handler],
         hand_overs: Sequence[HandOver],
-        stamped_hand_overs: Sequence[HandOver],
+        timed_hand_overs: Sequence[HandOver],
         on_failure: OnFailure,
         housekeeping: Callable[[], None],
         sampling: Sampling,
@@ -87,7 +87,7 @@ class Plan:
     ) -> None:
         self.handlers = tuple(handlers)
         self.hand_overs = tuple(hand_overs)
-        self._stamped_hand_overs = tuple(stamped_hand_overs)
+        self._timed_hand_overs = tuple(timed_hand_overs)
         self._on_failure = on_failure
         self._housekeeping = housekeeping
         self._sampling = sampling
@@ -105,9 +105,14 @@ class Plan:
         else:
             clocked = recorder.watch_event(name, self._recorded(name, recorder))
         namespace |= {
-            "clocked": clocked, "look": self._look,
-            "latest": latest, "before": emitted, "count": 0, "due": 0, "next_look": 0,
-        }  # fmt: skip
+            "clocked": clocked,
+            "look": self._choose_clocked,
+            "latest": latest,
+            "before": emitted,
+            "count": 0,
+            "due": 0,
+            "next_look": 0,
+        }
         namespace |= {f"hand_over{i}": fn for i, fn in enumerate(self.hand_overs)}
         source = _bare_source(function, self.handlers, len(self.hand_overs))
         self.dispatch: Dispatch
@@ -117,15 +122,17 @@ class Plan:
 
     def _compile_clocked(self, function: str, namespace: dict[str, Any]) -> Callable[[Event, Any], None]:
         namespace = namespace | {
-            "hand_over": self._hand_over, "took": self._sampling.durations.append, "now": perf_counter,
+            "hand_over": self._hand_over,
+            "took": self._sampling.durations.append,
+            "now": perf_counter,
             **{f"took{i}": _adder(h.timing) for i, h in enumerate(self.handlers) if not h.filtered},
-        }  # fmt: skip
+        }
         source = _clocked_source(function, self.handlers, hands_over=bool(self.hand_overs))
         return cast(
             Callable[..., Callable[[Event, Any], None]], _factory(function, source, tuple(namespace))
         )(**namespace)
 
-    def _look(self, count: int) -> tuple[int, int]:
+    def _choose_clocked(self, count: int) -> tuple[int, int]:
         """Choose the events after event number `count` that are clocked (measured).
 
         It also adds recent durations to the sums when many have accumulated. With a recorder every event is
@@ -152,7 +159,7 @@ class Plan:
 
     def _hand_over(self, event: Event, now: float) -> None:
         self._housekeeping()
-        for hand_over in self._stamped_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
+        for hand_over in self._timed_hand_overs if self._sampling.measures_wait(now) else self.hand_overs:
             hand_over(event)
 
     def _recorded(self, name: str, recorder: SpanRecorder) -> Callable[[Event, Any], None]:
@@ -166,7 +173,7 @@ class Plan:
             try:
                 if self.hand_overs:
                     self._housekeeping()
-                for hand_over in self._stamped_hand_overs:
+                for hand_over in self._timed_hand_overs:
                     hand_over(event)
                 for index, handler in enumerate(watched):  # noqa: B007 - the index of the one that raised
                     handler(event, trainer)
@@ -200,7 +207,7 @@ class Plan:
 
 
 @excludes_waits
-def leave_out(seconds: float) -> None:
+def exclude_wait(seconds: float) -> None:
     """Leave a wait out of the times of the handlers that are being called on this thread."""
     for frame in frames_here():
         if frame.f_code is Handler.clocked.__code__:

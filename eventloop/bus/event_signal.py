@@ -67,7 +67,7 @@ class EventSignal(blinker.Signal):
         self._housekeeping = housekeeping
         self._handlers: dict[Any, Handler] = {}
         self._hand_overs: tuple[HandOver, ...] = ()
-        self._stamped_hand_overs: tuple[HandOver, ...] = ()
+        self._timed_hand_overs: tuple[HandOver, ...] = ()
         self._has_background = False  # whether the hand-overs lead to a background subscriber
         self._mutes = 0
         self._counted = 0  # number of events already included in the handlers' counts of calls
@@ -162,7 +162,7 @@ class EventSignal(blinker.Signal):
         return tuple(sorted(self._handlers.values(), key=lambda h: (h.priority, h.order)))
 
     def hand_over_to(
-        self, hand_overs: tuple[HandOver, ...], stamped: tuple[HandOver, ...], *, has_background: bool
+        self, hand_overs: tuple[HandOver, ...], timed: tuple[HandOver, ...], *, has_background: bool
     ) -> None:
         """Set the functions by which each emit puts its event into background queues, before handlers run.
 
@@ -172,7 +172,7 @@ class EventSignal(blinker.Signal):
             has_background: False on a closed bus, where the functions only count the event as dropped.
         """
         if hand_overs != self._hand_overs:
-            self._hand_overs, self._stamped_hand_overs = hand_overs, stamped
+            self._hand_overs, self._timed_hand_overs = hand_overs, timed
             self._has_background = has_background
             self._changed()
 
@@ -205,7 +205,7 @@ class EventSignal(blinker.Signal):
             return
         self._clear_state()
         self._handlers.clear()
-        self._hand_overs = self._stamped_hand_overs = ()
+        self._hand_overs = self._timed_hand_overs = ()
         self._has_background = False
         self._changed()
 
@@ -215,7 +215,7 @@ class EventSignal(blinker.Signal):
             self._recorder = recorder
             self._changed()
 
-    def settle(self) -> None:
+    def update_calls(self) -> None:
         """Bring every handler's `calls` up to date."""
         with self._compiling:
             if self._plan is not None:
@@ -262,7 +262,7 @@ class EventSignal(blinker.Signal):
             self.name,
             () if muted else self.handlers,
             () if muted else self._hand_overs,
-            () if muted else self._stamped_hand_overs,
+            () if muted else self._timed_hand_overs,
             self._on_failure,
             self._housekeeping,
             self._sampling,
@@ -325,7 +325,7 @@ def _place_of(handlers: tuple[Handler, ...], index: int, event: Event) -> str:
 
 
 def _refuse_other_config(event_type: type[Event]) -> None:
-    """Refuse an event class with options that events cannot have.
+    """Refuse an event class declared with msgspec options that events cannot have.
 
     msgspec sets these options only after the class is declared.
     """

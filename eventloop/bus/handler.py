@@ -28,13 +28,23 @@ class Handler:
 
     A handler that is not called at every event (`filtered`) counts its own calls, and each call is clocked,
     because its filter takes as long as the clock. Any other handler is called as often as its plan runs;
-    `EventSignal.settle` adds that number to `calls`.
+    `EventSignal.update_calls` adds that number to `calls`.
     """
 
     __slots__ = (
-        "built_in", "calls", "filter", "fn", "name", "on_fired", "order", "passes", "priority", "takes",
-        "test", "timing",
-    )  # fmt: skip
+        "built_in",
+        "calls",
+        "filter",
+        "fn",
+        "name",
+        "on_fired",
+        "order",
+        "passes",
+        "priority",
+        "takes",
+        "test",
+        "timing",
+    )
 
     def __init__(
         self,
@@ -115,7 +125,7 @@ class Handler:
     def cost(self, event: str, wall: float, trend: HandlerTrend | None = None) -> HandlerCost:
         """Return the handler's cost in a run.
 
-        The caller must have called `EventSignal.settle`.
+        The caller must have called `EventSignal.update_calls`.
 
         Args:
             event: the name of the event.
@@ -126,13 +136,22 @@ class Handler:
         estimated = self.timing.clocked < self.calls
         owner = getattr(self.fn, "__self__", None) if event == "after_train_iter" else None
         return HandlerCost(
-            name=self.name, event=event, priority=self.priority, filter=self.filter, calls=self.calls,
-            seconds=seconds, share=seconds / wall if wall and inside else 0.0, in_iteration=inside,
-            includes=[*getattr(owner, "runs_phases", ())], times=self.timing.times(self.calls),
+            name=self.name,
+            event=event,
+            priority=self.priority,
+            filter=self.filter,
+            calls=self.calls,
+            seconds=seconds,
+            share=seconds / wall if wall and inside else 0.0,
+            in_iteration=inside,
+            includes=[*getattr(owner, "runs_phases", ())],
+            times=self.timing.times(self.calls),
             trend=trend.of(self.timing, seconds) if trend is not None and inside and not estimated else [],
-            estimated=estimated, budget=None if budget is None else budget.seconds,
-            over_budget=budget is not None and budget.exceeded, built_in=self.built_in,
-        )  # fmt: skip
+            estimated=estimated,
+            budget=None if budget is None else budget.seconds,
+            over_budget=budget is not None and budget.exceeded,
+            built_in=self.built_in,
+        )
 
 
 def _is_built_in(fn: Callable[..., object]) -> bool:

@@ -37,13 +37,13 @@ class Eagerly:
         self._users: set[object] = set()
         self._stance: AbstractContextManager[Any] | None = None
 
-    def enter(self, user: object) -> None:
+    def acquire(self, user: object) -> None:
         """Run compiled models eagerly until `user` leaves."""
         if self._stance is None and "torch._dynamo" in sys.modules:
             self._stance = torch.compiler.set_stance("force_eager")
         self._users.add(user)
 
-    def leave(self, user: object) -> None:
+    def release(self, user: object) -> None:
         """Run compiled models compiled again, unless there are other users; leaving again does nothing."""
         self._users.discard(user)
         if not self._users and self._stance is not None:
@@ -97,14 +97,14 @@ class ModuleSubscription:
     def install(self) -> None:
         """Install the hooks on the modules, unless they are installed already."""
         if not self._handles:
-            eagerly.enter(self)
+            eagerly.acquire(self)
             self._handles = [self._register(name, module) for name, module in self.modules.items()]
 
     def remove(self) -> None:
         """Remove the hooks from the modules."""
         while self._handles:
             self._handles.pop().remove()
-        eagerly.leave(self)
+        eagerly.release(self)
 
     def cancel(self) -> None:
         """End the subscription. Cancelling again does nothing."""

@@ -52,12 +52,12 @@ def watch(bus: Closable, background: Background) -> None:
     """Drain the bus at interpreter exit, make it inert in a forked process, and end it when it is freed."""
     _buses.add(bus)
     for ended in [b for b in list(_open) if b.finished]:
-        forget(ended)
+        unwatch(ended)
     _open[background] = bus.drain_timeout, weakref.ref(bus)
     weakref.finalize(bus, background.end_soon).atexit = False
 
 
-def forget(background: Background) -> None:
+def unwatch(background: Background) -> None:
     """Drop a closed background, which has no events left to deliver."""
     _open.pop(background, None)
 

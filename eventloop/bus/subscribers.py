@@ -58,7 +58,7 @@ class Subscribers:
         self._subscriptions: list[Subscription] = []
         self._lock = threading.RLock()
         self._recorder: SpanRecorder | None = None
-        self._noting = 0  # number of flushes that wait for events of subscribers
+        self._waiting_flushes = 0  # number of flushes that wait for events of subscribers
         self.after_close = AfterClose()
         self._ended: dict[tuple[str, str], Handler] = {}  # cancelled handlers, by event and name
 
@@ -81,9 +81,14 @@ class Subscribers:
         background = options.offload is not None or is_coroutine_function(fn)
         with self._lock:
             subscription = Subscription(
-                self, fn, types, wildcard=wildcard, name=self._unique(name, handler_name(fn)),
-                options=options, runs_on="sync" if not background else (options.offload or "loop"),
-            )  # fmt: skip
+                self,
+                fn,
+                types,
+                wildcard=wildcard,
+                name=self._unique(name, handler_name(fn)),
+                options=options,
+                runs_on="sync" if not background else (options.offload or "loop"),
+            )
             try:
                 self._add(subscription, takes, options)
                 return subscription
@@ -193,7 +198,7 @@ class Subscribers:
         """Return the subscriptions of a function."""
         return [subscription for subscription in self._subscriptions if subscription.fn == fn]
 
-    def forget(self, *, kept: bool) -> None:
+    def drop_inherited(self, *, kept: bool) -> None:
         """Drop all subscriptions in a forked process, unless they are `kept` for a run there."""
         self._lock = threading.RLock()  # another thread may have held it when the process was copied
         if not kept:
@@ -242,13 +247,13 @@ class Subscribers:
     def stats(self) -> list[SubscriptionStats]:
         """Return one record per subscription."""
         for signal in self.signals.values():
-            signal.settle()
+            signal.update_calls()
         return [each.account() for each in self._subscriptions]
 
     def handler_costs(self, wall: float, trend: HandlerTrend | None) -> list[HandlerCost]:
         """Return one record per synchronous handler, in their order, followed by cancelled handlers."""
         for signal in self.signals.values():
-            signal.settle()
+            signal.update_calls()
         with self._lock:
             ended = [(event, handler) for (event, _), handler in self._ended.items() if handler.calls]
         there = [(signal.name, handler) for signal in self.signals.values() for handler in signal.handlers]
@@ -263,7 +268,7 @@ class Subscribers:
     def stats_of(self, subscription: Subscription) -> SubscriptionStats:
         """Return the record of one subscription."""
         for signal in self.signals.values():
-            signal.settle()
+            signal.update_calls()
         return subscription.account()
 
     def record(self, recorder: SpanRecorder | None) -> None:
@@ -274,7 +279,7 @@ class Subscribers:
                 signal.record(recorder)
 
     @contextmanager
-    def noting(self) -> Iterator[None]:
+    def counting_emissions(self) -> Iterator[None]:
         """Count the events that background subscribers emit within the block, for `flush`."""
         self._count_waiting(1)
         try:
@@ -284,7 +289,7 @@ class Subscribers:
 
     def _count_waiting(self, more: int) -> None:
         with self._lock:
-            self._noting += more
+            self._waiting_flushes += more
             self.refresh_routes()
 
     # --- inside --------------------------------------------------------------------------------------------
@@ -302,8 +307,8 @@ class Subscribers:
                 signal.hand_over_to(tuple(refuse), tuple(refuse), has_background=False)
             else:
                 feeds = [self._appenders(subscriber, event_type) for subscriber in subscribers]
-                plain, stamped = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)
-                signal.hand_over_to(plain, stamped, has_background=bool(subscribers))
+                plain, timed = tuple(f[0] for f in feeds), tuple(f[1] for f in feeds)
+                signal.hand_over_to(plain, timed, has_background=bool(subscribers))
         self._refresh_mail()
 
     def _interests(self) -> dict[Subscriber, dict[type[Event], Route]]:
@@ -315,9 +320,9 @@ class Subscribers:
         }
 
     def _appenders(self, subscriber: Subscriber, event_type: type[Event]) -> tuple[HandOver, HandOver]:
-        plain, stamped = appenders(self._background, subscriber, event_type)
-        if not self._noting:
-            return plain, stamped
+        plain, timed = appenders(self._background, subscriber, event_type)
+        if not self._waiting_flushes:
+            return plain, timed
         noted = counted(self._background, plain)
         return noted, noted
 
@@ -328,7 +333,7 @@ class Subscribers:
         )
 
     def _make_signal(self, event_type: type[Event]) -> EventSignal:
-        signal = EventSignal(event_type, self._owner, self._publish, lambda: self._background.relieve())
+        signal = EventSignal(event_type, self._owner, self._publish, lambda: self._background.limit_queues())
         signal.record(self._recorder)
         self.signals[event_type] = signal
         for subscription in self._subscriptions:
@@ -348,10 +353,15 @@ class Subscribers:
             return  # a new signal has attached the wildcards already
         options = subscription.options
         handler = Handler(
-            subscription.fn, takes, name=subscription.name, priority=options.priority,
-            passes=subscription.filter(event_type), test=subscription.test(event_type), filter=options.filter,
+            subscription.fn,
+            takes,
+            name=subscription.name,
+            priority=options.priority,
+            passes=subscription.filter(event_type),
+            test=subscription.test(event_type),
+            filter=options.filter,
             on_fired=subscription.cancel if options.once else None,
-        )  # fmt: skip
+        )
         handler.timing.budget = self._budget(subscription, handler.timing, event_name(event_type))
         subscription.handlers[event_type] = handler
         if not subscription.paused:

@@ -30,6 +30,7 @@ from eventloop.events.filters import (
     source_of,
 )
 from eventloop.events.priority import Priority, get_priority
+from eventloop.migration.names import knowing_renamed
 from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds, number
 from eventloop.util.functions import handler_name, is_coroutine_function
 
@@ -275,6 +276,7 @@ class Registry(Protocol):
         """Return the account of a subscription."""
 
 
+@knowing_renamed
 class Subscription:
     """A handler on the bus. As a context manager it cancels itself at the end of the block.
 
@@ -361,9 +363,15 @@ class Subscription:
         """Return the row of the plan for a background subscriber."""
         options = self.options
         return PlanRow(
-            0, options.priority, self.name, options.filter, self.runs_on, options.background.capacity,
-            options.background.overflow, in_microseconds(options.budget),
-        )  # fmt: skip
+            0,
+            options.priority,
+            self.name,
+            options.filter,
+            self.runs_on,
+            options.background.capacity,
+            options.background.overflow,
+            in_microseconds(options.budget),
+        )
 
     def account(self) -> SubscriptionStats:
         """Return the account of the subscription."""
@@ -377,11 +385,10 @@ class Subscription:
         # after a close without a state and without events in the queue, nothing is left
         ended = f"[{reason}]" if reason and (reason != "closed" or now.queued or state) else ""
         error = f"{ended} {'; '.join(filter(None, (subscriber.account.last_error, state)))}".strip()
-        return SubscriptionStats(
-            self.name, self.event, self.runs_on, now.calls, now.seconds, now.delivered - now.unconfirmed,
-            now.dropped, now.failed, now.queued + now.unconfirmed, now.peak, error, now.spilled,
-            subscriber.account.losses_logged, now.unconfirmed,
-        )  # fmt: skip
+        counts = now.calls, now.seconds, now.delivered - now.unconfirmed, now.dropped, now.failed
+        queue = now.queued + now.unconfirmed, now.peak, error, now.spilled
+        logged = subscriber.account.losses_logged, now.unconfirmed
+        return SubscriptionStats(self.name, self.event, self.runs_on, *counts, *queue, *logged)
 
     def cost(self) -> SubscriberCost:
         """Return the costs of a background subscriber."""
@@ -389,14 +396,23 @@ class Subscription:
         assert subscriber is not None
         budget = subscriber.busy.budget
         return SubscriberCost(
-            name=self.name, event=self.event, runs_on=self.runs_on, delivered=account.delivered,
-            dropped=account.dropped, failed=account.failed, queued=account.queued,
-            peak_queued=account.peak_queued, spilled=account.spilled, calls=account.calls,
-            seconds=account.seconds, wait=subscriber.inbox.waits.times(),
-            busy=subscriber.busy.times(account.calls), error=account.error,
+            name=self.name,
+            event=self.event,
+            runs_on=self.runs_on,
+            delivered=account.delivered,
+            dropped=account.dropped,
+            failed=account.failed,
+            queued=account.queued,
+            peak_queued=account.peak_queued,
+            spilled=account.spilled,
+            calls=account.calls,
+            seconds=account.seconds,
+            wait=subscriber.inbox.waits.times(),
+            busy=subscriber.busy.times(account.calls),
+            error=account.error,
             budget=None if budget is None else budget.seconds,
             over_budget=budget is not None and budget.exceeded,
-        )  # fmt: skip
+        )
 
     @property
     def event(self) -> str:

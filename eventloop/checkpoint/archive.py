@@ -82,10 +82,9 @@ def _header(name: str, data: bytes | memoryview, position: int) -> tuple[bytes, 
     extra = struct.pack("<2H2Q", _ZIP_64, 16, size, size) if size >= _MAX_32 else b""
     padding = -(position + _LOCAL.size + len(entry.name) + len(extra) + 4) % ALIGNMENT
     extra += struct.pack("<2H", _PADDING, padding) + bytes(padding)
-    fixed = _LOCAL.pack(
-        b"PK\3\4", _VERSION_64, 0, 0, 0, _EPOCH, crc, min(size, _MAX_32), min(size, _MAX_32),
-        len(entry.name), len(extra),
-    )  # fmt: skip
+    low, flags_and_time = min(size, _MAX_32), (0, 0, 0)
+    lengths = len(entry.name), len(extra)
+    fixed = _LOCAL.pack(b"PK\3\4", _VERSION_64, *flags_and_time, _EPOCH, crc, low, low, *lengths)
     return fixed + entry.name + extra, entry
 
 
@@ -94,10 +93,10 @@ def _central(entry: _Entry) -> bytes:
     large = [number for number in (entry.size, entry.size, entry.offset) if number >= _MAX_32]
     extra = struct.pack(f"<2H{len(large)}Q", _ZIP_64, 8 * len(large), *large) if large else b""
     size = min(entry.size, _MAX_32)
-    fixed = _CENTRAL.pack(
-        b"PK\1\2", _VERSION_64, _VERSION_64, 0, 0, 0, _EPOCH, entry.crc, size, size,
-        len(entry.name), len(extra), 0, 0, 0, 0, min(entry.offset, _MAX_32),
-    )  # fmt: skip
+    versions, flags_and_time = (_VERSION_64, _VERSION_64), (0, 0, 0)
+    lengths, attributes = (len(entry.name), len(extra)), (0, 0, 0, 0)
+    begin = b"PK\1\2", *versions, *flags_and_time, _EPOCH, entry.crc, size, size
+    fixed = _CENTRAL.pack(*begin, *lengths, *attributes, min(entry.offset, _MAX_32))
     return fixed + entry.name + extra
 
 

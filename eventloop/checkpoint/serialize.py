@@ -114,8 +114,14 @@ def _manifest(state: Mapping[str, Any], label: Label) -> Manifest:
     position = meta.get("position", {})
     return Manifest(
         **{name: getattr(label, name) for name in label.__struct_fields__},
-        iter=meta.get("iter", 0), epoch=meta.get("epoch", 0), batch_idx=position.get("batch_idx", 0),
-        max_iters=meta.get("max_iters"), max_epochs=meta.get("max_epochs"),
-        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"), eventloop=__version__, torch=str(torch.__version__),
-        keys=tuple(map(str, state)), tensors=tensors,
-    )  # fmt: skip
+        iter=meta.get("iter", 0),
+        epoch=meta.get("epoch", 0),
+        batch_idx=position.get("batch_idx", 0),
+        max_iters=meta.get("max_iters"),
+        max_epochs=meta.get("max_epochs"),
+        time=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        eventloop=__version__,
+        torch=str(torch.__version__),
+        keys=tuple(map(str, state)),
+        tensors=tensors,
+    )

@@ -119,11 +119,15 @@ def _parser() -> argparse.ArgumentParser:
         "--seed", type=int, help="seed of the weights and of the shuffling of a new run (default: 0)"
     )
     demo.add_argument(
-        "--resume", nargs="?", const="auto", default=None, metavar="auto|best|PATH|NAME",
+        "--resume",
+        nargs="?",
+        const="auto",
+        default=None,
+        metavar="auto|best|PATH|NAME",
         help="continue the run in --work-dir, or the run saved last: from its newest whole checkpoint "
         "(auto, also without a value), from its best one, or from the checkpoint with a path or a name, such "
         "as iter_50",
-    )  # fmt: skip
+    )
     demo.add_argument("--traceback", action="store_true", help="show the traceback of an error in the input")
     init_command.add_parser(commands)
     checkpoints_command.add_parser(commands)

@@ -36,10 +36,12 @@ def add_parser(commands: Any) -> None:
         help="read every file and compare it with its hash; without --verify the sizes are compared",
     )
     parser.add_argument(
-        "--prune", type=at_least_one, metavar="N",
+        "--prune",
+        type=at_least_one,
+        metavar="N",
         help="verify and keep the newest N checkpoints, and of each metric the best ones that its run keeps; "
         "remove the others, and the leftovers of killed saves",
-    )  # fmt: skip
+    )
     parser.add_argument("--yes", action="store_true", help="prune without asking")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")

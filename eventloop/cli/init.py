@@ -21,9 +21,13 @@ def add_parser(commands: Any) -> None:
         epilog="exit codes: 0 done, 2 the file exists already, or cannot be written (one line)",
     )
     parser.add_argument(
-        "file", type=Path, nargs="?", default=Path("train.py"), metavar="FILE",
+        "file",
+        type=Path,
+        nargs="?",
+        default=Path("train.py"),
+        metavar="FILE",
         help="the name of the new script (default: train.py)",
-    )  # fmt: skip
+    )
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 

@@ -46,18 +46,24 @@ exit codes: 0 done, 1 the script failed (with its traceback), 2 bad input, or th
 def add_parser(commands: Any) -> None:
     """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "plan", help="show the subscribers of each event of a script or a config, without running it",
-        description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        "plan",
+        help="show the subscribers of each event of a script or a config, without running it",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-h] [--json] [--traceback] CONFIG | SCRIPT [-- ARGUMENT ...]",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "file", type=Path, metavar="CONFIG | SCRIPT",
+        "file",
+        type=Path,
+        metavar="CONFIG | SCRIPT",
         help="a config or a training script; the arguments of a script follow after --",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--json", action="store_true",
+        "--json",
+        action="store_true",
         help="print one JSON object, for programs; the output of a script goes to standard error",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--traceback", action="store_true", help="show the traceback of an error in the input"
     )

@@ -71,32 +71,45 @@ class Job(NamedTuple):
 def add_parser(commands: Any) -> None:
     """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "replay", help="deliver the events that a run's end left, or write its log with another writer",
+        "replay",
+        help="deliver the events that a run's end left, or write its log with another writer",
         description="Without --to, deliver the events that the run's writers had not received at its end; "
         "only for a run that you trust, because its folder says with which arguments each writer is made. "
-        "With --to, write the events of the run's event log with another writer.", epilog=EXIT_CODES,
+        "With --to, write the events of the run's event log with another writer.",
+        epilog=EXIT_CODES,
         usage="%(prog)s [-h] RUN [--to TARGET] [--set NAME=VALUE] [--only EVENT [EVENT ...]] "
         "[--import MODULE] [--out DIR] [--traceback]",
-    )  # fmt: skip
+    )
     parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory, or its event log")
     parser.add_argument(
-        "--to", metavar="TARGET",
-        help=f"{', '.join(TARGETS)}, or the class name of another writer",
-    )  # fmt: skip
+        "--to", metavar="TARGET", help=f"{', '.join(TARGETS)}, or the class name of another writer"
+    )
     parser.add_argument(
-        "--only", nargs="+", action="extend", metavar="EVENT",
+        "--only",
+        nargs="+",
+        action="extend",
+        metavar="EVENT",
         help='names of events, such as scalars_logged; "*" for all; put RUN before --only',
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", type=_argument,
+        "--set",
+        dest="settings",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_argument,
         help="an argument of the writer: a text, such as project=digits, or JSON, such as "
         """config='{"lr": 0.1}'; may be repeated; keys are taken from the environment""",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--import", dest="modules", action="append", default=[], metavar="MODULE",
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
         help="first import a module, installed or in the current directory, that declares your events or "
         "registers a writer; may be repeated",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--out",
         type=Path,

@@ -47,21 +47,24 @@ def add_parser(commands: Any) -> None:
         "--json", action="store_true", help="print one JSON object, for programs; a list for several runs"
     )
     parser.add_argument(
-        "--html", metavar="FILE",
+        "--html",
+        metavar="FILE",
         help='write one page with charts, which needs no other file and no network; "-" is standard output; '
         "needs plotly, which the extras demo and report install",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--diff", action="store_true",
+        "--diff",
+        action="store_true",
         help="compare two runs: for each phase and handler the difference with a 95 %% interval, by its "
         "size; what is only noise is dimmed",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--fail-above", metavar="PERCENT",
+        "--fail-above",
+        metavar="PERCENT",
         help="with --diff: exit with 3 if an iteration, a phase or a handler of both runs is slower in the "
         "second one by more than this part of an iteration of the first, such as 5%%: the lower end of its "
         "interval must be above it",
-    )  # fmt: skip
+    )
     parser.add_argument("--traceback", action="store_true", help="show the traceback of an error")
 
 
@@ -151,7 +154,7 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     import msgspec
 
     from eventloop.reporting.diff.comparing import compare
-    from eventloop.reporting.diff.text import diff_lines, gate_line
+    from eventloop.reporting.diff.text import diff_lines, regression_line
 
     found = compare(reports[0], reports[1], limit)
     if options.json:
@@ -159,7 +162,7 @@ def _show_diff(reports: list[Report], limit: float | None, options: argparse.Nam
     else:
         print_lines(diff_lines(found, output_encoding(), width=_width(), everything=options.all))
     if limit is not None:
-        print_stderr(gate_line(found))
+        print_stderr(regression_line(found))
     missing = _report_missing(reports)
     return 3 if found.failed else missing
 

@@ -32,23 +32,29 @@ exit codes: those of the script, whose errors are shown as by Python; 2 bad inpu
 def add_parser(commands: Any) -> None:
     """Add the command's parser to the parser of `eventloop`."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "run", help="run a script of Lightning, Transformers, ignite or MMEngine, and show its costs",
-        description=DESCRIPTION, epilog=EXIT_CODES, formatter_class=argparse.RawDescriptionHelpFormatter,
+        "run",
+        help="run a script of Lightning, Transformers, ignite or MMEngine, and show its costs",
+        description=DESCRIPTION,
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [-h] [--writers NAMES] [--work-dir DIR] [--no-measure] [--traceback] "
         "[-m] SCRIPT | MODULE [ARGUMENT ...]",
         allow_abbrev=False,
-    )  # fmt: skip
+    )
     parser.add_argument("script", metavar="SCRIPT | MODULE", help="the script; its arguments follow")
     parser.add_argument(
-        "--writers", default="jsonl", metavar="NAMES",
+        "--writers",
+        default="jsonl",
+        metavar="NAMES",
         help="with commas between them: console, csv, eventlog, imagefile, jsonl, mlflow, opentelemetry, "
         "tensorboard, trackio, visdom, wandb, names of classes (default: jsonl)",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--work-dir", metavar="DIR",
+        "--work-dir",
+        metavar="DIR",
         help="directory of the files (default: that of the script's trainer, or else a new one under runs/); "
         "further trainers of the script use trainer-2 and so on within it",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--no-measure", action="store_true", help="do not measure the callbacks of the script's trainer"
     )

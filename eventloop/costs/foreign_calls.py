@@ -101,6 +101,12 @@ def _cost(name: str, event: str, timing: Timing, in_iteration: bool, wall: float
     calls = timing.clocked
     seconds = timing.estimate(calls)
     return HandlerCost(
-        name=name, event=event, priority=50, calls=calls, seconds=seconds, in_iteration=in_iteration,
-        share=seconds / wall if wall and in_iteration else 0.0, times=timing.times(),
-    )  # fmt: skip
+        name=name,
+        event=event,
+        priority=50,
+        calls=calls,
+        seconds=seconds,
+        in_iteration=in_iteration,
+        share=seconds / wall if wall and in_iteration else 0.0,
+        times=timing.times(),
+    )

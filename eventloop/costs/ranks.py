@@ -19,8 +19,16 @@ from eventloop.costs.records import WAITING, Phases, TrendPoint, phase_names
 from eventloop.util.formatting import duration
 
 ORDER = (
-    "data", "checkpoint", "background", "hooks", "optimizer", "forward", "backward", "ranks", "unaccounted"
-)  # fmt: skip
+    "data",
+    "checkpoint",
+    "background",
+    "hooks",
+    "optimizer",
+    "forward",
+    "backward",
+    "ranks",
+    "unaccounted",
+)
 """The phases of an iteration, ordered by how likely they contain a wait for other ranks, least first.
 
 DistributedDataParallel waits in backward; FSDP, synchronized BatchNorm and hand-written loops in forward.

@@ -144,9 +144,10 @@ Cause = Literal["checkpoint", "background", "ranks"]
 WAITS: tuple[Cause, ...] = ("checkpoint", "background", "ranks")
 """The names of the phases in which an iteration waits."""
 WAITING: dict[str, str] = {
-    "checkpoint": "waiting for a checkpoint", "background": "waiting for the background",
+    "checkpoint": "waiting for a checkpoint",
+    "background": "waiting for the background",
     "ranks": "waiting for other ranks",
-}  # fmt: skip
+}
 """The waits as reports name them."""
 Place = Literal["iterations", "evaluations", "between", "end"]
 """The part of a run in which the training thread waits.
@@ -162,10 +163,14 @@ def phase_names(*several: Phases) -> tuple[str, ...]:
 
 IN_ITERATION = frozenset(
     {
-        "before_train_iter", "after_train_iter", "after_backward", "before_optimizer_step",
-        "after_optimizer_step", "optimizer_step_skipped",
+        "before_train_iter",
+        "after_train_iter",
+        "after_backward",
+        "before_optimizer_step",
+        "after_optimizer_step",
+        "optimizer_step_skipped",
     }
-)  # fmt: skip
+)
 """The events of a training iteration, whose handlers the phases include."""
 
 

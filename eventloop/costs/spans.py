@@ -102,9 +102,16 @@ class SpanRecorder:
             self._lose()
 
     def here(
-        self, kind: Kind, name: str, began: float, seconds: float, iter: int | None, *,
-        event: str = "", number: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        kind: Kind,
+        name: str,
+        began: float,
+        seconds: float,
+        iter: int | None,
+        *,
+        event: str = "",
+        number: int = 0,
+    ) -> None:
         """Record a span of the calling thread."""
         thread = get_ident()
         if thread not in self.threads:
@@ -112,9 +119,14 @@ class SpanRecorder:
         self.add(Span(thread, kind, name, began, seconds, iter, event, number))
 
     def delivered(
-        self, lane: str, runs_on: RunsOn, item: Event | list[Event], began: float, seconds: float,
+        self,
+        lane: str,
+        runs_on: RunsOn,
+        item: Event | list[Event],
+        began: float,
+        seconds: float,
         note: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Record a delivery to a background subscriber."""
         self.lanes[lane] = runs_on
         events = item if isinstance(item, list) else [item]

@@ -265,9 +265,17 @@ class StepClock:
         latest = self._latest_waits if self._waits_after == self.iterations else 0.0
         checkpoint, background, ranks = self._waited_sums.values()
         return (
-            self.iterations, self._data_sum, self._forward_sum, self._backward_sum, self._optimizer_sum,
-            self._hooks_sum, checkpoint, background, ranks, self._total_sum + latest,
-        )  # fmt: skip
+            self.iterations,
+            self._data_sum,
+            self._forward_sum,
+            self._backward_sum,
+            self._optimizer_sum,
+            self._hooks_sum,
+            checkpoint,
+            background,
+            ranks,
+            self._total_sum + latest,
+        )
 
     def _mark(self) -> None:
         # Sums rather than a record of phases, which takes 5 us: each of the first iterations is marked.

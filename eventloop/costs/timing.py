@@ -36,9 +36,18 @@ class Timing:
     """
 
     __slots__ = (
-        "_clocked", "_counts", "_has_waits", "_lock", "_longest", "_sampled", "_sampled_seconds", "_sampling",
-        "_seconds", "budget", "recent",
-    )  # fmt: skip
+        "_clocked",
+        "_counts",
+        "_has_waits",
+        "_lock",
+        "_longest",
+        "_sampled",
+        "_sampled_seconds",
+        "_sampling",
+        "_seconds",
+        "budget",
+        "recent",
+    )
 
     def __init__(self) -> None:
         self.recent: list[float] = []

@@ -123,8 +123,10 @@ def _drop(iterator: Iterator[Any], skip: int, saved: Mapping[str, Any], kind: st
             logger.warning(
                 "the %s gave %d batches where %d of the pass were trained on: the pass ends here; use a "
                 "loader that begins again with each pass, or one with state_dict and load_state_dict",
-                kind, number, skip,
-            )  # fmt: skip
+                kind,
+                number,
+                skip,
+            )
             return
     expected = saved.get("last_batch")
     if expected is not None and batch_print(batch) != expected:

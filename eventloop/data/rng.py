@@ -75,9 +75,9 @@ def _generators_of_modules(model: torch.nn.Module) -> dict[str, Any]:
     Torch's own modules have none.
     """
     modules = model.named_modules()
-    return generators_in({
-        name: module for name, module in modules if not type(module).__module__.startswith("torch.")
-    })  # fmt: skip
+    return generators_in(
+        {name: module for name, module in modules if not type(module).__module__.startswith("torch.")}
+    )
 
 
 # --- generators that are attributes ------------------------------------------------------------------------

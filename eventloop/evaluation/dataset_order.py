@@ -102,8 +102,9 @@ def in_dataset_order(
     numbers: dict[tuple[Any, ...], int] = {}  # of the data sets, by the first rank that has each
     order = [
         (numbers.setdefault(share.data_set, len(numbers)), index)
-        for share in ranks for index in share.indices or ()
-    ]  # fmt: skip
+        for share in ranks
+        for index in share.indices or ()
+    ]
     first: dict[tuple[int, int], int] = {}
     for row, sample in enumerate(order):
         first.setdefault(sample, row)

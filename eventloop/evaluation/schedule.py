@@ -29,7 +29,7 @@ class Never:
     """The schedule of a run without validations."""
 
     def after(self, done: int, total: int) -> list[Evaluate]:
-        """Return []."""
+        """Return no validations, whatever part of the run is done."""
         return []
 
     def validates(self, total: int) -> bool:
@@ -87,9 +87,10 @@ class ValSchedule:
         """Return the arguments, for a resumed run to compare."""
         dynamic = [*zip(self._milestones, self._intervals, strict=True)][1:]
         return {
-            "val_interval": self._intervals[0], "val_begin": self._begin,
+            "val_interval": self._intervals[0],
+            "val_begin": self._begin,
             "dynamic_intervals": [*map(list, dynamic)],
-        }  # fmt: skip
+        }
 
 
 def schedule_of(

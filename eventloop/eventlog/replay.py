@@ -346,10 +346,9 @@ def _writes_files(writers: list[Sink]) -> bool:
 def report_of(reader: EventReader, writers: list[Sink], emitted: int, not_taken: int = 0) -> ReplayReport:
     """Return the report of a replay that has emitted or written everything."""
     written = [found for writer in writers if isinstance(found := getattr(writer, "written", None), Written)]
-    return ReplayReport(
-        emitted, reader.left_out + not_taken, reader.unknown, reader.unreadable, reader.damaged, reader.torn,
-        written=written, not_taken=not_taken,
-    )  # fmt: skip
+    left_out = reader.left_out + not_taken
+    counts = reader.unknown, reader.unreadable, reader.damaged, reader.torn
+    return ReplayReport(emitted, left_out, *counts, written=written, not_taken=not_taken)
 
 
 def _types_of(writer: Sink) -> frozenset[type[Event]] | None:

@@ -70,7 +70,7 @@ def store_undelivered(bus: Bus, facts: CurrentRun, writers: list[Any]) -> None:
     """
     if facts.run.rank == 0:
         set_aside(Path(facts.run.work_dir))
-    bus.keep_left(_Undelivered(facts, writers).store, f"eventloop replay {quote(facts.run.work_dir)}")
+    bus.on_undelivered(_Undelivered(facts, writers).store, f"eventloop replay {quote(facts.run.work_dir)}")
 
 
 class _Undelivered:
@@ -131,8 +131,9 @@ def set_aside(work_dir: Path) -> None:
     logger.warning(
         "%s holds events that the run before did not deliver to its subscribers. This run writes to the same "
         "files, so `eventloop replay %s --to WRITER` now writes each log to a folder of its own",
-        aside, aside / "NAME.evl",
-    )  # fmt: skip
+        aside,
+        aside / "NAME.evl",
+    )
 
 
 class UndeliveredLog(NamedTuple):
@@ -225,8 +226,10 @@ class Delivery:
         except Exception as another:
             logger.error(
                 "%s: all events of this delivery will be delivered again, because the writer did not close: "
-                "%s", self._recipe.name, error_text(another),
-            )  # fmt: skip
+                "%s",
+                self._recipe.name,
+                error_text(another),
+            )
 
 
 class _Rest(EventReader):

@@ -22,10 +22,18 @@ _IN_LIST = 0xFFFF_FFFF
 _PICKLED = 0xFFFF_FFFE
 """The type number of an event whose body is a pickle."""
 _LEAVES = (
-    inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.StrType, inspect.BytesType,
-    inspect.NoneType, inspect.LiteralType, inspect.EnumType, inspect.DateTimeType, inspect.UUIDType,
+    inspect.IntType,
+    inspect.FloatType,
+    inspect.BoolType,
+    inspect.StrType,
+    inspect.BytesType,
+    inspect.NoneType,
+    inspect.LiteralType,
+    inspect.EnumType,
+    inspect.DateTimeType,
+    inspect.UUIDType,
     inspect.DecimalType,
-)  # fmt: skip
+)
 
 
 class Frames:

@@ -45,16 +45,30 @@ class Medium:
         if self.kind == "image":
             array = np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
             return ImageLogged(
-                mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
-                data=array.tobytes(), shape=array.shape, dtype="uint8",
-                max_iters=place.max_iters, max_epochs=place.max_epochs,
-            )  # fmt: skip
+                mode=moment.mode,
+                iter=moment.iteration,
+                step=moment.step,
+                epoch=moment.epoch,
+                name=self.name,
+                data=array.tobytes(),
+                shape=array.shape,
+                dtype="uint8",
+                max_iters=place.max_iters,
+                max_epochs=place.max_epochs,
+            )
         array = self.tensor.numpy()
         return HistogramLogged(
-            mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, name=self.name,
-            data=array.tobytes(), shape=array.shape, dtype=str(array.dtype),
-            max_iters=place.max_iters, max_epochs=place.max_epochs,
-        )  # fmt: skip
+            mode=moment.mode,
+            iter=moment.iteration,
+            step=moment.step,
+            epoch=moment.epoch,
+            name=self.name,
+            data=array.tobytes(),
+            shape=array.shape,
+            dtype=str(array.dtype),
+            max_iters=place.max_iters,
+            max_epochs=place.max_epochs,
+        )
 
     def _pixels(self, warned: set[str]) -> Any:
         """Return the image as a uint8 array; warn once per name about floats outside of [0, 1]."""
@@ -67,8 +81,11 @@ class Medium:
                 "image %r of iteration %d has values from %.4g to %.4g: expected floats from 0 to 1, others "
                 "are clipped, as SummaryWriter does. Put an image in 0..255 as uint8 or divided by 255, and "
                 "scale any other to [0, 1]; this warning comes once for a name",
-                self.name, self.moment.iteration, image.min(), image.max(),
-            )  # fmt: skip
+                self.name,
+                self.moment.iteration,
+                image.min(),
+                image.max(),
+            )
         return (np.clip(image, 0.0, 1.0) * 255.0 + 0.5).astype(np.uint8)
 
 
@@ -84,9 +101,13 @@ class MediaPacket:
     """
 
     def __init__(
-        self, media: list[Medium], copied: list[torch.cuda.Event], place: Place, warned: set[str],
+        self,
+        media: list[Medium],
+        copied: list[torch.cuda.Event],
+        place: Place,
+        warned: set[str],
         count_unreadable: Callable[[list[Unread]], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._media = media
         self._copied = copied
         self._place = place
@@ -142,8 +163,9 @@ class PendingMedia:
             logger.warning(
                 "the %d oldest of %d images and histograms are dropped, as they are not collected: add a "
                 "LoggerHook",
-                half, len(self._media),
-            )  # fmt: skip
+                half,
+                len(self._media),
+            )
             del self._media[:half]
 
     def pop_packet(self, place: Place, count_unreadable: Callable[[list[Unread]], None]) -> MediaPacket:

@@ -56,9 +56,14 @@ class Packet:
     prompt = True
 
     def __init__(
-        self, rows: list[Row], appended: int, since: int, readings: Readings, place: Place,
+        self,
+        rows: list[Row],
+        appended: int,
+        since: int,
+        readings: Readings,
+        place: Place,
         copy: HostCopy | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.rows = rows
         self.appended, self._since = appended, since
         self.copy = copy
@@ -166,8 +171,12 @@ class Readings:
             if count & (count - 1) == 0:
                 logger.error(
                     "metric %r of iteration %d cannot be read and is left out (%d so far): %s: %s",
-                    name, iteration, count, type(error).__name__, error,
-                )  # fmt: skip
+                    name,
+                    iteration,
+                    count,
+                    type(error).__name__,
+                    error,
+                )
 
     def warn_of_two_sources(self, rows: list[Row]) -> None:
         """Warn of each name under which two sources put different numbers in one iteration, once a name."""
@@ -177,8 +186,9 @@ class Readings:
                 logger.warning(
                     "metric %r was put by two sources in iteration %d, such as the train step and a hook: "
                     "the log has the mean of both; give one of them another name",
-                    name, iteration,
-                )  # fmt: skip
+                    name,
+                    iteration,
+                )
 
     def _append(self, rows: list[Row]) -> None:
         for block in blocks_of(rows):

@@ -167,9 +167,10 @@ class Reducer:
             self.join(GlooRanks(), dist.get_rank())
         elif self._ranks is None:
             self._warn(
-                "stopped", "metrics are no longer reduced: an earlier run failed or lost a rank, and the "
+                "stopped",
+                "metrics are no longer reduced: an earlier run failed or lost a rank, and the "
                 "ranks may be at different iterations; start a new process to reduce again",
-            )  # fmt: skip
+            )
 
     def join(self, ranks: Ranks, rank: int) -> None:
         """Use `ranks` for the exchanges from now on, as rank number `rank`, and drop waiting packets."""
@@ -229,9 +230,10 @@ class Reducer:
             self._ranks = self._exchange = None
             self._queue.clear()
             self._warn(
-                "gone", f"rank {self._rank} logs its own metrics from here on: the exchange with the other "
+                "gone",
+                f"rank {self._rank} logs its own metrics from here on: the exchange with the other "
                 f"ranks failed ({error_text(error)})",
-            )  # fmt: skip
+            )
             return True
         finally:
             self._turn.release()
@@ -276,9 +278,10 @@ class Reducer:
         self._one_by_one = False
         if largest != -smallest:
             self._warn(
-                "own", f"rank {self._rank} logs its own metrics up to iteration {mark % _RUN}: not every "
+                "own",
+                f"rank {self._rank} logs its own metrics up to iteration {mark % _RUN}: not every "
                 "rank put the same names in the same iterations",
-            )  # fmt: skip
+            )
         elif rows:
             values = yield from _reduce(ranks, *self._values(rows))
             begin = 0
@@ -311,9 +314,10 @@ class Reducer:
         with suppress(ValueError):  # it may be gone from the queue; no later exchange must contain it
             self._queue.remove(reduced)
         self._warn(
-            "late", f"rank {self._rank} logs its own metrics: it has waited {now - self._began:.1f} s for "
+            "late",
+            f"rank {self._rank} logs its own metrics: it has waited {now - self._began:.1f} s for "
             "the other ranks, and reduces again once all have answered",
-        )  # fmt: skip
+        )
         return True
 
     def _warn(self, about: str, text: str) -> None:

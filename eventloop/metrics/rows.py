@@ -287,6 +287,11 @@ class _ScalarsByMoment:
 
 def _logged(moment: Moment, scalars: dict[str, float], place: Place) -> ScalarsLogged:
     return ScalarsLogged(
-        mode=moment.mode, iter=moment.iteration, step=moment.step, epoch=moment.epoch, scalars=scalars,
-        max_iters=place.max_iters, max_epochs=place.max_epochs,
-    )  # fmt: skip
+        mode=moment.mode,
+        iter=moment.iteration,
+        step=moment.step,
+        epoch=moment.epoch,
+        scalars=scalars,
+        max_iters=place.max_iters,
+        max_epochs=place.max_epochs,
+    )

@@ -18,10 +18,17 @@ from eventloop.state.sharded import refuse_sharded
 
 _WHOLE = frozenset(
     {
-        torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16,
-        torch.int32, torch.int64,
+        torch.bool,
+        torch.uint8,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
     }
-)  # fmt: skip
+)
 
 
 def is_number(value: Any) -> bool:

@@ -20,9 +20,12 @@ Method = Callable[[Sequence[float]], float]
 Result = Callable[[], float]
 
 METHODS: dict[str, Method] = {
-    "mean": statistics.fmean, "min": min, "max": max, "median": statistics.median,
+    "mean": statistics.fmean,
+    "min": min,
+    "max": max,
+    "median": statistics.median,
     "current": lambda values: values[-1],
-}  # fmt: skip
+}
 RUNNING = ("mean", "min", "max", "current")
 """The methods that can be computed without keeping the values, for windows of an epoch or the run."""
 
@@ -100,16 +103,23 @@ class Running:
     def result(self) -> Result:
         """Return a function that returns the statistic of the present values, without any added later."""
         results = {
-            "mean": self._sum / self._count, "min": self._least, "max": self._most, "current": self._current,
-        }  # fmt: skip
+            "mean": self._sum / self._count,
+            "min": self._least,
+            "max": self._most,
+            "current": self._current,
+        }
         return partial(results.__getitem__, self._method)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the count, the sum, the extremes, the last value and the epoch."""
         return {
-            "count": self._count, "sum": self._sum, "least": self._least, "most": self._most,
-            "current": self._current, "epoch": self._epoch,
-        }  # fmt: skip
+            "count": self._count,
+            "sum": self._sum,
+            "least": self._least,
+            "most": self._most,
+            "current": self._current,
+            "epoch": self._epoch,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the sums of a state.

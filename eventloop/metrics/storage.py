@@ -27,7 +27,7 @@ from eventloop.metrics.packet import Packet, Readings, read_on_host
 from eventloop.metrics.rows import Loss, Phase, Place, Row, Scalar
 from eventloop.metrics.scalar_value import is_readable, not_a_mapping, single_number, single_numbers
 from eventloop.metrics.shapes import Shapes
-from eventloop.migration.names import knowing_storages
+from eventloop.migration.names import knowing_renamed, knowing_storages
 from eventloop.util.checks import at_least
 
 logger = logging.getLogger("eventloop")
@@ -44,6 +44,7 @@ ENTERED: ContextVar[tuple[EventStorage, ...]] = ContextVar("eventloop_storages",
 """The storages whose `with` block is active in this context, the innermost last."""
 
 
+@knowing_renamed
 @knowing_storages
 class EventStorage:
     """The numbers, images and histograms of a run, as `trainer.metrics` or for a loop of your own.

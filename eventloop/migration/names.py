@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter
 from typing import NoReturn, ParamSpec, TypeVar
 
-from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS, STORAGE
+from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES, METHODS, RENAMED, STORAGE
 from eventloop.util.suggest import suggest
 
 P = ParamSpec("P")
@@ -121,7 +121,7 @@ def _call_meant(name: str, owner: type) -> str:
 
 
 class _ForeignAttribute:
-    """An attribute of another system's trainer: reading it raises an AttributeError with the replacement."""
+    """Another name of an attribute: reading it raises an AttributeError with the name to use."""
 
     def __init__(self, name: str, meant: str) -> None:
         self._name, self._meant = name, meant
@@ -142,6 +142,11 @@ def knowing_attributes(trainer: type[T]) -> type[T]:
 def knowing_storages(storage: type[T]) -> type[T]:
     """Make attributes of other storages raise an AttributeError that names ours; `hasattr` stays False."""
     return _with_foreign(storage, STORAGE)
+
+
+def knowing_renamed(cls: type[T]) -> type[T]:
+    """Make former names of a class's attributes raise an AttributeError with the new name."""
+    return _with_foreign(cls, RENAMED[cls.__name__])
 
 
 def _with_foreign(cls: type[T], names: Mapping[str, str]) -> type[T]:

@@ -37,12 +37,14 @@ OVERRIDES = table(
     ("prediction_step", "predict_step=... of the Trainer, a function (trainer, batch)"),
     ("evaluation_loop prediction_loop", "val_step=... of the Trainer"),
     ("compute_metrics", "evaluator=... of the Trainer"),
-    ("create_optimizer create_scheduler create_optimizer_and_scheduler get_optimizer_cls_and_kwargs",
-     "optimizer=... and schedulers=[...] of the Trainer"),
+    (
+        "create_optimizer create_scheduler create_optimizer_and_scheduler get_optimizer_cls_and_kwargs",
+        "optimizer=... and schedulers=[...] of the Trainer",
+    ),
     ("get_train_dataloader", "train_loader=... of the Trainer"),
     ("get_eval_dataloader", "val_loader=... of the Trainer"),
     ("get_test_dataloader", "test_loader=... of the Trainer"),
-)  # fmt: skip
+)
 """Methods that a subclass of another system's trainer or module overrides, with the replacements."""
 
 

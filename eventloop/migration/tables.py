@@ -82,8 +82,10 @@ ARGUMENTS = {
         ("accelerator", "device=..."),
         ("deterministic", "torch.use_deterministic_algorithms(True) in the script"),
         ("auto_lr_find", "trainer.find_lr(), before trainer.train()"),
-        ("enable_model_summary weights_summary",
-         "default_hooks=dict(runtime_info=dict(model_summary=True)), or trainer.model_summary(batch)"),
+        (
+            "enable_model_summary weights_summary",
+            "default_hooks=dict(runtime_info=dict(model_summary=True)), or trainer.model_summary(batch)",
+        ),
         ("profiler", "hooks=[ProfilerHook(...)], or `eventloop report` for the costs of a run"),
         ("args", "arguments of the Trainer in place of TrainingArguments"),
         ("train_dataset data_collator", "train_loader=DataLoader(data, collate_fn=...)"),
@@ -159,6 +161,13 @@ ARGUMENTS = {
         ("run_id", 'trainer.resume("auto"), which continues the run of the work dir'),
         ("log_model", "checkpoints=True"),
     ),
+    # our own arguments of before
+    "CostsHook": table(
+        ("interval", "interval_seconds=..., a number of seconds"),
+        ("log_every", "log_seconds=..., a number of seconds"),
+    ),
+    "EventLogWriter": table(("fsync_interval", "fsync_seconds=..., a number of seconds")),
+    "VisdomWriter": table(("retry_interval", "retry_seconds=..., a number of seconds")),
     "Bus.on": _SUBSCRIBE,
     "Bus.subscribe": _SUBSCRIBE,
     "BaseAveragedModel": table(
@@ -171,8 +180,8 @@ ARGUMENTS = {
         ("swa_epoch_start", 'begin_epoch=..., ema_type="StochasticWeightAverage"'),
         ("momentum_warmup warmup_iters warm_up", _ANNEALED),
     ),
-}  # fmt: skip
-"""Arguments of other systems' classes, with the replacement, by the class or method of eventloop."""
+}
+"""Arguments of other systems' classes and former ones of ours, with the replacement, by class or method."""
 
 _TRAINS = "trainer.train(), or a loop of your own over trainer.epochs() and trainer.batches(loader)"
 _SAVES = "hooks=[CheckpointHook(interval=..., save_best=...)] of the Trainer, which saves"
@@ -218,18 +227,22 @@ ATTRIBUTES = table(
     ("global_rank", "trainer.rank"),
     ("is_global_zero", "trainer.rank == 0"),
     ("log_dir default_root_dir experiment_name", "trainer.work_dir"),
-)  # fmt: skip
+)
 """Attributes and methods of other systems' trainers, with the replacements."""
 
 CALLS = table(
     ("ckpt_path resume_from_checkpoint", 'trainer.resume("auto") or trainer.resume(path) before it'),
-    ("epoch_length steps_per_epoch validation_steps",
-     "limit_batches=dict(train=..., val=...) of the Trainer"),
-    ("dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
-     "an argument of the Trainer: train_loader, val_loader or test_loader; or predict(loader)"),
+    (
+        "epoch_length steps_per_epoch validation_steps",
+        "limit_batches=dict(train=..., val=...) of the Trainer",
+    ),
+    (
+        "dataloaders train_dataloaders val_dataloaders datamodule data_loaders",
+        "an argument of the Trainer: train_loader, val_loader or test_loader; or predict(loader)",
+    ),
     ("return_predictions", "to=..., which receives the outputs of each batch in place of a result"),
     ("test_dataset", "a loader: test_loader=... of the Trainer, or predict(loader)"),
-)  # fmt: skip
+)
 """Arguments of train, val, test and run in other systems, with the place where each belongs."""
 
 _OWN = "a Writer of your own, about twenty lines: see `eventloop.writers.Writer`"
@@ -247,8 +260,10 @@ CLASSES = table(
     ("BestCheckpointer", 'CheckpointHook(save_best="...")'),
     ("EarlyStopping EarlyStoppingCallback", 'EarlyStoppingHook(monitor="...")'),
     ("TerminateOnNan TerminateOnNaN", "CheckInvalidLossHook()"),
-    ("VisualizerHook NaiveVisualizationHook DetVisualizationHook SegVisualizationHook",
-     "VisualizationHook(draw=...)"),
+    (
+        "VisualizerHook NaiveVisualizationHook DetVisualizationHook SegVisualizationHook",
+        "VisualizationHook(draw=...)",
+    ),
     ("StepParamScheduler MultiStepParamScheduler", f"{_FVCORE} MultiStepLR"),
     ("CosineParamScheduler", f"{_FVCORE} CosineAnnealingLR"),
     ("LinearParamScheduler WarmupParamScheduler", f"{_FVCORE} LinearLR"),
@@ -266,10 +281,14 @@ CLASSES = table(
     ("TorchMemoryStats DeviceStatsMonitor", "MemoryHook"),
     ("ThroughputMonitor SpeedMonitor", "ThroughputHook(count=..., flops=...)"),
     ("Timer", "a handler that calls trainer.stop(reason)"),
-    ("TextLoggerHook CommonMetricPrinter RichProgressBar TQDMProgressBar ProgressBar",
-     "ConsoleWriter, with the interval of LoggerHook"),
-    ("SummaryWriter TensorBoardLogger TensorboardLogger TensorboardLoggerHook TensorboardVisBackend",
-     "TensorBoardWriter"),
+    (
+        "TextLoggerHook CommonMetricPrinter RichProgressBar TQDMProgressBar ProgressBar",
+        "ConsoleWriter, with the interval of LoggerHook",
+    ),
+    (
+        "SummaryWriter TensorBoardLogger TensorboardLogger TensorboardLoggerHook TensorboardVisBackend",
+        "TensorBoardWriter",
+    ),
     ("LocalVisBackend", "JSONLWriter for scalars, ImageFileWriter for images"),
     ("JSONWriter", "JSONLWriter"),
     ("CSVLogger", "CSVWriter"),
@@ -277,7 +296,7 @@ CLASSES = table(
     ("WandbLogger WandBLogger WandbLoggerHook WandbVisBackend", "WandbWriter"),
     ("MLFlowLogger MlflowLoggerHook MLflowVisBackend", "MLflowWriter"),
     ("CometLogger NeptuneLogger ClearMLLogger ClearMLLoggerHook", _OWN),
-)  # fmt: skip
+)
 """Classes and functions of other systems, with the replacements."""
 
 METHODS = table(
@@ -303,3 +322,15 @@ STORAGE = table(
     ("smoothing_hints", "smoothing_hint=... of put_scalar"),
 )
 """Attributes and methods of other systems' storages, with the replacements."""
+
+RENAMED = {
+    "Bus": table(("keep_left", "on_undelivered(store)")),
+    "DrivenTrainer": table(("note_rates", "record_rates(optimizer)")),
+    "EventStorage": table(
+        ("settle", "read_collected()"),
+        ("look_for_lost_loss", "check_losses()"),
+        ("relieve", "post_pending"),
+    ),
+    "Subscription": table(("lane", "subscriber")),
+}
+"""Attributes and methods of our own classes that have another name now, by class."""

@@ -192,8 +192,9 @@ class BaseAveragedModel(nn.Module):
             logger.warning(
                 "the model has changed since it was averaged last: the average of %s begins as a copy; "
                 "gone: %s",
-                ", ".join(new) or "nothing", ", ".join(kept) or "nothing",
-            )  # fmt: skip
+                ", ".join(new) or "nothing",
+                ", ".join(kept) or "nothing",
+            )
 
     # --- copying and saving the average itself -------------------------------------------------------------
 

@@ -97,8 +97,8 @@ def update_bn_stats(
     together = gathers_weights(inner) or any(isinstance(layer, SyncBatchNorm) for layer in layers)
     undo = Undo()
     with undo, undo:
-        undo.step(eagerly.leave, undo)
-        eagerly.enter(undo)
+        undo.step(eagerly.release, undo)
+        eagerly.acquire(undo)
         loader = apart(undo, data_loader)
         save_modes_and_buffers(undo, inner)
         _store_batch_moments(undo, storing)

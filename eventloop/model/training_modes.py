@@ -91,7 +91,7 @@ class TrainingModes:
 
 
 def _is_whole_and_trains(module: torch.nn.Module) -> bool:
-    """Return whether a module has modules and parameters that train, as a backbone of `from_pretrained`."""
+    """Return whether a module has child modules and at least one parameter with `requires_grad`."""
     return any(True for _ in module.children()) and any(p.requires_grad for p in module.parameters())
 
 

@@ -38,11 +38,20 @@ class OneCycleLR(NamedWindow):
     length_from = "total_steps"
 
     def __init__(
-        self, optimizer: Optimizer, eta_max: float | Sequence[float], total_steps: int | None = None,
-        pct_start: float = 0.3, anneal_strategy: Literal["cos", "linear"] = "cos", div_factor: float = 25.0,
-        final_div_factor: float = 1e4, three_phase: bool = False, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        eta_max: float | Sequence[float],
+        total_steps: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos",
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         if total_steps is None:
             total_steps = last_of("OneCycleLR without total_steps", begin, end, by_epoch) + 1
         check_window(begin, end, by_epoch)
@@ -63,11 +72,20 @@ class OneCycleLR(NamedWindow):
         super().__init__(
             optimizer,
             lambda o: torch_lr.OneCycleLR(
-                o, peaks, steps, pct_start=pct_start, anneal_strategy=anneal_strategy, cycle_momentum=False,
-                div_factor=div_factor, final_div_factor=final_div_factor, three_phase=three_phase,
+                o,
+                peaks,
+                steps,
+                pct_start=pct_start,
+                anneal_strategy=anneal_strategy,
+                cycle_momentum=False,
+                div_factor=div_factor,
+                final_div_factor=final_div_factor,
+                three_phase=three_phase,
             ),
-            begin=begin, end=min(begin + steps, end or begin + steps), by_epoch=by_epoch,
-        )  # fmt: skip
+            begin=begin,
+            end=min(begin + steps, end or begin + steps),
+            by_epoch=by_epoch,
+        )
 
 
 class CosineRestartLR(NamedWindow):
@@ -87,10 +105,17 @@ class CosineRestartLR(NamedWindow):
     """
 
     def __init__(
-        self, optimizer: Optimizer, periods: Sequence[int], restart_weights: Sequence[float] | None = None,
-        eta_min: float | None = None, *, eta_min_ratio: float | None = None,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        periods: Sequence[int],
+        restart_weights: Sequence[float] | None = None,
+        eta_min: float | None = None,
+        *,
+        eta_min_ratio: float | None = None,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         lengths = positives("periods", periods)
         weights = [1.0] * len(lengths) if restart_weights is None else restart_weights
         if not isinstance(weights, list | tuple) or len(weights) != len(lengths):
@@ -103,9 +128,12 @@ class CosineRestartLR(NamedWindow):
         check_has_value(optimizer, self.param_name)
         minima = minima_of(optimizer, self.param_name, eta_min, eta_min_ratio)
         super().__init__(
-            optimizer, lambda o: CosineRestarts(o, lengths, weights, minima),
-            begin=begin, end=end, by_epoch=by_epoch,
-        )  # fmt: skip
+            optimizer,
+            lambda o: CosineRestarts(o, lengths, weights, minima),
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
 
 
 class CosineRestarts(torch_lr.LRScheduler):
@@ -117,7 +145,7 @@ class CosineRestarts(torch_lr.LRScheduler):
 
     def __init__(
         self, optimizer: Optimizer, periods: Sequence[int], weights: Sequence[float], minima: Sequence[float]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.periods, self.weights, self.minima = list(periods), list(weights), list(minima)
         super().__init__(optimizer)
 
@@ -163,12 +191,22 @@ class ReduceOnPlateauLR(PlateauWindow):
     by_epoch: Literal[True]
 
     def __init__(
-        self, optimizer: Optimizer, monitor: str = "loss", rule: Literal["less", "greater"] = "less",
-        factor: float = 0.1, patience: int = 10, threshold: float = 1e-4,
-        threshold_rule: Literal["rel", "abs"] = "rel", cooldown: int = 0,
-        min_value: float | Sequence[float] = 0.0, eps: float = 1e-8, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        monitor: str = "loss",
+        rule: Literal["less", "greater"] = "less",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_rule: Literal["rel", "abs"] = "rel",
+        cooldown: int = 0,
+        min_value: float | Sequence[float] = 0.0,
+        eps: float = 1e-8,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         check_window(begin, end, by_epoch)
         if not by_epoch:
             raise ValueError("ReduceOnPlateauLR counts validations, got by_epoch=False: leave by_epoch out")
@@ -184,8 +222,17 @@ class ReduceOnPlateauLR(PlateauWindow):
         super().__init__(
             optimizer,
             lambda o: torch_lr.ReduceLROnPlateau(
-                o, "min" if rule == "less" else "max", factor, patience, threshold, threshold_rule, cooldown,
-                lows, eps,
+                o,
+                "min" if rule == "less" else "max",
+                factor,
+                patience,
+                threshold,
+                threshold_rule,
+                cooldown,
+                lows,
+                eps,
             ),
-            monitor, begin=begin, end=end,
-        )  # fmt: skip
+            monitor,
+            begin=begin,
+            end=end,
+        )

@@ -70,9 +70,15 @@ class StepLR(NamedWindow):
     """
 
     def __init__(
-        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        step_size: int,
+        gamma: float = 0.1,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         positive("step_size", step_size)
         number("gamma", gamma, above=0)
         super().__init__(
@@ -91,17 +97,26 @@ class MultiStepLR(NamedWindow):
     """
 
     def __init__(
-        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        milestones: Sequence[int],
+        gamma: float = 0.1,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         stones = positives("milestones", milestones)
         if stones != sorted(stones):
             raise ValueError(f"milestones must rise, got {stones!r}")
         number("gamma", gamma, above=0)
         super().__init__(
-            optimizer, lambda o: torch_lr.MultiStepLR(o, stones, gamma),
-            begin=begin, end=end, by_epoch=by_epoch,
-        )  # fmt: skip
+            optimizer,
+            lambda o: torch_lr.MultiStepLR(o, stones, gamma),
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
 
 
 class ConstantLR(NamedWindow):
@@ -117,9 +132,14 @@ class ConstantLR(NamedWindow):
     length_from = "end"
 
     def __init__(
-        self, optimizer: Optimizer, factor: float = 1.0 / 3, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        factor: float = 1.0 / 3,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         number("factor", factor, above=0, most=1)
         total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
@@ -145,16 +165,25 @@ class LinearLR(NamedWindow):
     length_from = "end"
 
     def __init__(
-        self, optimizer: Optimizer, start_factor: float = 1.0 / 3, end_factor: float = 1.0, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        start_factor: float = 1.0 / 3,
+        end_factor: float = 1.0,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         number("start_factor", start_factor, above=0, most=1)
         number("end_factor", end_factor, least=0, most=1)
         total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
-            optimizer, lambda o: torch_lr.LinearLR(o, start_factor, end_factor, total),
-            begin=begin, end=end, by_epoch=by_epoch,
-        )  # fmt: skip
+            optimizer,
+            lambda o: torch_lr.LinearLR(o, start_factor, end_factor, total),
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
 
 
 class ExponentialLR(NamedWindow):
@@ -168,9 +197,14 @@ class ExponentialLR(NamedWindow):
     """
 
     def __init__(
-        self, optimizer: Optimizer, gamma: float, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        gamma: float,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         number("gamma", gamma, above=0)
         super().__init__(
             optimizer, lambda o: torch_lr.ExponentialLR(o, gamma), begin=begin, end=end, by_epoch=by_epoch
@@ -198,9 +232,16 @@ class CosineAnnealingLR(NamedWindow):
     length_from = "T_max"
 
     def __init__(
-        self, optimizer: Optimizer, T_max: int | None = None, eta_min: float | None = None, *,
-        eta_min_ratio: float | None = None, begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        T_max: int | None = None,
+        eta_min: float | None = None,
+        *,
+        eta_min_ratio: float | None = None,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         if T_max is None:
             steps = last_of(f"{type(self).__name__} without T_max", begin, end, by_epoch) + 1
         else:
@@ -209,9 +250,13 @@ class CosineAnnealingLR(NamedWindow):
         check_has_value(optimizer, self.param_name)
         floor = minima_of(optimizer, self.param_name, eta_min, eta_min_ratio)
         super().__init__(
-            optimizer, lambda o: torch_lr.CosineAnnealingLR(o, steps), floor=floor,
-            begin=begin, end=end, by_epoch=by_epoch,
-        )  # fmt: skip
+            optimizer,
+            lambda o: torch_lr.CosineAnnealingLR(o, steps),
+            floor=floor,
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
 
 
 class PolyLR(NamedWindow):
@@ -228,16 +273,26 @@ class PolyLR(NamedWindow):
     length_from = "end"
 
     def __init__(
-        self, optimizer: Optimizer, eta_min: float = 0.0, power: float = 1.0, *,
-        begin: int = 0, end: int | None = None, by_epoch: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        optimizer: Optimizer,
+        eta_min: float = 0.0,
+        power: float = 1.0,
+        *,
+        begin: int = 0,
+        end: int | None = None,
+        by_epoch: bool = True,
+    ) -> None:
         number("eta_min", eta_min, least=0)
         number("power", power, above=0)
         total = last_of(type(self).__name__, begin, end, by_epoch, least=2)
         super().__init__(
-            optimizer, lambda o: torch_lr.PolynomialLR(o, total, power), floor=eta_min,
-            begin=begin, end=end, by_epoch=by_epoch,
-        )  # fmt: skip
+            optimizer,
+            lambda o: torch_lr.PolynomialLR(o, total, power),
+            floor=eta_min,
+            begin=begin,
+            end=end,
+            by_epoch=by_epoch,
+        )
 
 
 def last_of(name: str, begin: int, end: int | None, by_epoch: bool, *, least: int = 1) -> int:
@@ -269,7 +324,7 @@ def positives(what: str, values: Sequence[int]) -> list[int]:
 
 def minima_of(
     optimizer: Optimizer, param_name: str, eta_min: float | None, eta_min_ratio: float | None
-) -> list[float]:  # fmt: skip
+) -> list[float]:
     """Return the minimum of each param group.
 
     Raises:

@@ -180,9 +180,7 @@ def loads_as_torch(optimizer: Any) -> bool:
 
 def _plainly(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether PyTorch's code alone loads an optimizer's state, without hooks or a subclass's."""
-    hooks = (
-        optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks,
-    )  # fmt: skip
+    hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
     return type(optimizer).__setstate__.__module__.startswith("torch.") and not any(hooks)
 
 

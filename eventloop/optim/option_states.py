@@ -43,8 +43,9 @@ def why_not_stepped(optimizer: Any, number: int) -> str | None:
     stand_in.__dict__ |= vars(optimizer) | {
         "param_groups": [{**group, "params": [probe]}],
         "state": defaultdict(dict, {probe: copy.deepcopy(optimizer.state[parameter])}),
-        "_optimizer_step_pre_hooks": OrderedDict(), "_optimizer_step_post_hooks": OrderedDict(),
-    }  # fmt: skip
+        "_optimizer_step_pre_hooks": OrderedDict(),
+        "_optimizer_step_post_hooks": OrderedDict(),
+    }
     try:
         with torch.no_grad():
             inspect.unwrap(kind.step)(stand_in)  # without the user's global step hooks

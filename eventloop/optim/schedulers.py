@@ -45,7 +45,7 @@ class PassLengths(Protocol):
     """The lengths of passes over loaders, such as those that the trainer's limits leave."""
 
     def length(self, mode: str, loader: Iterable[Any] | None) -> int | None:
-        """Return the number of batches of a pass."""
+        """Return the number of batches of one pass over a loader in a mode; None if it has no length."""
 
 
 class ScheduledTrainer(Protocol):

@@ -132,7 +132,7 @@ class Window:
         As with PyTorch's schedulers the arguments in the state replace those of the constructor. A difference
         is logged as a warning, because a changed argument has no effect.
         """
-        changed = self._take(state)
+        changed = self._load_window(state)
         if changed:
             logger.warning(
                 "%s continues with the arguments of the checkpoint, not with those it was built with: %s",
@@ -145,7 +145,7 @@ class Window:
         floor = self._floor if isinstance(self._floor, int | float) else list(self._floor)
         return {"begin": self.begin, "end": self.end, "by_epoch": self.by_epoch, "floor": floor}
 
-    def _take(self, state: Mapping[str, Any]) -> list[str]:
+    def _load_window(self, state: Mapping[str, Any]) -> list[str]:
         """Load a state, and return the arguments in which it differs from this window."""
         changed = _differences(self._window(), state)
         self.begin, self.end, self.by_epoch = state["begin"], state["end"], state["by_epoch"]

@@ -78,10 +78,14 @@ def _claim(directory: Path, state: State, acquired: list[Held]) -> bool:
     """
     process = this_process()
     record = Record(
-        host=socket.gethostname(), pid=process.pid, place=process.place, start=process.start,
-        since=datetime.now().astimezone().isoformat(timespec="seconds"), state="claiming",
+        host=socket.gethostname(),
+        pid=process.pid,
+        place=process.place,
+        start=process.start,
+        since=datetime.now().astimezone().isoformat(timespec="seconds"),
+        state="claiming",
         directory=os.fsencode(os.path.realpath(directory)),
-    )  # fmt: skip
+    )
     path = new_path(directory)
     claim = Held(path, record)
     acquired.append(claim)  # before it has an effect

@@ -93,9 +93,15 @@ def _read(directory: Path, path: Path) -> Owner | None:
             sleep(_TRY_SECONDS)
     # the run was killed while it wrote the record, or the machine was
     return Owner(
-        directory=directory, host="", pid=0, since="", state="training", lives=_beats(directory, touched),
-        touched=touched, path=path,
-    )  # fmt: skip
+        directory=directory,
+        host="",
+        pid=0,
+        since="",
+        state="training",
+        lives=_beats(directory, touched),
+        touched=touched,
+        path=path,
+    )
 
 
 def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
@@ -107,9 +113,16 @@ def _owner(directory: Path, path: Path, record: Record, touched: int) -> Owner:
     elif (life := lives(record.process)) is None:
         life = _beats(directory, touched)
     return Owner(
-        directory=directory, host=record.host, pid=record.pid, since=record.since, state=record.state,
-        lives=life, touched=touched, path=path, ours=ours,
-    )  # fmt: skip
+        directory=directory,
+        host=record.host,
+        pid=record.pid,
+        since=record.since,
+        state=record.state,
+        lives=life,
+        touched=touched,
+        path=path,
+        ours=ours,
+    )
 
 
 def _beats(directory: Path, touched: int) -> bool | None:

@@ -24,9 +24,10 @@ from eventloop.util.formatting import duration, memory_size, three_digits
 OUTSIDE_HANDLERS = "(outside of handlers)"
 """The name of the row for the part of the hooks phase that belongs to no handler."""
 _OUTERMOST = frozenset({"before_train_iter", "after_train_iter"})
-"""The events whose handlers are not called from within another handler, unlike `after_backward`.
+"""The events of an iteration that the trainer emits; the handler of another event emits `after_backward`.
 
-Callbacks of other engines are not either; their events are not in `IN_ITERATION`.
+The times of their handlers contain no other handler's time. The same is true of callbacks of other engines,
+whose events are not in `IN_ITERATION`.
 """
 NEGLIGIBLE = 0.02
 """The smallest share of time outside of handlers, outside of iterations, or of waits, that gets a row."""

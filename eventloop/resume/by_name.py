@@ -176,8 +176,9 @@ def follow_renamed(before: Mapping[str, Any], checkpoint: dict[str, Any]) -> Non
     def renamed(each: Iterable[str]) -> list[str]:
         return [names.get(name, name) for name in each]
 
-    groups = {key: ["\n".join(renamed(group.split("\n"))) for group in value]
-              for key, value in parameters.items()}  # fmt: skip
+    groups = {
+        key: ["\n".join(renamed(group.split("\n"))) for group in value] for key, value in parameters.items()
+    }
     checkpoint["meta"] = meta = {**meta, "parameters": groups}
     for owner in (meta, settings := {**meta["settings"]}):
         if owner.get("frozen") is not None:

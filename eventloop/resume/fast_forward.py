@@ -34,10 +34,16 @@ RATE_STAYS_ZERO = (
 
 _OF_GROUPS = frozenset(
     {
-        "base_lrs", "_last_lr", "lr_lambdas", "max_lrs", "min_lrs", "base_momentums", "max_momentums",
+        "base_lrs",
+        "_last_lr",
+        "lr_lambdas",
+        "max_lrs",
+        "min_lrs",
+        "base_momentums",
+        "max_momentums",
         "floor",
     }
-)  # fmt: skip
+)
 """The entries of schedulers' states that have a value for each param group."""
 
 
@@ -181,7 +187,7 @@ def changed_values(
                 )
 
 
-def keep_former(
+def restore_former(
     schedulers: Sequence[Any],
     loaded: Sequence[Mapping[str, Any]],
     groups: Sequence[dict[str, Any]],

@@ -34,11 +34,11 @@ from eventloop.resume.fast_forward import (
     changed_values,
     fast_forward,
     follows_metric,
-    keep_former,
     keys_of,
     new_groups,
     own_schedulers,
     put_values,
+    restore_former,
     with_arguments,
     without_parameters,
 )
@@ -67,7 +67,7 @@ class Settings:
         self._loader: tuple[Any, dict[str, Any]] | None = None  # the loader and its settings
         self._frozen: list[str] = []
 
-    def note(self) -> None:
+    def record_begin(self) -> None:
         """Record the settings before a schedule moves them; only the first call counts, before any step."""
         if self._groups is None:
             trainer = self._trainer
@@ -86,7 +86,7 @@ class Settings:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the settings for a checkpoint's `meta`, from which `compare` of a later run reads them."""
-        self.note()
+        self.record_begin()
         return {
             "optimizer": self._groups,
             "param_schedulers": self._constants,
@@ -101,7 +101,7 @@ class Settings:
 
         Hooks that only one of the two runs has are included.
         """
-        self.note()
+        self.record_begin()
         saved = meta["settings"]
         own_run, saved_run = self._of_run(), saved["run"]
         changes = [*self._of_optimizers(saved["optimizer"])]
@@ -125,7 +125,7 @@ class Settings:
     def _of_run(self) -> dict[str, Any]:
         """Return the settings of the run, its loader and its validations, by name.
 
-        The settings of a loader are those from when `note` recorded it, because the length of a loader may
+        The settings of a loader are those that `record_begin` stored, because the length of a loader may
         change from pass to pass.
         """
         trainer, noted = self._trainer, self._loader
@@ -246,7 +246,7 @@ class Settings:
                 saved = [checkpoint["param_schedulers"][number] for number in numbers]
                 fast_forward(own, [built[number] for number in numbers], saved, checkpoint["meta"])
                 if not reschedules:
-                    keep_former(own, loaded, groups, former, new)
+                    restore_former(own, loaded, groups, former, new)
                 lines += changed_values(name, former, groups, keys, listed, new)
             except Exception as error:  # of a function or a scheduler that the user wrote
                 put_values(groups, former, keys)

@@ -156,9 +156,10 @@ class TrainerState:
     def _add_ranks(self, checkpoint: dict[str, Any]) -> None:
         """Add the random state, the loader position and the buffers of the other ranks, on rank 0."""
         own = {
-            "rng": checkpoint["rng"], "position": checkpoint["meta"]["position"],
+            "rng": checkpoint["rng"],
+            "position": checkpoint["meta"]["position"],
             "buffers": own_buffers(self._trainer.model),
-        }  # fmt: skip
+        }
         if (ranks := gather_on_rank_0(own)) is not None:
             checkpoint["ranks"] = [None, *ranks[1:]]
 
@@ -283,7 +284,7 @@ class TrainerState:
         check_unit(trainer.by_epoch, checkpoint["meta"], found)
         weights = weights_of(checkpoint)
         check_model_state(unwrap(trainer.model), weights, strict=True, source=str(found))
-        self.settings.note()
+        self.settings.record_begin()
         by_name = ByName(trainer, checkpoint, self.settings.built, found)
         by_name.arrange()
         checkpoint = by_name.checkpoint

@@ -60,7 +60,7 @@ class Rollback:
             copies: False for an object whose `load_state_dict` replaces its attributes and changes none in
                 place; then only the attributes are kept.
         """
-        self.on_rollback(name, keep(owner, copies=copies))
+        self.on_rollback(name, restorer(owner, copies=copies))
 
     def commit(self, steps: Sequence[Callable[[], object]]) -> None:
         """Complete the load by calling `steps`; from the first step on, nothing is rolled back.
@@ -126,7 +126,7 @@ class Rollback:
         return interrupt
 
 
-def keep(owner: Any, *, copies: bool = True) -> Callable[[], None]:
+def restorer(owner: Any, *, copies: bool = True) -> Callable[[], None]:
     """Return a function that restores an object's attributes and its state, as `Rollback.snapshot` does."""
     state = copy.deepcopy(owner.state_dict()) if copies else None
     return partial(_restore, owner, dict(getattr(owner, "__dict__", {})), state)

@@ -163,9 +163,13 @@ class Stopping:
         if trainer.rank in (0, found.rank):
             logger.warning("%s", found.text)
         trainer.announce(
-            SlowRank, rank=found.rank, phase=found.phase, seconds=found.seconds, longer=found.longer,
+            SlowRank,
+            rank=found.rank,
+            phase=found.phase,
+            seconds=found.seconds,
+            longer=found.longer,
             advice=found.text,
-        )  # fmt: skip
+        )
 
     def _of_all(self, requests: list[Request | None]) -> Request:
         requesting = {rank: request for rank, request in enumerate(requests) if request is not None}

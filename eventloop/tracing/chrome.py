@@ -77,10 +77,17 @@ def chrome_trace(facts: WindowFacts, recorder: SpanRecorder) -> dict[str, Any]:
             events.append(_metadata(facts.pid, tid, "thread_sort_index", sort_index=tid))
             timed += [_complete(span, facts.pid, tid, origin, recorder) for span in row]
     timed += [
-        {"ph": "C", "name": _counter_name(depth.queue), "cat": "queue", "pid": facts.pid, "tid": 0,
-         "ts": _us(depth.at, origin), "args": {"events": depth.events}}
+        {
+            "ph": "C",
+            "name": _counter_name(depth.queue),
+            "cat": "queue",
+            "pid": facts.pid,
+            "tid": 0,
+            "ts": _us(depth.at, origin),
+            "args": {"events": depth.events},
+        }
         for depth in depths
-    ]  # fmt: skip
+    ]
     timed.sort(key=lambda event: event["ts"])  # stable: enclosing spans stay first
     about = {
         "made_by": MADE_BY,

@@ -131,9 +131,11 @@ def find_traces(run: Path) -> list[TraceFile]:
     ]
     if not found:
         runs = sorted(path.parent.name for path in run.glob(f"*/{FOLDER}"))
-        why = f"there are runs in {', '.join(runs)}" if runs else (
-            "the run had no TraceHook, or ended before it recorded a window"
-        )  # fmt: skip
+        why = (
+            f"there are runs in {', '.join(runs)}"
+            if runs
+            else ("the run had no TraceHook, or ended before it recorded a window")
+        )
         raise ValueError(f"{run} has no trace: expected files in {run / FOLDER}, got none; {why}")
     return sorted(found)
 

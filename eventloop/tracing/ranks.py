@@ -118,9 +118,15 @@ def _iteration(every: Sequence[Json]) -> Iteration:
     each = {cause: _seconds_of(waits, name) for cause, name in WAITING.items()}
     rest = seconds["iteration"] - data - forward - backward - optimizer - hooks - sum(each.values())
     phases = Phases(
-        iterations=1, data=data, forward=forward, backward=backward, optimizer=optimizer, hooks=hooks,
-        unaccounted=max(0.0, rest), **each,
-    )  # fmt: skip
+        iterations=1,
+        data=data,
+        forward=forward,
+        backward=backward,
+        optimizer=optimizer,
+        hooks=hooks,
+        unaccounted=max(0.0, rest),
+        **each,
+    )
     return Iteration(phases, ends.get("backward", ends["iteration"]))
 
 

@@ -166,10 +166,16 @@ class TraceWindow:
         name = trainer.work_dir.name or str(trainer.work_dir)
         return WindowFacts(
             run=name.encode(errors="replace").decode(),  # the name of a folder need not be UTF-8
-            first_iter=first, iterations=self.iterations, complete=first + self.iterations >= end,
-            began=self._began, began_unix=self._began_unix, thread=get_ident(), pid=os.getpid(),
-            rank=trainer.rank, world_size=trainer.world_size,
-        )  # fmt: skip
+            first_iter=first,
+            iterations=self.iterations,
+            complete=first + self.iterations >= end,
+            began=self._began,
+            began_unix=self._began_unix,
+            thread=get_ident(),
+            pid=os.getpid(),
+            rank=trainer.rank,
+            world_size=trainer.world_size,
+        )
 
     def _iteration_ended(self, iteration: int) -> None:
         self.iterations += 1

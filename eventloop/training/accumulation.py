@@ -59,7 +59,12 @@ class Accumulation:
         """The modules of the model that FSDP2 shards."""
 
     def use(self, given: Any, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Use the trainer's optimizers, given as its attribute and as a list."""
+        """Set the optimizers whose gradients are accumulated.
+
+        Args:
+            given: `trainer.optimizer`, which may be one optimizer or a mapping of several.
+            optimizers: the same ones as a list.
+        """
         self._given, self._optimizers = given, optimizers
 
     def open(self, model: torch.nn.Module) -> None:

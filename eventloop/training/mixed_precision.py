@@ -63,16 +63,16 @@ class MixedPrecision:
             self.scaler.load_state_dict(former.state_dict())
 
     def autocast(self) -> torch.autocast:
-        """Return the context of a forward pass."""
+        """Return a new autocast context with the type in use, for one forward pass."""
         return torch.autocast(self.device, dtype=self._autocast_dtype)
 
     def begin_forward(self) -> None:
-        """Enter autocast for a forward pass."""
+        """Switch autocast on until `end_forward` or `backward`."""
         self._forward.close()  # left open by a batch that was skipped
         self._forward.enter_context(self.autocast())
 
     def end_forward(self) -> None:
-        """Leave autocast, if a forward pass is open."""
+        """Switch autocast off again, unless it is off."""
         self._forward.close()
 
     def backward(self, loss: torch.Tensor) -> None:

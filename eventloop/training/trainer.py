@@ -436,13 +436,14 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """Emit an event of the loop with the current counters, if it has a subscriber."""
         if not self.bus.wants(event_type):
             return
-        self.bus.emit(
-            event_type(
-                iter=self.iter, epoch=self.epoch,
-                max_iters=self.max_iters, max_epochs=self.max_epochs, **fields,
-            ),
-            self,
-        )  # fmt: skip
+        event = event_type(
+            iter=self.iter,
+            epoch=self.epoch,
+            max_iters=self.max_iters,
+            max_epochs=self.max_epochs,
+            **fields,
+        )
+        self.bus.emit(event, self)
 
     @property
     def stopping(self) -> bool:
@@ -488,7 +489,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         """
         check_hooks_owned(self)
         stop_at_run(self.bus, self.max_epochs, self.max_iters)
-        self.state.settings.note()
+        self.state.settings.record_begin()
         facts = facts_of(self)
         device = self.clock.device or device_clock(self.model, self.bus.post)
         self.stops.await_ranks()  # before any other exchange, which would wait for a late rank silently

@@ -68,9 +68,12 @@ class LRCurve:
             ) from error
         figure = go.Figure(go.Scatter(x=self.lrs, y=self.losses, name="loss"))
         figure.update_layout(
-            title="Learning rate range test", xaxis_title="learning rate", yaxis_title="smoothed loss",
-            xaxis_type="log", template="simple_white",
-        )  # fmt: skip
+            title="Learning rate range test",
+            xaxis_title="learning rate",
+            yaxis_title="smoothed loss",
+            xaxis_type="log",
+            template="simple_white",
+        )
         try:
             rate = self.suggestion
         except RuntimeError:

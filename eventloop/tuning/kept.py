@@ -16,7 +16,7 @@ from eventloop.data.side_pass import apart
 from eventloop.evaluation.evaluation import save_fields
 from eventloop.metrics import EventStorage
 from eventloop.optim.optimizers import named_optimizers
-from eventloop.state.rollback import keep
+from eventloop.state.rollback import restorer
 from eventloop.state.undo import Undo
 
 
@@ -45,7 +45,7 @@ def trial(undo: Undo, trainer: TriedTrainer, loader: Iterable[Any]) -> Iterable[
     steppers = [hook for hook in trainer.hooks if "optimizer" in getattr(hook, "runs_phases", ())]
     # restored in the reverse order: the hooks' states have gradients of the parameters
     for hook in steppers:
-        undo.step(keep(hook))
+        undo.step(restorer(hook))
     for optimizer in named_optimizers(trainer.optimizer).values():
         undo.step(_save_optimizer(optimizer))
     undo.step(_save_parameters(trainer))

@@ -33,8 +33,9 @@ def open_appending(path: Path, is_torn: Callable[[bytes], bool]) -> FileIO:
         if removed := cut_torn_line(file.fileno(), is_torn):
             logger.warning(
                 "%s: removed the last %s bytes, a partial line that a kill or a full disk left",
-                path, f"{len(removed):,}",
-            )  # fmt: skip
+                path,
+                f"{len(removed):,}",
+            )
         if _unended_line(file.fileno())[1]:
             write_all(file, b"\n")
     except BaseException:

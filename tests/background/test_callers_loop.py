@@ -64,13 +64,13 @@ def test_a_filter_a_batch_the_account_and_an_error(bus: Bus) -> None:
     async def main() -> None:
         batches: list[list[Any]] = []
 
-        async def take(events: list[Any]) -> None:
+        async def receive(events: list[Any]) -> None:
             batches.append(events)
             if events[-1].iter > 100:
                 raise ValueError("no network")
 
         taking = bus.subscribe(
-            take, "after_train_iter", every=2, batch=True, queue=2, on_error="raise",
+            receive, "after_train_iter", every=2, batch=True, queue=2, on_error="raise",
             loop=asyncio.get_running_loop(),
         )  # fmt: skip
         emit(bus, 20)  # more than the queue holds, while the loop is here
@@ -115,11 +115,11 @@ def test_a_wait_on_the_loops_own_thread(end: str, caplog: pytest.LogCaptureFixtu
     async def main() -> None:
         seen: asyncio.Queue[Any] = asyncio.Queue()
 
-        async def take(event: Event) -> None:
+        async def receive(event: Event) -> None:
             seen.put_nowait(event)
 
         bus = Bus(drain_timeout=10 * DEADLINE)
-        bus.subscribe(take, "after_train_iter", loop=asyncio.get_running_loop())
+        bus.subscribe(receive, "after_train_iter", loop=asyncio.get_running_loop())
         emit(bus, 3)
         report = bus.flush() if end == "flush" else bus.close()
         assert (report.complete, report.stats[0].queued) == (False, 3)
@@ -181,11 +181,11 @@ def test_a_loop_that_does_not_run_is_not_waited_for() -> None:
     loop = asyncio.new_event_loop()
     seen: list[Any] = []
 
-    async def take(event: Event) -> None:
+    async def receive(event: Event) -> None:
         seen.append(event)
 
     with Bus(drain_timeout=10 * DEADLINE) as bus:
-        bus.subscribe(take, "after_train_iter", loop=loop)
+        bus.subscribe(receive, "after_train_iter", loop=loop)
         emit(bus, 2)
         report = bus.flush()
         assert not report

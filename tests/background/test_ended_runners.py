@@ -79,7 +79,7 @@ def test_an_event_whose_pickling_exits_fails_alone(
     bus: Bus, start: Start, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A SystemExit in `__reduce__` costs its event; the emits that wait for room go on, and the rest arrives."""
-    far = start(handlers.note_anything, Anything, "after_train_iter", overflow="block", queue=8)
+    far = start(handlers.record_anything, Anything, "after_train_iter", overflow="block", queue=8)
     bus.emit(Anything(value=Exits()))
     emit_all(bus, EVENTS)
 
@@ -133,7 +133,7 @@ from tests.support import process_handlers
 
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 bus = Bus(drain_timeout=60.0)
-handler = process_handlers.note if sys.argv[1] == "process" else lambda event: None
+handler = process_handlers.record if sys.argv[1] == "process" else lambda event: None
 called = {"on_close": lambda: print("closed")} if sys.argv[1] == "thread" else {}
 far = bus.subscribe(
     handler, "after_train_iter", offload=sys.argv[1], name="far", overflow="block", queue=4, **called)

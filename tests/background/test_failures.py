@@ -43,11 +43,11 @@ def raises(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def told(bus: Bus) -> list[HandlerFailed]:
+def failures(bus: Bus) -> list[HandlerFailed]:
     """The failures that a sync handler hears of, after a poll."""
-    told: list[HandlerFailed] = []
-    bus.subscribe(told.append, "handler_failed")
-    return told
+    failures: list[HandlerFailed] = []
+    bus.subscribe(failures.append, "handler_failed")
+    return failures
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_close_does_not_hide_the_error_of_the_block() -> None:
     "error", [Panic, KeyboardInterrupt, GeneratorExit, SystemExit, asyncio.CancelledError]
 )
 def test_whatever_a_handler_raises_is_its_own_failure(
-    bus: Bus, kind: str, error: type[BaseException], told: list[HandlerFailed], other: list[Any]
+    bus: Bus, kind: str, error: type[BaseException], failures: list[HandlerFailed], other: list[Any]
 ) -> None:
     """It is counted and reported for each event, and the others are delivered to."""
     bad = subscribe(bus, kind, raises(error("oh")), on_error="log")
@@ -182,7 +182,7 @@ def test_whatever_a_handler_raises_is_its_own_failure(
     assert bus.flush(DEADLINE)
     bus.poll()
     assert (bad.stats.failed, bad.stats.queued, len(other)) == (3, 0, 3)
-    assert [event.error for event in told] == [f"{error.__name__}: oh"] * 3
+    assert [event.error for event in failures] == [f"{error.__name__}: oh"] * 3
 
 
 def test_an_error_without_a_text_is_its_type(bus: Bus) -> None:
@@ -213,7 +213,7 @@ def test_cancelled_await_in_a_subscriber_is_a_failure(bus: Bus) -> None:
 @pytest.mark.parametrize("error", [OSError, Panic, SystemExit, asyncio.CancelledError])
 @pytest.mark.parametrize("what", ["on_flush", "on_close"])
 def test_whatever_a_callback_raises_is_reported(
-    bus: Bus, kind: str, what: str, error: type[BaseException], told: list[HandlerFailed], other: list[Any],
+    bus: Bus, kind: str, what: str, error: type[BaseException], failures: list[HandlerFailed], other: list[Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """`on_flush` and `on_close` fail for themselves: everything is delivered, and the bus closes as ever."""
@@ -225,7 +225,7 @@ def test_whatever_a_callback_raises_is_reported(
     assert bus.close(DEADLINE).complete
     bus.poll()
     assert (bad.stats.delivered, len(other)) == (3, 3)
-    assert [event.error for event in told] == [f"{error.__name__}: oh"]
+    assert [event.error for event in failures] == [f"{error.__name__}: oh"]
     assert bad.stats.error == f"{error.__name__}: oh (in {what})"
     assert f"failed in {what}" in caplog.text
 
@@ -233,7 +233,7 @@ def test_whatever_a_callback_raises_is_reported(
 @in_both_kinds
 @pytest.mark.parametrize("error", [ValueError, Panic, SystemExit, asyncio.CancelledError])
 def test_whatever_a_filter_raises_is_a_failure(
-    bus: Bus, kind: str, error: type[BaseException], told: list[HandlerFailed], other: list[Any]
+    bus: Bus, kind: str, error: type[BaseException], failures: list[HandlerFailed], other: list[Any]
 ) -> None:
     """An event over which `when=` fails has failed, for its subscriber alone, which is not called for it."""
 
@@ -248,7 +248,7 @@ def test_whatever_a_filter_raises_is_a_failure(
     assert bus.flush(DEADLINE)
     bus.poll()
     assert (bad.stats.calls, bad.stats.delivered, bad.stats.failed, len(other)) == (2, 2, 1, 3)
-    assert [event.error for event in told] == [f"{error.__name__}: oh"]
+    assert [event.error for event in failures] == [f"{error.__name__}: oh"]
 
 
 def test_a_filter_that_is_asked_by_the_producer_fails_for_itself(bus: Bus) -> None:
@@ -261,7 +261,7 @@ def test_a_filter_that_is_asked_by_the_producer_fails_for_itself(bus: Bus) -> No
 
 @in_both_kinds
 def test_a_subscriber_that_cannot_go_on_ends_alone(
-    bus: Bus, kind: str, told: list[HandlerFailed], other: list[Any], caplog: pytest.LogCaptureFixture
+    bus: Bus, kind: str, failures: list[HandlerFailed], other: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     """An error that cannot even be printed ends that subscriber, with a report; the others do not notice."""
     bad = subscribe(bus, kind, raises(Unprintable()), on_error="log", name="bad")
@@ -271,7 +271,7 @@ def test_a_subscriber_that_cannot_go_on_ends_alone(
     bus.poll()
     assert len(other) == 3
     assert (bad.stats.failed, bad.stats.dropped, bad.stats.queued) == (1, 2, 0)
-    assert [event.error for event in told] == ["RuntimeError: its deliveries ended with a ValueError"]
+    assert [event.error for event in failures] == ["RuntimeError: its deliveries ended with a ValueError"]
     assert "background subscriber bad cannot go on; please report this" in caplog.text
 
 
@@ -281,12 +281,12 @@ def test_a_subscriber_that_cannot_go_on_ends_alone(
 @in_both_kinds
 def test_failure_is_reported_as_an_event(bus: Bus, kind: str) -> None:
     """`handler_failed` reaches background subscribers by itself, and sync handlers through `poll`, which counts it."""
-    told: list[HandlerFailed] = []
+    failures: list[HandlerFailed] = []
     polled: list[tuple[object, Event]] = []
     there = threading.Event()
 
     def watch(event: HandlerFailed) -> None:
-        told.append(event)
+        failures.append(event)
         there.set()
 
     subscribe(bus, kind, watch, "handler_failed", name="background")
@@ -297,15 +297,15 @@ def test_failure_is_reported_as_an_event(bus: Bus, kind: str) -> None:
     assert polled == []
     bus.poll("trainer")
 
-    assert [(event.handler, event.error, event.count) for event in told] == [
+    assert [(event.handler, event.error, event.count) for event in failures] == [
         (subscription.name, "ValueError: no 1", 1)
     ]
-    assert polled == [("trainer", told[0])]
+    assert polled == [("trainer", failures[0])]
     assert sync.stats.calls == 1
-    assert bus.latest("handler_failed") == told[0]
+    assert bus.latest("handler_failed") == failures[0]
 
 
-def test_failure_of_a_watcher_is_reported_to_the_others(bus: Bus, told: list[HandlerFailed]) -> None:
+def test_failure_of_a_watcher_is_reported_to_the_others(bus: Bus, failures: list[HandlerFailed]) -> None:
     """A subscriber to everything that fails is reported to other watchers, though not to itself."""
     watched: list[HandlerFailed] = []
     bus.subscribe(watched.append, "handler_failed", offload="thread")
@@ -317,10 +317,10 @@ def test_failure_of_a_watcher_is_reported_to_the_others(bus: Bus, told: list[Han
     bus.poll()
 
     assert [event.handler for event in watched] == [log.name]
-    assert told == watched
+    assert failures == watched
 
 
-def test_watchers_that_fail_do_not_keep_each_other_busy(bus: Bus, told: list[HandlerFailed]) -> None:
+def test_watchers_that_fail_do_not_keep_each_other_busy(bus: Bus, failures: list[HandlerFailed]) -> None:
     """Two subscribers that fail on each report end with one report each."""
     watchers = [
         subscribe(bus, "thread", raises(ValueError()), "handler_failed", on_error="log") for _ in range(2)
@@ -333,4 +333,4 @@ def test_watchers_that_fail_do_not_keep_each_other_busy(bus: Bus, told: list[Han
     bus.poll()
 
     assert [watcher.stats.failed for watcher in watchers] == [1, 1]
-    assert len(told) == 3
+    assert len(failures) == 3

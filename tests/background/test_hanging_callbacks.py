@@ -138,7 +138,7 @@ def test_a_close_names_whom_it_waited_for(
     bus = Bus(drain_timeout=DEADLINE)
     if how == "process":
         options: dict[str, Any] = {"offload": "process", "on_close": handlers.hang_at_the_close}
-        bus.subscribe(handlers.note, "after_train_iter", name="slow", **options)
+        bus.subscribe(handlers.record, "after_train_iter", name="slow", **options)
     else:
         kind = "thread" if how == "thread" else "loop"
         subscribe(bus, kind, ignores, name="slow", on_close=lambda: held(None))

@@ -73,14 +73,14 @@ def test_cancelled_subscriber_is_garbage() -> None:
     """A bus forgets what was cancelled, and its thread ends."""
 
     class Subscriber:
-        def hear(self, event: Event) -> None:
+        def receive(self, event: Event) -> None:
             pass
 
     with Bus() as bus:
         subscriber = Subscriber()
         alive = weakref.ref(subscriber)
         for options in ({}, {"offload": "thread"}):
-            with bus.subscribe(subscriber.hear, "after_train_iter", **options) as subscription:  # type: ignore[arg-type]
+            with bus.subscribe(subscriber.receive, "after_train_iter", **options) as subscription:  # type: ignore[arg-type]
                 bus.emit(AfterTrainIter())
                 bus.flush(DEADLINE)
             if subscription.subscriber is not None:

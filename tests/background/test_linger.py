@@ -9,7 +9,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from tests.conftest import DEADLINE
-from tests.support.process_handlers import note_batch
+from tests.support.process_handlers import record_batch
 from tests.support.process_support import Lines, until
 
 pytest_plugins = "tests.support.process_fixtures"
@@ -17,8 +17,8 @@ pytestmark = pytest.mark.parametrize("offload", ["thread", "process"])
 
 
 def lingering(bus: Bus, offload: str, seconds: float) -> Callable[[int], None]:
-    """Subscribe `note_batch`; return a function that emits, and waits until another subscriber has the event."""
-    bus.subscribe(note_batch, "after_train_iter", offload=offload, name="far", batch=True, linger=seconds)
+    """Subscribe `record_batch`; return a function that emits, and waits until another subscriber has the event."""
+    bus.subscribe(record_batch, "after_train_iter", offload=offload, name="far", batch=True, linger=seconds)
     seen: list[AfterTrainIter] = []
     bus.subscribe(seen.append, "after_train_iter", offload="thread", name="near")
 

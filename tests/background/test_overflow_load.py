@@ -110,22 +110,22 @@ def test_account_is_exact_at_any_moment(kind: str, overflow: Any, batch: bool | 
     bus.subscribe(lambda e: told.update(failed=told["failed"] + 1), HandlerFailed, offload="thread")
     subscription = subscribe(bus, kind, some_fail, queue=4, overflow=overflow, on_error="log", batch=batch)
 
-    def look() -> None:
+    def poll() -> None:
         while not over.is_set():
             before = subscription.account()
             stats = subscription.account()
             if not (0 <= total(before) <= total(stats) <= emitted and stats.queued >= 0):
                 wrong.append(stats)
 
-    looker = threading.Thread(target=look)
-    looker.start()
+    poller = threading.Thread(target=poll)
+    poller.start()
     rng = random.Random(1)
     while emitted < 3000:
         emitted += (count := rng.randrange(1, 100))
         emit(bus, count, start=emitted - count)
         assert total(subscription.stats) == emitted
     over.set()
-    looker.join(DEADLINE)
+    poller.join(DEADLINE)
     bus.close(DEADLINE)
     stats = subscription.stats
 
@@ -145,12 +145,12 @@ def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any
 
     def come_and_go(bus: Bus) -> None:
         while not over.is_set():
-            heard: list[int] = []
-            fn = lambda event, heard=heard: heard.append(event.iter)
+            received: list[int] = []
+            fn = lambda event, received=received: received.append(event.iter)
             comes = bus.subscribe(fn, "after_train_iter", offload="thread", queue=200_000, overflow=overflow)
             bus.flush(DEADLINE)
             comes.cancel()
-            pieces.append((comes, heard))
+            pieces.append((comes, received))
 
     with Bus(drain_timeout=DEADLINE) as bus:
         bus.subscribe(lambda event: stays.append(event.iter), "after_train_iter", offload="thread")
@@ -166,9 +166,9 @@ def test_subscribing_and_cancelling_from_another_thread_under_load(overflow: Any
 
     assert stays == list(range(emitted))
     assert pieces
-    for subscription, heard in pieces:
+    for subscription, received in pieces:
         stats = subscription.stats
         assert stats.queued == 0
-        assert stats.delivered == len(heard)
-        if heard and overflow != "latest":
-            assert heard == list(range(heard[0], heard[0] + len(heard)))
+        assert stats.delivered == len(received)
+        if received and overflow != "latest":
+            assert received == list(range(received[0], received[0] + len(received)))

@@ -44,10 +44,10 @@ def test_threads_share_the_turns(clock: list[float]) -> None:
     pace, turns = Pace(), list[float]()
     each = int(LONGEST_SECONDS / EVERY_SECONDS) // 4
 
-    def ask() -> None:
+    def request() -> None:
         turns.extend(pace.next_turn() for _ in range(each))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=request) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

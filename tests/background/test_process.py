@@ -22,7 +22,7 @@ pytest_plugins = ("tests.support.process_fixtures",)
 
 def test_every_event_arrives_once_and_in_order(bus: Bus, start: Start, lines: Lines) -> None:
     """A worker that lives sees each event once, and the account knows its calls and its seconds."""
-    far = start(handlers.note)
+    far = start(handlers.record)
     emit(bus, 1000)
 
     assert bus.flush(DEADLINE)
@@ -50,7 +50,7 @@ def test_times_are_of_single_calls(bus: Bus, start: Start) -> None:
 @pytest.mark.parametrize(("batch", "most"), [(True, IN_FLIGHT), (3, 3)])
 def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines, batch: bool | int, most: int) -> None:
     """With `batch=True` the handler gets what waits, up to what may be in flight, with `batch=n` at most n events."""
-    far = start(handlers.note_batch, batch=batch)
+    far = start(handlers.record_batch, batch=batch)
     emit(bus, 1000)
     bus.flush(DEADLINE)
 
@@ -61,7 +61,7 @@ def test_batch_delivers_lists(bus: Bus, start: Start, lines: Lines, batch: bool 
 
 def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines: Lines) -> None:
     """`on_flush` comes after what was emitted before, `on_close` once, at the end."""
-    start(handlers.note, on_flush=handlers.flushed, on_close=handlers.closed)
+    start(handlers.record, on_flush=handlers.flushed, on_close=handlers.closed)
     emit(bus, 2)
     bus.flush(DEADLINE)
     flushed = lines()
@@ -74,7 +74,7 @@ def test_flush_and_close_are_called_in_the_worker(bus: Bus, start: Start, lines:
 
 def test_handler_runs_in_a_child_process_without_torch(bus: Bus, start: Start, lines: Lines) -> None:
     """It is a child of this process, has its priority, and imports torch only if the handler's module does."""
-    start(handlers.note_process)
+    start(handlers.record_process)
     emit(bus, 1)
     bus.flush(DEADLINE)
     pid, parent, niceness, *modules = lines()[0].split()
@@ -86,7 +86,7 @@ def test_handler_runs_in_a_child_process_without_torch(bus: Bus, start: Start, l
 
 def test_users_event_and_values_that_msgpack_lacks_arrive(bus: Bus, start: Start, lines: Lines) -> None:
     """A worker imports the module that declares an event; what msgpack would change is pickled."""
-    start(handlers.note_lunch, "meal_served")
+    start(handlers.record_lunch, "meal_served")
     bus.emit(handlers.MealServed(dish="soup", place=Path("/tmp")))
     bus.flush(DEADLINE)
 
@@ -99,7 +99,7 @@ def test_event_that_no_worker_can_import_arrives_in_likeness(bus: Bus, start: St
     class SupperServed(handlers.MealServed):
         guests: int = 0
 
-    start(handlers.note_anything, SupperServed)
+    start(handlers.record_anything, SupperServed)
     bus.emit(SupperServed(dish="bread", guests=3, place=Path("/tmp").as_posix()))  # type: ignore[arg-type]
     bus.flush(DEADLINE)
 
@@ -111,7 +111,7 @@ def test_standard_streams_are_guarded(
 ) -> None:
     """What a handler prints goes where the program's prints go; reading its input finds nothing."""
     start(handlers.speak)
-    bus.subscribe(handlers.note_stdin, "after_train_iter", offload="process")
+    bus.subscribe(handlers.record_stdin, "after_train_iter", offload="process")
     emit(bus, 2)
 
     assert bus.flush(DEADLINE)
@@ -121,7 +121,7 @@ def test_standard_streams_are_guarded(
 
 def test_large_events_cross_the_pipe(bus: Bus, start: Start, lines: Lines) -> None:
     """More bytes than a pipe holds, several times over."""
-    far = start(handlers.note_process, "image_logged")
+    far = start(handlers.record_process, "image_logged")
     for step in range(5):
         bus.emit(ImageLogged(step=step, data=bytes(3_000_000), shape=(1000, 1000, 3)))
 
@@ -151,7 +151,7 @@ def test_no_more_than_a_window_is_in_flight(bus: Bus, start: Start) -> None:
 
 def test_latest_has_one_in_flight(bus: Bus, start: Start, lines: Lines) -> None:
     """`overflow="latest"` delivers the newest, not those that wait in a pipe."""
-    far = start(handlers.note_slowly, overflow="latest")
+    far = start(handlers.record_slowly, overflow="latest")
     assert runner_of(far).ready.wait(DEADLINE)
     emit(bus, 500)
     bus.flush(DEADLINE)
@@ -188,21 +188,21 @@ def test_what_no_worker_can_import_is_refused(bus: Bus, monkeypatch: pytest.Monk
 
     main_function.__module__, main_function.__qualname__ = "__main__", "main_function"
     orphan.__module__, orphan.__qualname__ = "made_by_hand", "orphan"
-    changed = handlers.note
-    monkeypatch.setattr(handlers, "note", handlers.fail)
+    changed = handlers.record
+    monkeypatch.setattr(handlers, "record", handlers.fail)
     refused: list[tuple[Any, str]] = [
         (inside, r"inside cannot be sent to a worker process: .*inside is defined inside a function"),
         (lambda event: None, r"is a lambda, which has no name to import it by"),
         (main_function, r"main_function is defined in __main__, the program itself"),
         (orphan, r"orphan is defined in made_by_hand, which no import finds"),
-        (changed, r"note is a different object now"),
+        (changed, r"record is a different object now"),
         (Unpicklable().method, r"Unpicklable.method cannot be sent to a worker process: .*lock"),
     ]
     for fn, reason in refused:
         with pytest.raises(TypeError, match=reason):
             bus.subscribe(fn, "after_train_iter", offload="process")
     with pytest.raises(TypeError, match=r"is a lambda, .* or use offload='thread'"):
-        bus.subscribe(handlers.note, "after_train_iter", offload="process", on_close=lambda: None)
+        bus.subscribe(handlers.record, "after_train_iter", offload="process", on_close=lambda: None)
     assert bus.stats() == []
 
 
@@ -210,4 +210,4 @@ def test_system_without_signals_masks_is_refused(bus: Bus, monkeypatch: pytest.M
     """Windows."""
     monkeypatch.delattr(signal, "pthread_sigmask")
     with pytest.raises(ValueError, match="offload='process' needs a POSIX system: use offload='thread'"):
-        bus.subscribe(handlers.note, "after_train_iter", offload="process")
+        bus.subscribe(handlers.record, "after_train_iter", offload="process")

@@ -25,10 +25,10 @@ pytest_plugins = ("tests.support.process_fixtures",)
 
 @pytest.mark.slow
 def test_worker_killed_five_times_loses_nothing(
-    bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
+    bus: Bus, start: Start, lines: Lines, failures: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was not acknowledged is sent again, in order; the account counts each event once."""
-    far = start(handlers.note_slowly)
+    far = start(handlers.record_slowly)
     killed: set[int] = set()
     emit(bus, 60)
     for _ in range(5):
@@ -43,7 +43,7 @@ def test_worker_killed_five_times_loses_nothing(
     assert sorted({int(line) for line in lines()}) == [*range(60)]
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (60, 0, 0, 0)
-    assert told == []
+    assert failures == []
     assert len(lines()) - 60 <= 5 * 5, "the acknowledged ones were sent again"
     assert "died (killed by SIGKILL) and is started again" in caplog.text
 
@@ -51,7 +51,7 @@ def test_worker_killed_five_times_loses_nothing(
 @pytest.mark.slow
 def test_killed_worker_of_a_batch_gets_the_batch_again(bus: Bus, start: Start, lines: Lines) -> None:
     """A delivery is acknowledged as a whole."""
-    far = start(handlers.note_batch, batch=True)
+    far = start(handlers.record_batch, batch=True)
     assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     emit(bus, 30)
@@ -69,7 +69,7 @@ def test_idle_worker_that_is_killed_is_replaced(
     bus: Bus, start: Start, lines: Lines, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next event finds a living one; a death that costs nothing is a warning, and no failure of the subscriber."""
-    far = start(handlers.note)
+    far = start(handlers.record)
     emit(bus, 1)
     bus.flush(DEADLINE)
     kill(far)
@@ -83,7 +83,7 @@ def test_idle_worker_that_is_killed_is_replaced(
 
 @pytest.mark.slow
 def test_event_that_kills_every_worker_disables_the_subscriber(
-    bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed]
+    bus: Bus, start: Start, lines: Lines, failures: list[HandlerFailed]
 ) -> None:
     """After some deaths in a row over one event: what it had been sent has failed, what waited is dropped."""
     far = start(handlers.die_at_two, overflow="drop_oldest", queue=20)
@@ -97,9 +97,9 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
     assert lines().count("2") == 1 + 3  # the first death may have been over any of those it had
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (2, 3, 10, 0)
-    assert [report.handler for report in told] == ["far"]
-    assert "died 3 times in a row over after_train_iter of iteration 2" in told[0].error
-    assert "(the last: killed by SIGKILL); 3 events lost" in told[0].error
+    assert [report.handler for report in failures] == ["far"]
+    assert "died 3 times in a row over after_train_iter of iteration 2" in failures[0].error
+    assert "(the last: killed by SIGKILL); 3 events lost" in failures[0].error
     assert stats.error.startswith("[error]")
 
 
@@ -121,21 +121,21 @@ def test_where_errors_are_logged_one_event_is_passed_over(
 
 
 def test_no_process_at_all_is_a_failure(
-    bus: Bus, start: Start, told: list[HandlerFailed], monkeypatch: pytest.MonkeyPatch
+    bus: Bus, start: Start, failures: list[HandlerFailed], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A system that starts none is tried again, then reported."""
     monkeypatch.setattr("sys.executable", "/no/such/python")
-    start(handlers.note)
+    start(handlers.record)
     emit(bus, 1)
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert "it could not be started: [Errno 2]" in told[0].error
+    assert "it could not be started: [Errno 2]" in failures[0].error
 
 
 @pytest.mark.slow
 def test_worker_that_never_starts_says_how_much_is_lost(
-    bus: Bus, start: Start, told: list[HandlerFailed]
+    bus: Bus, start: Start, failures: list[HandlerFailed]
 ) -> None:
     """It is tried a few times; a flush does not wait for it longer, and what waited for it is counted as dropped."""
     far = start(handlers.DiesWhenTold(), on_error="log")
@@ -144,14 +144,14 @@ def test_worker_that_never_starts_says_how_much_is_lost(
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert "died 3 times in a row before it was ready" in told[0].error
-    assert "(the last: exit code 9); 40 events lost" in told[0].error
+    assert "died 3 times in a row before it was ready" in failures[0].error
+    assert "(the last: exit code 9); 40 events lost" in failures[0].error
     assert far.stats.dropped == 40
 
 
 @pytest.mark.slow
 def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
-    bus: Bus, start: Start, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
+    bus: Bus, start: Start, failures: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It is not tried twice, and the log has the worker's traceback."""
     far = start(handlers.Refuses())
@@ -159,7 +159,7 @@ def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert "its worker process could not begin: Chosen: cannot be made in a worker" in told[0].error
+    assert "its worker process could not begin: Chosen: cannot be made in a worker" in failures[0].error
     assert (far.stats.dropped, runner_of(far).restarts.deaths) == (4, 0)
     assert "in no_such" in caplog.text
 
@@ -169,7 +169,7 @@ def test_handler_that_cannot_be_made_in_the_worker_is_a_failure(
 
 @pytest.mark.slow
 def test_error_disables_and_brings_its_traceback(
-    bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
+    bus: Bus, start: Start, lines: Lines, failures: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
     """`on_error="disable"`: nothing more is delivered, and the log says where in the worker it was."""
     far = start(handlers.fail, on_close=handlers.closed)
@@ -180,7 +180,7 @@ def test_error_disables_and_brings_its_traceback(
 
     assert lines() == ["0", "closed"]
     assert (far.stats.failed, far.stats.dropped, far.stats.calls) == (1, 4, 1)
-    assert [report.error for report in told] == ["Chosen: no to 0"]
+    assert [report.error for report in failures] == ["Chosen: no to 0"]
     assert 'raise Chosen(f"no to {event.iter}")' in caplog.text
 
 
@@ -188,7 +188,7 @@ def test_error_disables_and_brings_its_traceback(
 @pytest.mark.parametrize(
     ("fn", "error"),
     [
-        (handlers.leave, "SystemExit: goodbye"),
+        (handlers.exit_process, "SystemExit: goodbye"),
         (handlers.fail, "Chosen: no to 2"),
         (handlers.fail_over_a_path, r"RuntimeError: Stubborn: no caf\udce9"),
     ],
@@ -218,14 +218,14 @@ def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
     assert "in fail" in str(caught.value.__cause__)
 
 
-def test_error_in_on_close_is_reported(bus: Bus, start: Start, told: list[HandlerFailed]) -> None:
+def test_error_in_on_close_is_reported(bus: Bus, start: Start, failures: list[HandlerFailed]) -> None:
     """As that of a thread is."""
-    far = start(handlers.note, on_close=handlers.fail_to_close)
+    far = start(handlers.record, on_close=handlers.fail_to_close)
     emit(bus, 1)
     bus.close(DEADLINE)
     bus.poll()
 
-    assert [report.error for report in told] == ["Chosen: not closed"]
+    assert [report.error for report in failures] == ["Chosen: not closed"]
     assert far.stats.error == "Chosen: not closed (in on_close)"
 
 
@@ -233,7 +233,9 @@ def test_error_in_on_close_is_reported(bus: Bus, start: Start, told: list[Handle
 
 
 @pytest.mark.slow
-def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed]) -> None:
+def test_stalled_worker_is_killed(
+    bus: Bus, start: Start, lines: Lines, failures: list[HandlerFailed]
+) -> None:
     """After `stall_timeout` seconds in one delivery: that one has failed, the others are dropped."""
     far = start(handlers.hang_at_two, stall_timeout=0.2)
     emit(bus, 6)
@@ -245,7 +247,7 @@ def test_stalled_worker_is_killed(bus: Bus, start: Start, lines: Lines, told: li
     assert lines() == ["0", "1", "2"]
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (2, 1, 3, 0)
-    assert "spent more than stall_timeout=0.2 s on one delivery" in told[0].error
+    assert "spent more than stall_timeout=0.2 s on one delivery" in failures[0].error
     assert stats.error.startswith("[stalled]")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -257,7 +259,7 @@ def test_close_kills_a_worker_that_never_returns(
     bus: Bus, start: Start, lines: Lines, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within its deadline; what is left is in the account, and named."""
-    far = start(handlers.hang if how == "hangs" else handlers.note)
+    far = start(handlers.hang if how == "hangs" else handlers.record)
     assert runner_of(far).ready.wait(DEADLINE)
     if how == "is stopped":
         os.kill(pid_of(far), signal.SIGSTOP)
@@ -300,7 +302,7 @@ def test_close_names_a_worker_that_is_still_importing(
 @pytest.mark.slow
 def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> None:
     """Queued events are dropped, those under way are finished, and the worker ends."""
-    far = start(handlers.note_slowly, on_close=handlers.closed)
+    far = start(handlers.record_slowly, on_close=handlers.closed)
     emit(bus, 200)
     until(lines)
     far.cancel()
@@ -315,7 +317,7 @@ def test_cancel_finishes_what_was_sent(bus: Bus, start: Start, lines: Lines) -> 
 
 @pytest.mark.slow
 def test_worker_that_hangs_when_it_is_cancelled_is_killed(
-    bus: Bus, start: Start, lines: Lines, told: list[HandlerFailed], caplog: pytest.LogCaptureFixture
+    bus: Bus, start: Start, lines: Lines, failures: list[HandlerFailed], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After its `stall_timeout`; it is one failure, told once, and every event is counted."""
     far = start(handlers.hang, stall_timeout=0.2)
@@ -326,7 +328,7 @@ def test_worker_that_hangs_when_it_is_cancelled_is_killed(
 
     assert runner_of(far).account.closed.wait(DEADLINE)
     bus.poll()
-    assert [report.error.split(":")[0] for report in told] == ["TimeoutError"]
+    assert [report.error.split(":")[0] for report in failures] == ["TimeoutError"]
     assert [record.exc_info for record in caplog.records] == [None]
     stats = far.account()
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (0, 1, 4, 0)
@@ -337,10 +339,10 @@ def test_worker_that_hangs_when_it_is_cancelled_is_killed(
 
 @pytest.mark.parametrize("callback", [None, handlers.closed])
 def test_worker_killed_at_its_end_fails_in_on_close_if_it_has_one(
-    bus: Bus, start: Start, told: list[HandlerFailed], callback: Callable[[], None] | None
+    bus: Bus, start: Start, failures: list[HandlerFailed], callback: Callable[[], None] | None
 ) -> None:
     """Without one there was nothing left to do, and there is nothing to report."""
-    far = start(handlers.note, on_close=callback)
+    far = start(handlers.record, on_close=callback)
     assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     far.cancel()
@@ -350,17 +352,17 @@ def test_worker_killed_at_its_end_fails_in_on_close_if_it_has_one(
     bus.poll()
 
     died = "ChildProcessError: its worker process died: killed by SIGKILL"
-    assert [report.error for report in told] == ([died] if callback else [])
+    assert [report.error for report in failures] == ([died] if callback else [])
     assert far.account().error == (f"[cancelled] {died} (in on_close)" if callback else "[cancelled]")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("callback", [None, handlers.flushed])
 def test_worker_killed_at_a_flush_fails_in_on_flush_if_it_has_one(
-    bus: Bus, start: Start, told: list[HandlerFailed], callback: Callable[[], None] | None
+    bus: Bus, start: Start, failures: list[HandlerFailed], callback: Callable[[], None] | None
 ) -> None:
     """The same as for `on_close`; the worker is started again."""
-    far = start(handlers.note, on_flush=callback)
+    far = start(handlers.record, on_flush=callback)
     assert runner_of(far).ready.wait(DEADLINE)
     os.kill(pid_of(far), signal.SIGSTOP)
     bus.flush(0.0)
@@ -370,5 +372,5 @@ def test_worker_killed_at_a_flush_fails_in_on_flush_if_it_has_one(
     bus.poll()
 
     died = "ChildProcessError: its worker process died: killed by SIGKILL"
-    assert [report.error for report in told] == ([died] if callback else [])
+    assert [report.error for report in failures] == ([died] if callback else [])
     assert far.stats.error == (f"{died} (in on_flush)" if callback else "")

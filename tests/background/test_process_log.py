@@ -155,7 +155,7 @@ def test_what_is_logged_at_the_end(
     bus: Bus, start: Start, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The records of `on_close` are logged; later ones, which the program no longer reads, are printed."""
-    start(handlers.note, on_close=handlers.warn_at_the_close)
+    start(handlers.record, on_close=handlers.warn_at_the_close)
     emit(bus, 1)
     bus.close(DEADLINE)
 

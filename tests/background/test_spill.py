@@ -58,12 +58,12 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
     rng = random.Random(seed)
     stops = {rng.randrange(5000) for _ in range(50)}
 
-    def look(event: AfterTrainIter) -> None:
+    def inspect(event: AfterTrainIter) -> None:
         seen.append(event.iter)
         if event.iter in stops:
             held_up.wait(0.001)  # a moment's delay, nothing is awaited
 
-    subscription = subscribe(bus, kind, look, queue=rng.randrange(1, 9))
+    subscription = subscribe(bus, kind, inspect, queue=rng.randrange(1, 9))
     emitted = 0
     while emitted < 5000:
         count = rng.choice([1, 5, 50, 500])
@@ -94,13 +94,13 @@ def test_order_is_kept_while_the_keeper_moves_events(kind: str) -> None:
     """First in, first out, whichever thread moves events into the queue or the file."""
     seen: list[int] = []
 
-    def look(event: AfterTrainIter) -> None:
+    def inspect(event: AfterTrainIter) -> None:
         seen.append(event.iter)
 
     async def task(event: AfterTrainIter) -> None:
         seen.append(event.iter)
 
-    fn, offload = (look, "thread") if kind == "thread" else (task, None)
+    fn, offload = (inspect, "thread") if kind == "thread" else (task, None)
     for capacity in (1, 2, 3, 5, 8) * 15:
         seen.clear()
         with Bus(drain_timeout=DEADLINE) as bus:

@@ -14,7 +14,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged, Timed
 from tests.conftest import DEADLINE
-from tests.support.process_handlers import note_times
+from tests.support.process_handlers import record_times
 from tests.support.process_support import Lines, until
 
 pytest_plugins = "tests.support.process_fixtures"
@@ -32,7 +32,7 @@ def test_events_of_one_delivery_have_their_own_times(
 ) -> None:
     """The times are as far apart as the emits, by an own clock, though a flush delivers the events together."""
     bus.subscribe(
-        note_times, "after_train_iter", offload=offload, batch=True, linger=1000.0, timed=True, **options
+        record_times, "after_train_iter", offload=offload, batch=True, linger=1000.0, timed=True, **options
     )
     bus.emit(AfterTrainIter())
     bus.flush(DEADLINE)  # later events gather
@@ -110,13 +110,13 @@ def test_spilled_events_have_the_time_of_one_before_them(bus: Bus, small_files: 
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "said"),
+    ("options", "kind", "message"),
     [
         ({"timed": True}, ValueError, "timed=True delivers lists, and needs batch"),
         ({"timed": 1, "batch": True}, TypeError, "timed must be True or False, got 1"),
     ],
 )
-def test_bad_options(bus: Bus, options: dict[str, Any], kind: type[Exception], said: str) -> None:
+def test_bad_options(bus: Bus, options: dict[str, Any], kind: type[Exception], message: str) -> None:
     """Times come in lists of pairs."""
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         bus.subscribe(lambda events: None, "after_train_iter", offload="thread", **options)

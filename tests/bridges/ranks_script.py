@@ -202,7 +202,7 @@ def run_part(host: str, folder: Path, part: str) -> None:
     bus.subscribe(lambda event: seen["events"].append(type(event).__name__), "*", name="names")
 
     @bus.on("after_run", priority="LOWEST")
-    def look(trainer: Any, event: Any) -> None:
+    def inspect(trainer: Any, event: Any) -> None:
         seen.update(
             rank=trainer.rank, world_size=trainer.world_size, iters=trainer.iter, reason=event.reason,
             stop_reason=trainer.stop_reason, error=event.error,

@@ -63,7 +63,7 @@ def subscribe(bus: Bus) -> list[str]:
     bus.subscribe(lambda event: seen.append(f"thread{event.iter}"), "after_train_iter", offload="thread")
 
     @bus.on("after_train_iter")
-    async def look(event: AfterTrainIter) -> None:
+    async def inspect(event: AfterTrainIter) -> None:
         seen.append(f"task{event.iter}")
 
     return seen

@@ -23,7 +23,7 @@ Used = list[float]
 STEPS = 6
 
 
-def note_steps(optimizer: Any, used: Used) -> None:
+def record_steps(optimizer: Any, used: Used) -> None:
     """Note the learning rate of each step of an optimizer where PyTorch makes it: the values that are right."""
     optimizer.register_step_pre_hook(lambda each, *_: used.append(each.param_groups[0]["lr"]))
 
@@ -55,7 +55,7 @@ def train_lightning(work_dir: Path, used: Used) -> None:
 
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            note_steps(optimizer, used)
+            record_steps(optimizer, used)
             scheduler = StepLR(optimizer, 1, gamma=0.5)
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -73,7 +73,7 @@ def train_transformers(work_dir: Path, used: Used) -> None:
     bridge = EventLoopCallback(**options(work_dir))
     native = host(work_dir / "hf", bridge, num_train_epochs=1, max_steps=STEPS, lr_scheduler_type="linear")
     native.create_optimizer()
-    note_steps(native.optimizer, used)
+    record_steps(native.optimizer, used)
     native.train()
 
 
@@ -85,7 +85,7 @@ def train_ignite(work_dir: Path, used: Used) -> None:
 
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    note_steps(optimizer, used)
+    record_steps(optimizer, used)
     scheduler = StepLR(optimizer, 1, gamma=0.5)
 
     def step(engine: Any, batch: Any) -> float:
@@ -112,7 +112,7 @@ def train_mmengine(work_dir: Path, used: Used) -> None:
         param_scheduler={"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False},
     )  # fmt: skip
     ours.optim_wrapper = ours.build_optim_wrapper(ours.optim_wrapper)
-    note_steps(ours.optim_wrapper.optimizer, used)
+    record_steps(ours.optim_wrapper.optimizer, used)
     ours.train()
 
 

@@ -86,7 +86,7 @@ def test_events_and_their_counters(tmp_path: Path) -> None:
     training.engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: training.evaluator.run(batches(1)))
 
     @bus.on("*")
-    def note(event: Any) -> None:
+    def record(event: Any) -> None:
         if hasattr(event, "batch_idx") or hasattr(event, "epoch"):
             rows.append((type(event).__name__, event.iter, event.epoch))
 
@@ -178,7 +178,7 @@ def test_a_handler_of_the_begin_has_a_row(tmp_path: Path) -> None:
     training.attach(tmp_path)
 
     def prepare(engine: Engine) -> None:
-        engine.add_event_handler(Events.EPOCH_COMPLETED, note, 3)
+        engine.add_event_handler(Events.EPOCH_COMPLETED, record, 3)
 
     training.engine.add_event_handler(Events.STARTED, prepare)
 
@@ -186,7 +186,7 @@ def test_a_handler_of_the_begin_has_a_row(tmp_path: Path) -> None:
     training.run(epochs=4)
 
     calls = {cost.name.rpartition(".")[2]: cost.calls for cost in read_costs(tmp_path).handlers}
-    assert (calls["prepare"], calls["note"]) == (2, 6)
+    assert (calls["prepare"], calls["record"]) == (2, 6)
 
 
 def test_handlers_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
@@ -197,24 +197,24 @@ def test_handlers_of_one_name_have_rows_of_their_own(tmp_path: Path) -> None:
         timer.attach(training.engine, resume=Events.EPOCH_STARTED, step=Events.ITERATION_COMPLETED)
     for every in (1, 2):
         training.engine.add_event_handler(Events.ITERATION_COMPLETED(every=every), Slow())
-        training.engine.add_event_handler(Events.EPOCH_COMPLETED, partial(note, every))
-    training.evaluator.add_event_handler(Events.COMPLETED, note, 3)
+        training.engine.add_event_handler(Events.EPOCH_COMPLETED, partial(record, every))
+    training.evaluator.add_event_handler(Events.COMPLETED, record, 3)
     training.engine.add_event_handler(Events.EPOCH_COMPLETED, lambda: training.evaluator.run(batches(1)))
 
     training.run()
 
     calls = {(cost.name, cost.event): cost.calls for cost in read_costs(tmp_path).handlers}
-    assert {key: count for key, count in calls.items() if key[0].startswith(("Timer", "Slow", "note"))} == {
+    assert {key: count for key, count in calls.items() if key[0].startswith(("Timer", "Slow", "record"))} == {
         ("Timer.reset", "started"): 1, ("Timer #2.reset", "started"): 1,
         ("Timer.pause", "completed"): 1, ("Timer #2.pause", "completed"): 1,
         ("Timer.resume", "epoch_started"): 2, ("Timer #2.resume", "epoch_started"): 2,
         ("Timer.step", "iteration_completed"): 8, ("Timer #2.step", "iteration_completed"): 8,
         ("Slow", "iteration_completed"): 8, ("Slow #2", "iteration_completed"): 8,
-        ("note", "epoch_completed"): 2, ("note #2", "epoch_completed"): 2, ("note #3", "completed"): 2,
+        ("record", "epoch_completed"): 2, ("record #2", "epoch_completed"): 2, ("record #3", "completed"): 2,
     }  # fmt: skip
 
 
-def note(every: int) -> None:
+def record(every: int) -> None:
     """Do nothing."""
 
 

@@ -227,13 +227,13 @@ def tensorboard(engine: Engine, model: Any, optimizer: Any, seen: Seen, folder: 
     )
     logger.attach_opt_params_handler(engine, Events.EPOCH_STARTED, optimizer)
 
-    def note() -> None:
+    def record() -> None:
         logger.close()
         found = read.EventAccumulator(str(folder / "board")).Reload()
         for name in ("train/loss", "lr/group_0"):
             seen.append([(each.step, round(each.value, 5)) for each in found.Scalars(name)])
 
-    engine.add_event_handler(Events.COMPLETED, note)
+    engine.add_event_handler(Events.COMPLETED, record)
 
 
 class Halves(ih.ParamScheduler):  # type: ignore[misc]

@@ -88,13 +88,13 @@ class Ran:
         self.engine.add_event_handler(moment, lambda engine: self.steers and self.steers.pop()(engine))
         for event in (*Events,):
             if event is not Events.EXCEPTION_RAISED:  # its handler would take every error
-                self.engine.add_event_handler(event, self._note, event.name)
+                self.engine.add_event_handler(event, self._record, event.name)
         if takes_errors:
             self.engine.add_event_handler(
                 Events.EXCEPTION_RAISED, lambda engine, error: self.rows.append(("taken", str(error)))
             )
 
-    def _note(self, *args: Any, **kwargs: Any) -> None:
+    def _record(self, *args: Any, **kwargs: Any) -> None:
         self.rows.append((args[-1], self.engine.state.iteration, self.engine.state.epoch))
 
     def run(self, times: int = 2) -> Ran:

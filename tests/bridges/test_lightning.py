@@ -82,7 +82,7 @@ def test_handlers_are_given_the_documented_attributes(make_bridge: MakeBridge, t
     seen: list[tuple[Any, ...]] = []
 
     @bridge.bus.on("after_train_iter")
-    def look(trainer: Any, event: Any) -> None:
+    def inspect(trainer: Any, event: Any) -> None:
         seen.append((trainer.iter, trainer.epoch, trainer.batch[0].shape, sorted(trainer.outputs)))
         assert trainer.model is model
         assert trainer.native.lightning_module is model
@@ -113,7 +113,7 @@ def test_a_batch_of_none_is_an_iteration(make_bridge: MakeBridge, tmp_path: Path
     seen: list[tuple[int, bool]] = []
 
     @bridge.bus.on("after_train_iter")
-    def look(trainer: Any, event: Any) -> None:
+    def inspect(trainer: Any, event: Any) -> None:
         seen.append((event.iter, trainer.batch is None))
 
     (batch,) = loader(1)
@@ -174,11 +174,11 @@ def test_training_metrics_are_not_read_on_the_training_thread(
     reads = {"without": 0, "with": 0}
     read = torch.Tensor.item
 
-    def noted(tensor: torch.Tensor) -> Any:
+    def counted(tensor: torch.Tensor) -> Any:
         reads[which] += threading.current_thread() is threading.main_thread()
         return read(tensor)
 
-    monkeypatch.setattr(torch.Tensor, "item", noted)
+    monkeypatch.setattr(torch.Tensor, "item", counted)
     which = "without"
     fit(tmp_path, validates=False, log_every_n_steps=1)
     which = "with"

@@ -114,7 +114,7 @@ def test_events_and_their_counters(tmp_path: Path) -> None:
     rows: list[tuple[Any, ...]] = []
 
     @ride.bus.on("*")
-    def note(event: Any) -> None:
+    def record(event: Any) -> None:
         if hasattr(event, "epoch"):
             rows.append((type(event).__name__, event.iter, event.epoch, event.max_iters))
 
@@ -345,7 +345,7 @@ def test_states_of_hooks_are_in_the_runners_checkpoint(
     loaded: list[torch.Tensor] = []
 
     @ride.bus.on("before_train_epoch")
-    def look(trainer: Any, event: Any) -> None:
+    def inspect(trainer: Any, event: Any) -> None:
         loaded.extend(weight.clone() for weight in second.ema_model.module.parameters())
 
     mm = runner(tmp_path, ride, epochs=3, resume=True, load_from=str(tmp_path / "mm" / "epoch_2.pth"))

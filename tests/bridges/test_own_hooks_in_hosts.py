@@ -162,7 +162,7 @@ def test_what_handlers_are_given(make_host: MakeHost, tmp_path: Path) -> None:
     names = ("iter", "epoch", "batch", "outputs", "metrics", "model", "optimizer", "native", "work_dir")
 
     @host.on("after_train_iter")
-    def look(trainer: Any, event: Any) -> None:
+    def inspect(trainer: Any, event: Any) -> None:
         seen.append({name: getattr(trainer, name) for name in names})
         if len(seen) == 6:
             trainer.stop("enough")

@@ -91,13 +91,13 @@ class Chooses(Skipped):
             super().attach(bus)
 
 
-def note_skipped(event: Any) -> None: ...
+def record_skipped(event: Any) -> None: ...
 
 
 @pytest.mark.parametrize(("hook", "name"), [
     (Skipped(), "Skipped.optimizer_step_skipped"),
     (SkippedNotes(), "SkippedNotes.optimizer_step_skipped"),
-    (CallbackHook(optimizer_step_skipped=note_skipped), "note_skipped"),
+    (CallbackHook(optimizer_step_skipped=record_skipped), "record_skipped"),
 ])  # fmt: skip
 def test_a_hook_for_an_event_that_the_host_never_emits(hook: Hook, name: str) -> None:
     """It is refused where the bridge is made, with the names of the hook's method and the event, and the reason."""

@@ -46,20 +46,20 @@ class Notes(TrainerCallback):
     def __init__(self, seen: Seen) -> None:
         self.seen = seen
 
-    def _note(self, name: str, state: Any) -> None:
+    def _record(self, name: str, state: Any) -> None:
         self.seen.append((name, state.global_step, round(state.epoch or 0, 3), state.max_steps))
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("train_begin", state)
+        self._record("train_begin", state)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("epoch_begin", state)
+        self._record("epoch_begin", state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("step_begin", state)
+        self._record("step_begin", state)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it, without the epoch, which Transformers moves only at an update."""
@@ -75,11 +75,11 @@ class Notes(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("step_end", state)
+        self._record("step_end", state)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("prediction_step", state)
+        self._record("prediction_step", state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Note it, with the metric."""
@@ -87,11 +87,11 @@ class Notes(TrainerCallback):
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("epoch_end", state)
+        self._record("epoch_end", state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note it."""
-        self._note("train_end", state)
+        self._record("train_end", state)
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -14,7 +14,7 @@ from eventloop.bus import Bus
 from eventloop.bus.dry_run import ProgramPlan
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain
 from eventloop.processes.dry_run import PLAN_FILE
-from tests.support.process_handlers import note_process
+from tests.support.process_handlers import record_process
 from tests.support.trainers import tiny_model
 
 
@@ -42,7 +42,7 @@ def test_subscribers_are_listed_and_none_is_started() -> None:
 
         bus.subscribe(later, BeforeRun)
         bus.subscribe(print, AfterRun, offload="thread", overflow="block", queue=3)
-        bus.subscribe(note_process, AfterRun, offload="process", overflow="latest")
+        bus.subscribe(record_process, AfterRun, offload="process", overflow="latest")
         bus.subscribe(print, AfterRun, offload="thread", name="cancelled").cancel()
 
         rows = [(r.runs_on, r.queue, r.overflow) for r in bus.plan(BeforeRun) + bus.plan(AfterRun)]

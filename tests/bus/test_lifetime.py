@@ -142,7 +142,7 @@ def test_exit_drains_where_no_thread_starts(python: Run, tmp_path: Path) -> None
 from tests.support import process_handlers
 bus.subscribe(task, "after_train_iter")
 bus.subscribe(function, "after_train_iter", offload="thread", queue=16)
-bus.subscribe(process_handlers.note, "after_train_iter", offload="process")
+bus.subscribe(process_handlers.record, "after_train_iter", offload="process")
 for i in range(100):
     bus.emit(AfterTrainIter(iter=i))
 """

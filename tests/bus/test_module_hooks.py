@@ -45,7 +45,7 @@ def test_forward_hook_fires_in_the_iterations_that_are_due(trainer: Trainer) -> 
     installed: list[int] = []
 
     @trainer.bus.on_module(trainer.model, "layers.*", "forward", every=3)
-    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
+    def inspect(module: nn.Module, inputs: Any, outputs: Any) -> None:
         seen.append(trainer.iter)
 
     trainer.bus.subscribe(lambda trainer, event: installed.append(hooks_of(trainer.model)), "before_train_iter",
@@ -62,7 +62,7 @@ def test_backward_hook_sees_gradients(trainer: Trainer) -> None:
     shapes: list[tuple[str, torch.Size]] = []
 
     @trainer.bus.on_module(trainer.model, "head", "backward", every=6)
-    def look(name: str, module: nn.Module, grad_inputs: Any, grad_outputs: Any) -> None:
+    def inspect(name: str, module: nn.Module, grad_inputs: Any, grad_outputs: Any) -> None:
         shapes.append((name, grad_outputs[0].shape))
 
     trainer.train()
@@ -77,7 +77,7 @@ def test_evaluation_is_not_looked_at(trainer: Trainer, make_trainer: MakeTrainer
     trainer.val_loader = batches(2)
 
     @trainer.bus.on_module(trainer.model, "head")
-    def look(module: nn.Module, inputs: Any, outputs: Any) -> torch.Tensor:
+    def inspect(module: nn.Module, inputs: Any, outputs: Any) -> torch.Tensor:
         seen.append(module.training)
         return torch.zeros(1)
 
@@ -111,19 +111,19 @@ def test_off_and_cancel_end_it(trainer: Trainer) -> None:
     """`bus.off(fn)` works as for any handler, in mid-iteration too; so does the subscription's own `cancel`."""
     seen: list[str] = []
 
-    def look(module: nn.Module, inputs: Any, outputs: Any) -> None:
-        seen.append("look")
-        trainer.bus.off(look)
+    def inspect(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        seen.append("inspect")
+        trainer.bus.off(inspect)
 
-    trainer.bus.on_module(trainer.model, "head")(look)
+    trainer.bus.on_module(trainer.model, "head")(inspect)
     with trainer.bus.subscribe_module(lambda m, i, o: seen.append("other"), trainer.model, "head") as other:
         pass
     trainer.train()
 
-    assert seen == ["look"]
+    assert seen == ["inspect"]
     assert not other.installed
-    with pytest.raises(ValueError, match="look is not subscribed to this bus"):
-        trainer.bus.off(look)
+    with pytest.raises(ValueError, match="inspect is not subscribed to this bus"):
+        trainer.bus.off(inspect)
 
 
 def test_a_skipped_iteration_leaves_no_hook(trainer: Trainer) -> None:

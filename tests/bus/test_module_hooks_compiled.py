@@ -92,7 +92,7 @@ def test_hooks_of_a_compiled_model_are_called(
     inner = getattr(trainer.model, "_orig_mod", trainer.model)
 
     @trainer.bus.on_module(inner, ["1", "2"], kind, every=3)
-    def look(name: str, module: nn.Module, given: Any, made: Any) -> None:
+    def inspect(name: str, module: nn.Module, given: Any, made: Any) -> None:
         seen.append((trainer.iter, name))
 
     trainer.train()
@@ -149,7 +149,7 @@ def test_an_error_in_the_step_ends_it(make_trainer: MakeTrainer, backend: Counti
     inner: Any = next(trainer.model.children())
 
     @trainer.bus.on_module(inner, "1")
-    def look(module: nn.Module, given: Any, made: Any) -> None:
+    def inspect(module: nn.Module, given: Any, made: Any) -> None:
         raise RuntimeError("too much")
 
     with pytest.raises(RuntimeError, match="too much"):

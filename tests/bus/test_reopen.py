@@ -53,7 +53,7 @@ def test_it_delivers_again(bus: Bus, kind: str) -> None:
 @pytest.mark.slow
 def test_a_worker_process_begins_anew(bus: Bus, start: Start, lines: Lines) -> None:
     """It is given what comes from then on."""
-    subscription = start(handlers.note)
+    subscription = start(handlers.record)
     emit(bus, 2)
     close_and_reopen(bus)
     emit(bus, 2, start=2)

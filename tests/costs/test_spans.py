@@ -376,7 +376,7 @@ def test_deliveries_in_another_process_are_recorded_there(
 ) -> None:
     """By the one clock that all processes have; those before and after the recording are not."""
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
-    subscription = bus.subscribe(process_handlers.note, "after_train_iter", offload="process", name="away")
+    subscription = bus.subscribe(process_handlers.record, "after_train_iter", offload="process", name="away")
     emit(bus, 3)
     assert bus.flush(DEADLINE)
 

@@ -345,7 +345,7 @@ def test_the_events_that_are_left_are_those_of_the_account(overflow: Any, queue:
             go_on.wait(20.0)
 
     bus = Bus(drain_timeout=0.2)
-    bus.keep_left(lambda name, events: left.update({name: [event.iter for event in events]}))  # type: ignore[attr-defined]
+    bus.on_undelivered(lambda name, events: left.update({name: [event.iter for event in events]}))  # type: ignore[attr-defined]
     bus.subscribe(hold, "after_train_iter", offload="thread", name="hold", overflow=overflow, queue=queue)
     for i in range(6):
         bus.emit(AfterTrainIter(iter=i))
@@ -454,7 +454,7 @@ def test_an_error_in_keeping_them_ends_no_close(caplog: pytest.LogCaptureFixture
         kept.append((name, len([*events])))
 
     bus = Bus(drain_timeout=0.1)
-    bus.keep_left(store)
+    bus.on_undelivered(store)
     for name in ("first", "second"):
         bus.subscribe(lambda event: go_on.wait(20.0), "after_train_iter", offload="thread", name=name)
     bus.emit(AfterTrainIter())

@@ -158,7 +158,7 @@ def test_an_event_that_cannot_be_sent_disables_nobody(
     bus: Bus, start: Start, lines: Lines, make: Callable[[], Any], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With `on_error` as it is by default: the others arrive, before and after it."""
-    far = start(handlers.note_anything, "meal_served", "after_val")
+    far = start(handlers.record_anything, "meal_served", "after_val")
     for i in range(3):
         bus.emit(AfterVal(epoch=i))
         bus.emit(handlers.MealServed(dish=make()))
@@ -176,7 +176,7 @@ def test_a_subscriber_in_a_process_names_them_too(
     bus: Bus, start: Start, lines: Lines, batch: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What it raises comes back: they alone have failed, and the worker goes on."""
-    far = start(handlers.note_even, batch=batch)
+    far = start(handlers.record_even, batch=batch)
     emit(bus, 40)
     bus.flush(DEADLINE)
     emit(bus, 2)

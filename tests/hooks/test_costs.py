@@ -110,7 +110,7 @@ def test_the_first_record_is_early(make_trainer: Make, monkeypatch: pytest.Monke
 
 def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
     """Written meanwhile, by another thread, and marked as not the last one."""
-    trainer = make_trainer(batches=40, default_hooks={"costs": {"interval": 1e-9}})
+    trainer = make_trainer(batches=40, default_hooks={"costs": {"interval_seconds": 1e-9}})
 
     @trainer.bus.on("after_train_iter", priority="LOWEST", start=20, once=True)
     def await_file(event: Any) -> None:
@@ -128,7 +128,7 @@ def test_a_run_under_way_has_a_record(make_trainer: Make) -> None:
 def test_a_record_that_no_thread_writes(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """As once the main thread has ended in Python 3.12: the training goes on, and the last record is there."""
     no_threads.refuse(monkeypatch, "eventloop costs")
-    trainer = make_trainer(default_hooks={"costs": {"interval": 1e-9}})
+    trainer = make_trainer(default_hooks={"costs": {"interval_seconds": 1e-9}})
 
     trainer.train()
 
@@ -146,7 +146,7 @@ def test_a_killed_run_has_a_record(tmp_path: Path) -> None:
         trainer = Trainer(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), max_iters=10**9,
                           train_step=lambda t, b: t.model(b).sum(), train_loader=[torch.ones(1, 2)] * 100,
                           work_dir={str(tmp_path / "run")!r},
-                          default_hooks=dict(costs=dict(interval=1e-9), checkpoint=None))
+                          default_hooks=dict(costs=dict(interval_seconds=1e-9), checkpoint=None))
         @trainer.bus.on("after_train_iter", every=100)
         def die(event):
             if os.path.exists({str(tmp_path / "run" / FILE)!r}):
@@ -207,7 +207,7 @@ def test_a_slow_loader_is_announced_once(make_trainer: Make, seconds: float, sta
 
     trainer = make_trainer(
         train_loader=DataLoader(Slow()),
-        default_hooks={"costs": {"interval": 1e-3}},
+        default_hooks={"costs": {"interval_seconds": 1e-3}},
         max_epochs=2,
         train_step=lambda trainer, batch: busy_step(trainer, batch, 0.003),
     )

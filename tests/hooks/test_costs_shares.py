@@ -1,4 +1,4 @@
-"""CostsHook(log_every=...): shares of the iterations as scalars, which every writer plots."""
+"""CostsHook(log_seconds=...): shares of the iterations as scalars, which every writer plots."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def shares(events: list[ScalarsLogged]) -> dict[int, dict[str, float]]:
 
 def test_shares_are_logged_every_so_many_seconds(timed: Make, record_scalars: Record) -> None:
     """Each over the iterations since the last time; the first log is after that many seconds."""
-    trainer = timed(default_hooks={"costs": {"log_every": 3 * STEP_SECONDS}})
+    trainer = timed(default_hooks={"costs": {"log_seconds": 3 * STEP_SECONDS}})
     seen = record_scalars(trainer)
 
     trainer.train()
@@ -54,7 +54,7 @@ def test_shares_are_logged_every_so_many_seconds(timed: Make, record_scalars: Re
 
 def test_a_writer_has_them_as_other_scalars(timed: Make) -> None:
     """In `metrics.jsonl`, with the step of the last completed iteration."""
-    trainer = timed(default_hooks={"costs": {"log_every": 3 * STEP_SECONDS}}, writers=[JSONLWriter()])
+    trainer = timed(default_hooks={"costs": {"log_seconds": 3 * STEP_SECONDS}}, writers=[JSONLWriter()])
 
     trainer.train()
 

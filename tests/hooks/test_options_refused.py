@@ -44,10 +44,10 @@ class OfDetectron2:
 
 
 WRONG_TYPES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (CostsHook, {"interval": "30"}, "interval must be a number of seconds, got '30'"),
-    (CostsHook, {"interval": True}, "interval must be a number of seconds, got True"),
-    (CostsHook, {"interval": None}, "interval must be a number of seconds, got None"),
-    (CostsHook, {"log_every": "30"}, "log_every must be a number of seconds, got '30'"),
+    (CostsHook, {"interval_seconds": "30"}, "interval_seconds must be a number of seconds, got '30'"),
+    (CostsHook, {"interval_seconds": True}, "interval_seconds must be a number of seconds, got True"),
+    (CostsHook, {"interval_seconds": None}, "interval_seconds must be a number of seconds, got None"),
+    (CostsHook, {"log_seconds": "30"}, "log_seconds must be a number of seconds, got '30'"),
     (EmptyCacheHook, {"after_epoch": "no"}, "after_epoch must be True or False, got 'no'"),
     (GarbageCollectionHook, {"interval": 2.5}, "interval must be an int, got 2.5"),
     (GarbageCollectionHook, {"freeze": 1}, "freeze must be True or False, got 1"),
@@ -79,10 +79,10 @@ WRONG_TYPES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 ]
 
 WRONG_VALUES: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
-    (CostsHook, {"interval": 0}, "interval must be above 0 seconds, got 0"),
-    (CostsHook, {"log_every": 0}, "log_every must be above 0 seconds, got 0"),
-    (CostsHook, {"interval": -1.0}, "interval must be above 0 seconds, got -1"),
-    (CostsHook, {"interval": math.nan}, "interval must be above 0 seconds, got nan"),
+    (CostsHook, {"interval_seconds": 0}, "interval_seconds must be above 0 seconds, got 0"),
+    (CostsHook, {"log_seconds": 0}, "log_seconds must be above 0 seconds, got 0"),
+    (CostsHook, {"interval_seconds": -1.0}, "interval_seconds must be above 0 seconds, got -1"),
+    (CostsHook, {"interval_seconds": math.nan}, "interval_seconds must be above 0 seconds, got nan"),
     (GarbageCollectionHook, {"interval": 0}, "interval must be at least 1, got 0"),
     (IterationTimer, {"warmup_iter": -1}, "warmup_iter must be at least 0, got -1"),
     (LoggerHook, {"interval": 0}, "interval must be at least 1, got 0"),

@@ -116,7 +116,7 @@ def test_another_eventloop_on_the_path_is_not_taken(
     (tmp_path / "eventloop" / "__init__.py").write_text("raise ImportError('an older one')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
-    far = start(handlers.note)
+    far = start(handlers.record)
     emit(bus, 1)
 
     assert bus.flush(DEADLINE)

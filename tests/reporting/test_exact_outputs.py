@@ -57,7 +57,7 @@ def of_json(worked: Worked, capture: Capture) -> Told:
 
 
 def of_report(worked: Worked, capture: Capture) -> Told:
-    return told_by(printed(worked, capture, "--all"))
+    return rows_of(printed(worked, capture, "--all"))
 
 
 def printed(worked: Worked, capture: Capture, *options: str) -> str:
@@ -66,7 +66,7 @@ def printed(worked: Worked, capture: Capture, *options: str) -> str:
     return capture.readouterr().out
 
 
-def told_by(text: str) -> Told:
+def rows_of(text: str) -> Told:
     """The figures below the heading `µs/iteration` of the first table that has it; a row begins with the handler's name,
     or with the mark of one that is over its budget."""
     lines = text.splitlines()
@@ -94,8 +94,8 @@ def of_page(worked: Worked, capture: Capture) -> Told:
     """The lengths of the bars, by the labels of their rows."""
     page = worked.directory / "page.html"
     printed(worked, capture, "--html", str(page))
-    (told,) = [told for told in map(of_bars, charts(page.read_text("utf-8"))) if worked.dearest in told]
-    return told
+    (shown,) = [shown for shown in map(of_bars, charts(page.read_text("utf-8"))) if worked.dearest in shown]
+    return shown
 
 
 Chart = tuple[list[dict[str, Any]], dict[str, Any]]
@@ -132,16 +132,16 @@ OUTPUTS: dict[str, Callable[[Worked, Capture], Told]] = {
     "report --json": of_json,
     "report --all": of_report,
     "report --html": of_page,
-    "trainer.summary()": lambda worked, _: told_by(worked.trainer.summary()),
+    "trainer.summary()": lambda worked, _: rows_of(worked.trainer.summary()),
 }
 LISTS = [*OUTPUTS][3:]
 """Outputs for people, which have the most expensive handler first."""
 
 
-def wrong(own: dict[str, Any], told: Told) -> dict[str, Any]:
+def wrong(own: dict[str, Any], shown: Told) -> dict[str, Any]:
     """The figures that are not the truth, beside it."""
     return {
-        name: (told[name], own[name]) for name in own if name in told and not own[name].agrees(*told[name])
+        name: (shown[name], own[name]) for name in own if name in shown and not own[name].agrees(*shown[name])
     }
 
 
@@ -152,28 +152,28 @@ def wrong(own: dict[str, Any], told: Told) -> dict[str, Any]:
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_an_output_has_the_true_time_of_each_handler(output: str, worked: Worked, capsys: Capture) -> None:
     """0.98 to 1.02 of the handler's own clock, for 1 of 10, 20, 50 and 100 iterations."""
-    told = OUTPUTS[output](worked, capsys)
+    shown = OUTPUTS[output](worked, capsys)
 
-    assert {*worked.own} <= {*told}
-    assert wrong(worked.own, told) == {}
+    assert {*worked.own} <= {*shown}
+    assert wrong(worked.own, shown) == {}
 
 
 @pytest.mark.parametrize("output", LISTS)
 def test_the_dearest_handler_heads_the_table(output: str, worked: Worked, capsys: Capture) -> None:
     """Of the handlers it is the first; only the time outside of handlers may be before it."""
-    told = OUTPUTS[output](worked, capsys)
+    shown = OUTPUTS[output](worked, capsys)
 
-    assert next(name for name in told if name != OUTSIDE_HANDLERS) == worked.dearest == "works_50_37"
+    assert next(name for name in shown if name != OUTSIDE_HANDLERS) == worked.dearest == "works_50_37"
 
 
 def test_the_short_report_has_the_true_time_of_the_handlers_that_it_shows(
     worked: Worked, capsys: Capture
 ) -> None:
     """Handlers below 1 % of the iterations share a row."""
-    told = told_by(printed(worked, capsys))
+    shown = rows_of(printed(worked, capsys))
 
-    assert worked.dearest in told
-    assert wrong(worked.own, told) == {}
+    assert worked.dearest in shown
+    assert wrong(worked.own, shown) == {}
 
 
 def test_a_trace_has_the_true_time_of_its_window(worked: Worked) -> None:
@@ -182,20 +182,20 @@ def test_a_trace_has_the_true_time_of_its_window(worked: Worked) -> None:
     spans = {
         name: [s for s in window.spans if (s.kind, s.name) == ("handler", name)] for name in worked.traced
     }
-    told = {name: Figure(sum(s.ended - s.began for s in own) / 1e6) for name, own in spans.items()}
+    shown = {name: Figure(sum(s.ended - s.began for s in own) / 1e6) for name, own in spans.items()}
 
     assert [[s.iter for s in own] for own in spans.values()] == [[*range(*WINDOW)]] * len(EVERY)
-    assert wrong(worked.traced, told) == {}
+    assert wrong(worked.traced, shown) == {}
 
 
 def test_a_budget_sees_40_ms_in_1_of_50_iterations(worked: Worked, capsys: Capture) -> None:
     """`slow_handler` says it once, and every output marks the handler, and no other."""
-    (told,) = worked.slow
+    (shown,) = worked.slow
     costs = worked.trainer.costs().handlers
     lines = printed(worked, capsys).splitlines()
 
-    assert told.handler == worked.dearest
-    assert told.cost > 0.95 * 0.04  # a percentile is within 5 %
+    assert shown.handler == worked.dearest
+    assert shown.cost > 0.95 * 0.04  # a percentile is within 5 %
     assert [cost.name for cost in costs if cost.over_budget] == [worked.dearest]
     assert [line.split()[1] for line in lines if re.match(r"! +\S", line) and "works_" in line] == [
         worked.dearest
@@ -219,19 +219,19 @@ def test_the_rows_add_up_to_the_hooks_phase(
     """Within 2 %, less the phases that a handler runs itself: a larger rest is the first row, a smaller one has none."""
     trained: Worked = request.getfixturevalue(run)
     costs = trained.trainer.costs()
-    told = OUTPUTS[output](trained, capsys)
+    shown = OUTPUTS[output](trained, capsys)
     listed = [
-        cost for cost in costs.handlers if cost.name in told
+        cost for cost in costs.handlers if cost.name in shown
     ]  # the others share a row without their phases
     apart = sum(getattr(costs.phases, phase) for cost in listed for phase in cost.includes)
     once = sum(cost.seconds for cost in listed if cost.in_iteration and cost.calls == 1)
-    rows = sum(figure.seconds for figure in told.values()) + once - apart
+    rows = sum(figure.seconds for figure in shown.values()) + once - apart
 
     assert rows == pytest.approx(
-        costs.phases.hooks, rel=TOLERANCE, abs=sum(f.rounding for f in told.values())
+        costs.phases.hooks, rel=TOLERANCE, abs=sum(f.rounding for f in shown.values())
     )
-    assert OUTSIDE_HANDLERS not in [*told][1:]
-    assert run == "worked" or next(iter(told)) == OUTSIDE_HANDLERS
+    assert OUTSIDE_HANDLERS not in [*shown][1:]
+    assert run == "worked" or next(iter(shown)) == OUTSIDE_HANDLERS
 
 
 # --- every phase -------------------------------------------------------------------------------------------------
@@ -248,6 +248,6 @@ def test_at_every_phase(every: int, phases: range, tmp_path: Path, capsys: Captu
     worked = train(tmp_path / "run", [Worker(every, phase, every * 0.05e-3) for phase in phases])
 
     for output, figures in OUTPUTS.items():
-        told = figures(worked, capsys)
-        assert {*worked.own} <= {*told}, output
-        assert wrong(worked.own, told) == {}, output
+        shown = figures(worked, capsys)
+        assert {*worked.own} <= {*shown}, output
+        assert wrong(worked.own, shown) == {}, output

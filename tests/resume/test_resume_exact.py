@@ -214,7 +214,7 @@ def test_reading_through_workers_is_invisible(persistent: bool) -> None:
     assert vars(loader) == before
 
 
-def told_by(worker: int) -> None:
+def draw_in_worker(worker: int) -> None:
     """Draw in a worker process, as a `worker_init_fn`."""
     torch.manual_seed(torch.initial_seed() + worker)
 
@@ -230,7 +230,7 @@ class WhoReads(Augmented):
 
 def test_each_worker_goes_on_with_its_own_batches() -> None:
     """After a resume each worker reads its own batches, with its seed and random state."""
-    loader = DataLoader(WhoReads(), 16, shuffle=True, num_workers=2, worker_init_fn=told_by)
+    loader = DataLoader(WhoReads(), 16, shuffle=True, num_workers=2, worker_init_fn=draw_in_worker)
     seed()
     opened_with = random_state(loader)
     whole = [[v.tolist() for v in batch] for batch in loader]
@@ -251,7 +251,7 @@ def test_each_worker_goes_on_with_its_own_batches() -> None:
 def test_workers_get_one_copy_of_both_functions() -> None:
     """A pickled copy of `collate` and `init` still shares one object and its random states."""
     state = pack()
-    inside = InWorker(torch.stack, told_by, {1: state}, 2)
+    inside = InWorker(torch.stack, draw_in_worker, {1: state}, 2)
     collate, init = pickle.loads(pickle.dumps((inside.collate, inside.init)))
 
     init(1)
@@ -264,7 +264,7 @@ def test_workers_get_one_copy_of_both_functions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("was", "now", "told"),
+    ("was", "now", "warned"),
     [
         ({"num_workers": 2}, {}, "num_workers was 2 in the checkpoint and is 0 in this loader"),
         (*[{"num_workers": 1, "in_order": False}] * 2, "in_order=False: the batches that were trained on are not"),
@@ -272,7 +272,12 @@ def test_workers_get_one_copy_of_both_functions() -> None:
     ids=["another number", "out of order"],
 )  # fmt: skip
 def test_workers_whose_states_are_of_no_use(
-    make_trainer: MakeTrainer, tmp_path: Path, caplog: pytest.LogCaptureFixture, was: Any, now: Any, told: str
+    make_trainer: MakeTrainer,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    was: Any,
+    now: Any,
+    warned: str,
 ) -> None:
     """With another number of workers, or batches in any order, the log says why random numbers differ."""
     stopped(in_one_pass(make_trainer, tmp_path, Augmented(), **was), 7)
@@ -283,7 +288,7 @@ def test_workers_whose_states_are_of_no_use(
     with caplog.at_level(logging.WARNING, "eventloop"):
         second.train()
 
-    assert told in caplog.text
+    assert warned in caplog.text
     assert data.reads.tolist() == SKIPPED
 
 

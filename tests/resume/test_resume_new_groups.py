@@ -51,10 +51,10 @@ def rates_of(trainer: Trainer) -> list[list[float]]:
     """Train to the end, and return the rates of each iteration."""
     seen: list[list[float]] = []
 
-    def note(trainer: Trainer, event: Any) -> None:
+    def record(trainer: Trainer, event: Any) -> None:
         seen.append([group["lr"] for group in trainer.optimizer.param_groups])
 
-    trainer.bus.subscribe(note, "before_train_iter", priority="LOWEST")
+    trainer.bus.subscribe(record, "before_train_iter", priority="LOWEST")
     trainer.train()
     return seen
 

@@ -65,11 +65,11 @@ def values(trainer: Trainer) -> Values:
     """Train, and return the rate and the momentum of the first group in each iteration."""
     found: Values = []
 
-    def note(trainer: Trainer, event: Any) -> None:
+    def record(trainer: Trainer, event: Any) -> None:
         group = trainer.optimizer.param_groups[0]
         found.append((float(group["lr"]), group["momentum"] if "momentum" in group else group["betas"][0]))
 
-    trainer.bus.subscribe(note, "before_train_iter")
+    trainer.bus.subscribe(record, "before_train_iter")
     trainer.train()
     return found
 
@@ -200,11 +200,11 @@ def test_apply_tells_where_the_rate_goes_on(build: Build, caplog: pytest.LogCapt
 
 
 @pytest.mark.parametrize(
-    ("kind", "epochs", "changed", "said"),
+    ("kind", "epochs", "changed", "warned"),
     [("linear", LONG, "keep", 1), ("as long", LONG, "refuse", 1), ("cosine", SHORT, "refuse", 0)],
 )
 def test_a_rate_of_0_is_logged(
-    build: Build, caplog: pytest.LogCaptureFixture, kind: str, epochs: int, changed: Any, said: int
+    build: Build, caplog: pytest.LogCaptureFixture, kind: str, epochs: int, changed: Any, warned: int
 ) -> None:
     """A warning says that the rate is 0, unless the run is complete."""
     build(kind, SHORT).train()
@@ -213,7 +213,7 @@ def test_a_rate_of_0_is_logged(
     build(kind, epochs).resume(changed=changed)
 
     told = [line for line in caplog.messages if "the learning rate is 0" in line]
-    assert len(told) == said
+    assert len(told) == warned
     assert all(
         "unless its schedules raise it again, the rest of the run trains nothing" in each for each in told
     )
@@ -327,9 +327,11 @@ def test_one_line_says_base_rate_and_step(
     second.resume(changed="apply")
     second.train()
 
-    (said,) = [message for message in caplog.messages if "lr" in message.lower()]
-    assert "lr of param group 0: 0.1 in the checkpoint, 0.05 in this trainer; the run continues with" in said
-    assert said.endswith(f" 0.05 as the base: {how}")
+    (warned,) = [message for message in caplog.messages if "lr" in message.lower()]
+    assert (
+        "lr of param group 0: 0.1 in the checkpoint, 0.05 in this trainer; the run continues with" in warned
+    )
+    assert warned.endswith(f" 0.05 as the base: {how}")
 
 
 @pytest.mark.representative(1)
@@ -415,11 +417,11 @@ def test_a_rate_that_a_plateau_reduced_is_kept_in_proportion(build: Build, chang
 
 
 @pytest.mark.parametrize(
-    ("unit", "length", "said"),
+    ("unit", "length", "warned"),
     [("epochs", 2, "max_epochs=2, and 2 are"), ("iters", 4, "max_iters=4, and 4 are")],
 )
 def test_a_run_that_is_done(
-    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, unit: str, length: int, said: str
+    make_trainer: MakeTrainer, caplog: pytest.LogCaptureFixture, unit: str, length: int, warned: str
 ) -> None:
     """A complete run that is resumed trains nothing, and one warning says so."""
     options: dict[str, Any] = {f"max_{unit}": length}
@@ -435,7 +437,7 @@ def test_a_run_that_is_done(
 
     assert trained == []
     (told,) = [line for line in caplog.messages if "nothing is left" in line]
-    assert told.startswith(f"nothing is left to train: {said} done; build the Trainer with more")
+    assert told.startswith(f"nothing is left to train: {warned} done; build the Trainer with more")
 
 
 def test_a_run_whose_validation_is_left_is_not_done(

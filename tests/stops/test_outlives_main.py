@@ -35,8 +35,8 @@ def train():
     trainer = Trainer(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), max_epochs=2,
         train_loader=[torch.ones(1, 4)] * 4, train_step=lambda trainer, batch: trainer.model(batch).sum(), work_dir="run",
-        hooks=[WaitsForMain()], default_hooks=dict(checkpoint=CheckpointHook(interval=1), costs=dict(interval=1e-9)),
-        writers=[EventLogWriter(fsync_interval=0.001)],
+        hooks=[WaitsForMain()], default_hooks=dict(checkpoint=CheckpointHook(interval=1), costs=dict(interval_seconds=1e-9)),
+        writers=[EventLogWriter(fsync_seconds=0.001)],
     )
     trainer.train()
 

@@ -33,7 +33,7 @@ def start(bus: Bus, lines: Lines) -> Start:
 
 
 @pytest.fixture
-def told(bus: Bus) -> list[HandlerFailed]:
+def failures(bus: Bus) -> list[HandlerFailed]:
     """The reports of failures that reached a sync handler, after a poll."""
     seen: list[HandlerFailed] = []
     bus.subscribe(seen.append, "handler_failed")

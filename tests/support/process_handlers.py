@@ -31,25 +31,25 @@ def log(line: object) -> None:
         file.write(f"{line}\n")
 
 
-def note(event: AfterTrainIter) -> None:
+def record(event: AfterTrainIter) -> None:
     log(event.iter)
 
 
-def note_slowly(event: AfterTrainIter) -> None:
+def record_slowly(event: AfterTrainIter) -> None:
     log(event.iter)
     sleep(0.02)
 
 
-def note_batch(events: list[AfterTrainIter]) -> None:
+def record_batch(events: list[AfterTrainIter]) -> None:
     log(" ".join(str(event.iter) for event in events))
 
 
-def note_times(events: list[Timed]) -> None:
+def record_times(events: list[Timed]) -> None:
     for when, event in events:
         log(f"{type(event).__name__} {when!r}")
 
 
-def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
+def record_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
     several = events if isinstance(events, list) else [events]
     for event in several:
         if event.iter % 2 == 0:
@@ -59,20 +59,20 @@ def note_even(events: AfterTrainIter | list[AfterTrainIter]) -> None:
         raise Unencodable(bad, of=len(several))
 
 
-def note_process(event: Event) -> None:
+def record_process(event: Event) -> None:
     modules = [name for name in ("torch", "numpy", "__mp_main__") if name in sys.modules]
     log(" ".join(map(str, (os.getpid(), os.getppid(), os.nice(0), *modules))))
 
 
-def note_lunch(event: MealServed) -> None:
+def record_lunch(event: MealServed) -> None:
     log(f"{type(event).__module__} {event.dish} {event.place}")
 
 
-def note_anything(event: Event) -> None:
+def record_anything(event: Event) -> None:
     log(f"{type(event).__name__} {event}")
 
 
-def note_stdin(event: Event) -> None:
+def record_stdin(event: Event) -> None:
     log(repr(sys.stdin.read()))
 
 
@@ -100,7 +100,7 @@ def fail_over_a_path(event: AfterTrainIter) -> None:
     raise Stubborn(os.fsdecode(b"no caf\xe9"), "never")
 
 
-def leave(event: AfterTrainIter) -> None:
+def exit_process(event: AfterTrainIter) -> None:
     sys.exit("goodbye")
 
 
@@ -155,7 +155,7 @@ class DiesWhenTold(Refuses):
     """Kills each process it is made in, once the file LOG says so."""
 
     def __reduce__(self) -> Any:
-        return die_when_told, ()
+        return die_when_logged, ()
 
 
 class ComputesWhenMade(Refuses):
@@ -167,7 +167,7 @@ class ComputesWhenMade(Refuses):
 
 def compute_when_made() -> Any:
     compute()
-    return note
+    return record
 
 
 class HangsWhenMade(Refuses):
@@ -199,10 +199,10 @@ class BurnsWhenMade(Refuses):
 def burn_when_made() -> Any:
     while process_time() < 2.0:
         pass
-    return note
+    return record
 
 
-def die_when_told() -> None:
+def die_when_logged() -> None:
     while not Path(os.environ["LOG"]).read_text(encoding="utf-8"):
         sleep(0.002)
     os._exit(9)
@@ -232,11 +232,11 @@ def warn_of_an_error(event: AfterTrainIter) -> None:
 def warn_from_threads(event: AfterTrainIter) -> None:
     """Each line is longer than what a pipe takes at once."""
 
-    def say(name: str) -> None:
+    def log_lines(name: str) -> None:
         for i in range(50):
             logger.warning("%s %d %s", name, i, "x" * 5000)
 
-    threads = [threading.Thread(target=say, args=(name,)) for name in "abcd"]
+    threads = [threading.Thread(target=log_lines, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -274,4 +274,4 @@ class WarnsWhenMade(Refuses):
 
 def warn_when_made() -> Any:
     logger.warning("being made")
-    return note
+    return record

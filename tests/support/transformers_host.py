@@ -53,11 +53,11 @@ def record(bridge: EventLoopCallback) -> list[tuple[str, int, int]]:
     """Return a list that gets the name, the iteration and the epoch of each event of the loop."""
     found: list[tuple[str, int, int]] = []
 
-    def note(event: Any) -> None:
+    def record(event: Any) -> None:
         if hasattr(event, "epoch"):
             found.append((type(event).__name__, event.iter, event.epoch))
 
-    bridge.bus.subscribe(note, "*")
+    bridge.bus.subscribe(record, "*")
     return found
 
 

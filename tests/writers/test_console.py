@@ -472,7 +472,7 @@ def test_without_rich_a_terminal_gets_lines(
 
 
 def test_shares_of_handlers_are_left_to_curves(console: Console) -> None:
-    """`CostsHook(log_every=...)` logs a value for each handler, which would fill the lines: they have none of them."""
+    """`CostsHook(log_seconds=...)` logs a value for each handler, which would fill the lines: they have none of them."""
     shares: dict[str, Any] = {"cost/data_share": 0.5, "cost/EMAHook.after_train_iter": 0.1}
     first, second = console.lines(train(10, loss=1.0), train(20, **shares), train(30, loss=2.0, **shares))
 

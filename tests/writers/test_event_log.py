@@ -361,8 +361,8 @@ def test_no_log_is_named(tmp_path: Path) -> None:
         (lambda path: EventLogWriter(events="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
         (lambda path: read_events(path, only="scalars_loged"), ValueError, "'scalars_loged': did you mean"),
         (lambda path: read_events(path, on_torn="rais"), ValueError, "on_torn must be 'warn' or 'ignore' or 'raise', got 'rais': did you mean 'raise'"),  # type: ignore[arg-type]
-        (lambda path: EventLogWriter(fsync_interval="1"), TypeError, "fsync_interval must be a number of seconds, got '1'"),  # type: ignore[arg-type]
-        (lambda path: EventLogWriter(fsync_interval=-1), ValueError, "fsync_interval must be at least 0 seconds, got -1"),
+        (lambda path: EventLogWriter(fsync_seconds="1"), TypeError, "fsync_seconds must be a number of seconds, got '1'"),  # type: ignore[arg-type]
+        (lambda path: EventLogWriter(fsync_seconds=-1), ValueError, "fsync_seconds must be at least 0 seconds, got -1"),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(

@@ -58,7 +58,7 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> Synced:
 
 def test_flush_syncs(attach: Attach, path: Path, synced: Synced) -> None:
     """Events that were flushed survive a crash of the machine, however long the interval is."""
-    bus = attach(EventLogWriter(fsync_interval=3600))
+    bus = attach(EventLogWriter(fsync_seconds=3600))
     bus.emit(train(1)[0])
     bus.flush()
 
@@ -67,10 +67,10 @@ def test_flush_syncs(attach: Attach, path: Path, synced: Synced) -> None:
 
 def test_interval_zero_syncs_each_write_and_none_never(attach: Attach, path: Path, synced: Synced) -> None:
     """0 is for runs that may lose nothing, None for scratch runs on slow disks."""
-    write(attach(EventLogWriter(fsync_interval=None)), *train(1))
+    write(attach(EventLogWriter(fsync_seconds=None)), *train(1))
     assert synced.calls == 0
 
-    write(attach(EventLogWriter(fsync_interval=0)), *train(*range(1, EventLogWriter.batch + 2)))
+    write(attach(EventLogWriter(fsync_seconds=0)), *train(*range(1, EventLogWriter.batch + 2)))
     assert synced.calls >= 3  # the facts of the run, two pieces, and the close
     assert synced.size == path.stat().st_size
 
@@ -79,7 +79,7 @@ def test_writes_sync_once_an_interval(path: Path, synced: Synced, monkeypatch: p
     """One write in each interval and the close sync."""
     now = [1000.0]
     substitute(monkeypatch, "event_log_writer.monotonic", lambda: now[0])
-    writer = EventLogWriter(fsync_interval=10.0)
+    writer = EventLogWriter(fsync_seconds=10.0)
     writer.open(Run(work_dir=str(path.parent)))
     calls = []
     for now[0] in (1001.0, 1009.0, 1010.0, 1011.0):
@@ -94,7 +94,7 @@ def test_writes_sync_once_an_interval(path: Path, synced: Synced, monkeypatch: p
 def test_a_failed_sync_is_no_secret(attach: Attach, account: Account, synced: Synced) -> None:
     """It disables the writer at the next write, as the content of the disk is unknown."""
     synced.error = IO_ERROR
-    bus = attach(EventLogWriter(fsync_interval=0.001))
+    bus = attach(EventLogWriter(fsync_seconds=0.001))
     bus.emit(train(1)[0])
     assert synced.called.wait(DEADLINE)
 

@@ -134,7 +134,7 @@ from eventloop.events.run import Run
 from eventloop.writers import *
 logging.basicConfig(level=logging.WARNING)
 bus = Bus(drain_timeout=60.0)
-for writer in JSONLWriter(), CSVWriter(), EventLogWriter(fsync_interval=0.001), TensorBoardWriter():
+for writer in JSONLWriter(), CSVWriter(), EventLogWriter(fsync_seconds=0.001), TensorBoardWriter():
     writer.attach(bus, lambda: Run(work_dir="."))
 for step in range(1, 101):
     bus.emit(ScalarsLogged(step=step, iter=step - 1, scalars={f"m{step % 7}": step / 4}))

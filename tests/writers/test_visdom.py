@@ -203,7 +203,7 @@ def test_another_kind_of_server_is_refused(attach: Attach, account: Account, tmp
 def test_points_wait_for_a_server_that_comes_back(attach: Attach, server: Server, env: str) -> None:
     """Values logged while the server was away are drawn, once, when it is there again."""
     relay = Relay(0, server)
-    bus = attach(VisdomWriter("127.0.0.1", relay.port, window_size=1, retry_interval=1e-9, timeout=20.0))
+    bus = attach(VisdomWriter("127.0.0.1", relay.port, window_size=1, retry_seconds=1e-9, timeout=20.0))
     emit(bus, *train(1))
     relay.cut()
 
@@ -262,8 +262,8 @@ def test_a_full_backlog_ends_the_writer(
         ({"username": "me", "password": 3}, TypeError, "password must be a str or None, got int"),
         ({"timeout": "x"}, TypeError, "timeout must be a number of seconds, got 'x'"),
         ({"timeout": 0}, ValueError, "timeout must be above 0 seconds, got 0"),
-        ({"retry_interval": True}, TypeError, "retry_interval must be a number of seconds, got True"),
-        ({"retry_interval": -1}, ValueError, "retry_interval must be at least 0 seconds, got -1"),
+        ({"retry_seconds": True}, TypeError, "retry_seconds must be a number of seconds, got True"),
+        ({"retry_seconds": -1}, ValueError, "retry_seconds must be at least 0 seconds, got -1"),
         ({"interested_keys": "loss"}, TypeError, r"interested_keys must be a list of names .*, got 'loss'"),
         ({"interested_keys": []}, ValueError, r"interested_keys must name at least one metric, got \[\]"),
         ({"offload": "gpu"}, ValueError, "offload must be 'auto' or 'thread' or 'process', got 'gpu'"),

@@ -41,7 +41,7 @@ def proxy(server: Server) -> Iterator[MakeProxy]:
 
 
 def make(port: int, **options: object) -> VisdomWriter:
-    settings = {"window_size": 1, "timeout": 20.0, "retry_interval": 0.0, "offload": "thread"}
+    settings = {"window_size": 1, "timeout": 20.0, "retry_seconds": 0.0, "offload": "thread"}
     return VisdomWriter("127.0.0.1", port, **{**settings, **options})  # type: ignore[arg-type]
 
 

@@ -131,10 +131,10 @@ class Account:
             return ""
         return f"{self.name}: {lost[0]:,} dropped, {lost[1]:,} failed of {emitted:,}"
 
-    def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
+    def new_drops(self, now: float, every_seconds: float) -> int:
+        """Return the number of events dropped since the last report; 0 within `every_seconds` after it."""
         count = self.dropped - self.drops_reported
-        if not count or now - self._reported_at < every:
+        if not count or now - self._reported_at < every_seconds:
             return 0
         self.drops_reported += count
         self._reported_at = now

@@ -13,7 +13,7 @@ from eventloop.util.text import error_text
 
 logger = logging.getLogger("eventloop")
 
-KeepLeft = Callable[[str, Iterable[Event]], bool | None]
+StoreUndelivered = Callable[[str, Iterable[Event]], bool | None]
 """The type of a function that keeps a subscriber's undelivered events; True if a command can deliver them."""
 
 
@@ -37,16 +37,16 @@ def abandon(subscriber: Subscriber) -> None:
     runner.kill()
 
 
-def save_undelivered(subscriber: Subscriber, keep: KeepLeft | None) -> bool | None:
-    """Call `keep` with the events that a close left undelivered, including those of the current delivery.
+def save_undelivered(subscriber: Subscriber, store: StoreUndelivered | None) -> bool | None:
+    """Call `store` with the events that a close left undelivered, including those of the current delivery.
 
     Return its answer, or None if nothing is kept. Its error is logged, because the close must go on.
     """
     left, answer = subscriber.left, None
     first = next(left, None)
-    if keep is not None and first is not None:
+    if store is not None and first is not None:
         try:
-            answer = bool(keep(subscriber.name, chain((first,), left)))
+            answer = bool(store(subscriber.name, chain((first,), left)))
         except Exception as error:
             logger.error("%s: its undelivered events cannot be kept: %s", subscriber.name, error_text(error))
     subscriber.left = iter(())

@@ -60,13 +60,13 @@ class Runner(ABC):
 
     @abstractmethod
     def wake(self) -> None:
-        """Make the thread or task look at the queue; safe from any thread."""
+        """Wake the delivering thread or task because the queue has events; safe from any thread."""
 
     # --- what other threads see ----------------------------------------------------------------------------
 
     @property
     def starting(self) -> bool:
-        """Return whether it still prepares to deliver."""
+        """Return whether the thread, task or worker process is still starting."""
         return False
 
     @property
@@ -134,7 +134,7 @@ class Runner(ABC):
         """End a worker process at the deadline of a close."""
 
     def release(self) -> None:  # noqa: B027  # only one kind needs it
-        """End a worker process, and drop the events that it has, because the delivering code has failed."""
+        """End the worker process after an error of the delivering thread, and drop the events sent to it."""
 
     def abandon_in_child(self) -> None:  # noqa: B027  # only one kind needs it
-        """Free in a forked child process what exists only in the parent."""
+        """Release what belongs to the parent process, in a forked child process."""

@@ -111,9 +111,13 @@ class Spill:
             self._warn_once(
                 type(event),
                 "%s: events %s cannot be written to a file (%s: %s). Up to %d of them wait in memory, more "
-                "are dropped; give the event plain fields", self._name, event_name(type(event)),
-                type(error).__name__, error, self._most_kept,
-            )  # fmt: skip
+                "are dropped; give the event plain fields",
+                self._name,
+                event_name(type(event)),
+                type(error).__name__,
+                error,
+                self._most_kept,
+            )
             frame = Frames.ELSEWHERE
         with self._lock:
             file = self._written
@@ -140,8 +144,9 @@ class Spill:
             self._warn_once(
                 "limit",
                 "%s is %d bytes of events behind, the limit; the newest are dropped until it has caught up",
-                self._name, SPILL_BYTES,
-            )  # fmt: skip
+                self._name,
+                SPILL_BYTES,
+            )
             return False
         return len(file.tail) < CHUNK_BYTES or self._write(file)
 
@@ -155,8 +160,10 @@ class Spill:
             self._warn_once(
                 "disk",
                 "%s cannot spill to %s (%s); events beyond its queue are dropped until there is room",
-                self._name, tempfile.gettempdir(), error,
-            )  # fmt: skip
+                self._name,
+                tempfile.gettempdir(),
+                error,
+            )
             return False
         if "disk" in self._warned:
             self._warned.remove("disk")

@@ -135,11 +135,11 @@ class Subscriber:
         """Describe the dropped and failed events; "" if there are no more than at the last call."""
         return self.account.new_losses(self.counts)
 
-    def new_drops(self, now: float, every: float) -> int:
-        """Return the number of events dropped since the last report; 0 within `every` seconds after it."""
+    def new_drops(self, now: float, every_seconds: float) -> int:
+        """Return the number of events dropped since the last report; 0 within `every_seconds` after it."""
         with self.account.lock:
             self.inbox.drop_late()
-            return self.account.new_drops(now, every)
+            return self.account.new_drops(now, every_seconds)
 
     def continue_from(self, former: Subscriber) -> None:
         """Continue the account and the timings of a former, ended subscriber, before the first delivery."""
@@ -279,21 +279,21 @@ class Subscriber:
         """Count the delivery that just ended, and return its seconds."""
         account, runner = self.account, self.runner
         with account.lock:
-            began, took = runner.began, perf_counter() - runner.began
+            began, elapsed = runner.began, perf_counter() - runner.began
             used = error is not None or self.recorder is not None
             item = runner.current() if used else None
             count, runner.began = account.in_flight, 0.0
-            account.end_calls(1, took, count, error)
-        self.busy.add(took)
+            account.end_calls(1, elapsed, count, error)
+        self.busy.add(elapsed)
         account.unconfirmed = runner.unconfirmed()
         if self.recorder is not None:
-            self.record(self.recorder, item, began, took)
+            self.record(self.recorder, item, began, elapsed)
         if error is not None and count:  # 0: counted and reported when it stalled
-            self.fail(error, item, took)
+            self.fail(error, item, elapsed)
         if self.options.overflow == "block":
             self.room.ring()
         self.flush_if_due()
-        return took
+        return elapsed
 
     def record(self, recorder: SpanRecorder, item: Delivery | None, began: float, seconds: float) -> None:
         """Record a delivery and the events queued behind it."""
@@ -361,17 +361,17 @@ class Subscriber:
 
     # --- failures ------------------------------------------------------------------------------------------
 
-    def fail(self, error: BaseException, item: Delivery | None, took: float = 0.0) -> None:
+    def fail(self, error: BaseException, item: Delivery | None, elapsed: float = 0.0) -> None:
         """Report a failed delivery, which is counted, and end the subscriber with `on_error="disable"`."""
         self.account.last_error = error_text(error)
         if bad := bad_events(error, len(item) if isinstance(item, list) else 1):
             # not the subscriber's fault, so it continues, even with on_error="disable"
             if new := self.account.log_unencodable(bad):
-                self.report(Unencodable(new, len(new)), item, took)
+                self.report(Unencodable(new, len(new)), item, elapsed)
             return
         disable = self.options.on_error == "disable"
         self.account.log_failure(error, disable=disable)
-        self.report(error, item, took)  # before give_up, so that a thread waiting for the end finds it
+        self.report(error, item, elapsed)  # before give_up, so that a thread waiting for the end finds it
         if disable:
             self.give_up("error")
 

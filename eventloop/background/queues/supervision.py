@@ -122,9 +122,9 @@ def _end_stalled(subscriber: Subscriber, now: float) -> None:
         account.ended_by = "stalled"  # even if it had failed or was cancelled before
 
 
-def _report_stall(subscriber: Subscriber, what: str, item: Delivery | None, took: float) -> None:
+def _report_stall(subscriber: Subscriber, what: str, item: Delivery | None, elapsed: float) -> None:
     effect = subscriber.runner.stall_effect()
     text = f"subscriber {subscriber.name} {what}; it is no longer waited for{effect}"
     subscriber.account.last_error = text
     logger.error("%s", text)
-    subscriber.report(TimeoutError(text), item, took)
+    subscriber.report(TimeoutError(text), item, elapsed)

@@ -116,7 +116,7 @@ class TaskRunner(Runner):
             self._end_with_loop()
 
     def abandon_in_child(self) -> None:
-        """Keep asyncio from warning about the parent's task when the child frees it."""
+        """Suppress asyncio's warning about a pending task, because the parent process still runs the task."""
         if self._task is not None:
             self._task._log_destroy_pending = False  # type: ignore[attr-defined]
 

@@ -301,8 +301,8 @@ class ProcessRunner(Runner):
         if progress.untaken or self.flights.unconfirmed:
             self.flights.retain_unconfirmed(count, progress.untaken)
         self._acknowledge(count)
-        self.account.end_calls(len(progress.took), sum(progress.took), count)
-        for seconds in progress.took:
+        self.account.end_calls(len(progress.durations), sum(progress.durations), count)
+        for seconds in progress.durations:
             self.subscriber.busy.add(seconds)
         self.subscriber.room.ring()
 

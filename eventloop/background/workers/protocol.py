@@ -45,7 +45,7 @@ class Setup(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """The deliveries of a worker since its last acknowledgement."""
 
-    took: list[float]
+    durations: list[float]
     """The seconds of each delivery."""
     spans: list[tuple[float, float]] = []
     """The begin and the seconds of each delivery, while spans are recorded.
@@ -169,7 +169,7 @@ def pack_times(events: list[Any]) -> bytes:
 
 
 def with_times(events: list[Event], body: bytes) -> list[Timed]:
-    """Return the events of a batch with the times in the body of its `BATCH` message."""
+    """Return a batch as `Timed` events; `body` is that of its `BATCH` message, made by `pack_times`."""
     return [*map(Timed, msgspec.msgpack.decode(body, type=list[float]), events)]
 
 

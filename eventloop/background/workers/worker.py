@@ -226,7 +226,7 @@ class _Acks:
         self._untaken = self._untaken_acknowledged = 0
         self.recording = False
         self._awaited = ""
-        self._took: list[float] = []
+        self._durations: list[float] = []
         self._spans: list[tuple[float, float]] = []
 
     def done(self, count: int, began: float, seconds: float, awaited: str) -> None:
@@ -234,7 +234,7 @@ class _Acks:
         with self._lock:
             self._awaited = awaited
             self._finished += count
-            self._took.append(seconds)
+            self._durations.append(seconds)
             if self.recording:
                 self._spans.append((began, seconds))
         self._news.set()
@@ -275,8 +275,8 @@ class _Acks:
     def _acknowledge(self) -> None:
         if (self._acknowledged, self._untaken_acknowledged) != (self._finished, self._untaken):
             self._acknowledged, self._untaken_acknowledged = self._finished, self._untaken
-            progress = Progress(self._took, self._spans, self._untaken, self._awaited)
-            self._took, self._spans = [], []
+            progress = Progress(self._durations, self._spans, self._untaken, self._awaited)
+            self._durations, self._spans = [], []
             _write_all(self._fd, frame(Kind.DONE, self._finished, msgspec.msgpack.encode(progress)))
 
 

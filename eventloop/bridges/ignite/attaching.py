@@ -82,9 +82,16 @@ def attach(
     """
     _check_engines(engine, evaluators)
     bridge = bridge_to(
-        engine, bus, model=model, optimizer=optimizer, evaluates=bool(evaluators), hooks=hooks,
-        writers=writers, work_dir=work_dir, measure=measure,
-    )  # fmt: skip
+        engine,
+        bus,
+        model=model,
+        optimizer=optimizer,
+        evaluates=bool(evaluators),
+        hooks=hooks,
+        writers=writers,
+        work_dir=work_dir,
+        measure=measure,
+    )
     for mode, evaluator in (evaluators or {}).items():
         bridge.add_evaluator(mode, evaluator)
     return bridge.ride.bus
@@ -115,9 +122,10 @@ def bridge_to(
     """
     if bridge_of(engine) is not None:
         raise ValueError("the engine has a bridge to a bus already: attach one bus to an engine")
-    never = NEVER if optimizer is not None else NEVER | dict.fromkeys(
-        ("before_optimizer_step", "after_optimizer_step"), "give attach(engine, optimizer=...) the optimizer"
-    )  # fmt: skip
+    never = NEVER
+    if optimizer is None:
+        steps = "before_optimizer_step", "after_optimizer_step"
+        never = never | dict.fromkeys(steps, "give attach(engine, optimizer=...) the optimizer")
     if not evaluates:
         never = never | dict.fromkeys(
             _EVALUATIONS, 'give attach(engine, evaluators={"val": ...}) the evaluator'
@@ -198,9 +206,11 @@ class Bridge:
         self._called = False  # whether `engine.run` is under way
         self._hidden = hidden
         self._handlers: dict[Any, Callable[[Engine], None]] = {
-            Events.EPOCH_STARTED: self._begin_epoch, Events.ITERATION_STARTED: self._begin_iter,
-            Events.ITERATION_COMPLETED: self._end_iter, Events.EPOCH_COMPLETED: self._end_epoch,
-        }  # fmt: skip
+            Events.EPOCH_STARTED: self._begin_epoch,
+            Events.ITERATION_STARTED: self._begin_iter,
+            Events.ITERATION_COMPLETED: self._end_iter,
+            Events.EPOCH_COMPLETED: self._end_epoch,
+        }
         if not hidden:
             for event, handler in self._handlers.items():
                 engine.add_event_handler(event, handler)
@@ -221,10 +231,10 @@ class Bridge:
         def riding(*args: Any, **kwargs: Any) -> Any:
             engine = cast(Engine, self._engine())
             if self._called:
-                self._leave(engine)
+                self._exit_run(engine)
             with ExitStack() as self._during:
                 self._called = True
-                self._during.callback(self._forget)
+                self._during.callback(self._reset)
                 if self.ride.measure:
                     events = [Events.STARTED]
                     self._during.enter_context(measuring(engine, self._at_start, self._names, events=events))
@@ -247,13 +257,13 @@ class Bridge:
             self._trainer.stop_reason = _reason(engine)
         self.ride.end_run()
 
-    def _leave(self, engine: Engine) -> None:
+    def _exit_run(self, engine: Engine) -> None:
         """End the run in which a handler runs the engine again."""
         self._during.close()
         if engine.last_event_name == Events.COMPLETED:
             self._end(engine)
         else:
-            self.ride.leave_run()
+            self.ride.end_unfinished_run()
 
     @contextmanager
     def _listening(self, engine: Engine) -> Iterator[None]:
@@ -277,7 +287,7 @@ class Bridge:
         finally:
             methods.restore()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._called, self._names = False, RowNames()  # names keep the handlers alive
 
     def _rides(self) -> bool:
@@ -293,11 +303,14 @@ class Bridge:
     def _begin(self, engine: Engine, iteration: int | None, epoch: int | None) -> None:
         state = engine.state
         trainer = self.ride.begin_run(
-            self._model, native=engine, optimizer=self._optimizer,
-            max_epochs=state.max_epochs, max_iters=_total(state),
+            self._model,
+            native=engine,
+            optimizer=self._optimizer,
+            max_epochs=state.max_epochs,
+            max_iters=_total(state),
             iter=state.iteration if iteration is None else iteration,
             epoch=state.epoch if epoch is None else epoch,
-        )  # fmt: skip
+        )
         stop_at_sigterm(trainer)
         if self._optimizer is not None:
             self._during.enter_context(announced_steps(trainer))

@@ -67,7 +67,7 @@ class EvaluatorHandlers:
     def _mode_of_run(self, evaluator: Engine, trainer: HostedTrainer) -> str:
         engine = self._engine()
         if self._mode in MODES and engine is not None and _same_data(evaluator, engine):
-            self._tell(TRAIN_DATA, "over the data of the training")
+            self._warn_once(TRAIN_DATA, "over the data of the training")
             return TRAIN_DATA
         step = trainer.iter + (trainer.within == "iter")
         run = engine.state if engine is not None else None
@@ -76,17 +76,19 @@ class EvaluatorHandlers:
         self._at = run, step
         if self._runs == 1:
             return self._mode
-        self._tell(mode := f"{self._mode}_{self._runs}", f"{self._runs} times at step {step}")
+        self._warn_once(mode := f"{self._mode}_{self._runs}", f"{self._runs} times at step {step}")
         return mode
 
-    def _tell(self, mode: str, what: str) -> None:
+    def _warn_once(self, mode: str, what: str) -> None:
         if mode not in self._named:
             self._named.add(mode)
             logger.warning(
                 "the evaluator of %r ran %s: these metrics are logged under the mode %r, without the events "
                 "of a validation; attach(evaluators={...}) with one evaluator for each data set names them",
-                self._mode, what, mode,
-            )  # fmt: skip
+                self._mode,
+                what,
+                mode,
+            )
 
     def _validates(self, evaluator: Engine) -> HostedTrainer | None:
         """Return the trainer in a validation or test; an interrupted one goes on without `STARTED`."""

@@ -183,7 +183,7 @@ class _Engines:
             extra = (RuntimeError(ours.reason),) if event == Events.EXCEPTION_RAISED else ()
             first = (engine,) if args and isinstance(args[0], ref) else ()
             fn(*first, *extra, *args[len(first) :], **kwargs)
-            self._obey(trainer, handler_name(parent), event, ours)
+            self._apply_stop(trainer, handler_name(parent), event, ours)
 
         return ForeignCall(
             f"{handler_name(parent)} at {getattr(event, 'name', event)}",
@@ -195,7 +195,7 @@ class _Engines:
         terminated = self._terminated.get(engine)
         return _happens(event, ours) and (terminated is None or terminated.still_calls(event, ours))
 
-    def _obey(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
+    def _apply_stop(self, trainer: Any, name: str, event: Any, ours: Any) -> None:
         """Stop this trainer if a handler has called `terminate()`, of its own engine or of another one.
 
         Raises:

@@ -80,12 +80,16 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         measure: bool = True,
     ) -> None:
         self._options: dict[str, Any] = {
-            "hooks": hooks, "writers": writers, "work_dir": work_dir, "measure": measure,
-        }  # fmt: skip
+            "hooks": hooks,
+            "writers": writers,
+            "work_dir": work_dir,
+            "measure": measure,
+        }
         self._own_bus = bus is None
         self._begin(bus)
 
     def _begin(self, bus: Bus | None) -> None:
+        copied = {*vars(self)}
         self._ride = Ride("Lightning", NEVER, bus, **self._options)
         self._costs = HostCosts()
         self._installed, self._during, self._watching = ExitStack(), ExitStack(), ExitStack()
@@ -94,6 +98,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._trains = False  # whether the run has a training
         self._metrics_before: dict[str, Any] = {}  # metrics of the training and of earlier validations
         self._loaders: list[str] = []  # the names of the loaders of the running evaluation
+        self._not_copied = {"_not_copied", *vars(self).keys() - copied}
 
     @property
     def _driven(self) -> DrivenTrainer:
@@ -142,7 +147,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._begin_run(trainer, training=True)
         self._driven.loader = trainer.train_dataloader
         self._watches_steps = False
-        self._obey()
+        self._stop_host()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the run after `on_train_end` of all callbacks and the module, so that these have rows."""
@@ -158,20 +163,26 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def _begin_run(self, trainer: Any, *, training: bool) -> None:
         if self._running:
             self._during.close()
-            self._ride.leave_run()
+            self._ride.end_unfinished_run()
         self._trains, self._optimizers = training, trainer.optimizers
         epochs, steps = trainer.max_epochs, trainer.max_steps
         max_epochs = epochs if training and epochs and epochs > 0 else None
         driven = self._ride.begin_run(
-            trainer.lightning_module, native=trainer, optimizer=optimizers_of(trainer) if training else None,
-            max_epochs=max_epochs, max_iters=total_of(trainer, max_epochs) if training else None,
-            by_epoch=max_epochs is not None or steps is None or steps < 0, work_dir=directory_of(trainer),
-            iter=trainer.fit_loop.total_batch_idx + 1, epoch=trainer.current_epoch, training=training,
-        )  # fmt: skip
+            trainer.lightning_module,
+            native=trainer,
+            optimizer=optimizers_of(trainer) if training else None,
+            max_epochs=max_epochs,
+            max_iters=total_of(trainer, max_epochs) if training else None,
+            by_epoch=max_epochs is not None or steps is None or steps < 0,
+            work_dir=directory_of(trainer),
+            iter=trainer.fit_loop.total_batch_idx + 1,
+            epoch=trainer.current_epoch,
+            training=training,
+        )
         connector = trainer._logger_connector  # gets all numbers, with and without loggers
         self._during.enter_context(replaced(connector, "log_metrics", self._logging))
         # not before it: rank 0 may be waiting there for the other ranks in a progress bar that reads metrics
-        agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._obey))
+        agreeing = replaced(connector, "update_train_epoch_metrics", followed_by(self._stop_host))
         self._during.enter_context(agreeing)
         self._costs.attach(driven)
 
@@ -182,7 +193,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         self._costs.detach()
         self._ride.end_run(error)
 
-    def _obey(self) -> None:
+    def _stop_host(self) -> None:
         """Stop the Lightning trainer if a handler has requested a stop, on this rank or another one."""
         if self._driven.stops.edge():
             self._driven.native.should_stop = True
@@ -218,7 +229,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Emit `before_optimizer_step`."""
         if self._running:
-            self._driven.note_rates(optimizer)
+            self._driven.record_rates(optimizer)
             self._driven.announce(BeforeOptimizerStep)
 
     def _follow_optimizers(self, trainer: Any) -> None:
@@ -316,7 +327,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
         before, now = self._metrics_before, trainer._logger_connector._callback_metrics
         self._driven.end_val(read_numbers({n: v for n, v in now.items() if v is not before.get(n)}))
         self._metrics_before = {}
-        self._obey()
+        self._stop_host()
         if not self._trains:
             self._end_run()
 
@@ -345,11 +356,7 @@ class EventLoopCallback(HasRide, Base):  # type: ignore[misc]
                 f"bus, and {self.bus.stats()[0].name if self.bus.stats() else 'this bus'} was given to it: "
                 "make handlers methods of a Hook, and pass hooks=[...]"
             )
-        private = (
-            "_ride", "_costs", "_installed", "_during", "_watching", "_watches_steps", "_optimizers",
-            "_trains", "_metrics_before", "_loaders",
-        )  # fmt: skip
-        state = {name: value for name, value in vars(self).items() if name not in private}
+        state = {name: value for name, value in vars(self).items() if name not in self._not_copied}
         return _restored, (_public(type(self)),), state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

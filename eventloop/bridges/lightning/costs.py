@@ -18,11 +18,19 @@ from eventloop.costs.waits import Wait
 
 IN_ITERATION = frozenset(
     {
-        "on_train_batch_start", "on_train_batch_end", "on_before_backward", "on_after_backward",
-        "on_before_optimizer_step", "on_before_zero_grad", "on_before_batch_transfer",
-        "transfer_batch_to_device", "on_after_batch_transfer", "lr_scheduler_step", "log_metrics",
+        "on_train_batch_start",
+        "on_train_batch_end",
+        "on_before_backward",
+        "on_after_backward",
+        "on_before_optimizer_step",
+        "on_before_zero_grad",
+        "on_before_batch_transfer",
+        "transfer_batch_to_device",
+        "on_after_batch_transfer",
+        "lr_scheduler_step",
+        "log_metrics",
     }
-)  # fmt: skip
+)
 """The methods of callbacks and modules that are called for a training batch."""
 PHASES: dict[tuple[str, str], Literal["backward", "optimizer", ""]] = {
     ("Strategy", "training_step"): "",
@@ -62,17 +70,17 @@ class HostCosts:
         """Charge calls to the phases of a trainer's iterations, and add the rows to that trainer's costs."""
         self.detach()
         self.driven = driven
-        driven.clock.waits.watchers.append(self._leave_out)
+        driven.clock.waits.watchers.append(self._exclude)
         for row in self._rows.values():
             self._hand_over(row)
 
     def detach(self) -> None:
         """Stop charging calls to phases."""
         if self.driven is not None:
-            self.driven.clock.waits.watchers.remove(self._leave_out)
+            self.driven.clock.waits.watchers.remove(self._exclude)
         self.driven = None
 
-    def _leave_out(self, wait: Wait) -> None:
+    def _exclude(self, wait: Wait) -> None:
         """Leave a wait out of the phase to which the call under way is charged."""
         if self.under_way:
             self.under_way[-1][1] += wait.seconds

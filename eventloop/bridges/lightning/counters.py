@@ -32,12 +32,16 @@ class Counters:
     def calls(self) -> Iterator[ForeignCall]:
         """Yield the handlers as subscriptions; by their priorities they are the first or last at an event."""
         for event, fn in (
-            ("before_train", self._begin), ("before_train_epoch", self._next_epoch),
-            ("before_train_iter", self._move), ("after_train", self._next_epoch),
-            ("before_val", partial(self._evaluate, True)), ("before_test", partial(self._evaluate, True)),
-            ("after_val_epoch", self._results), ("after_test_epoch", self._results),
+            ("before_train", self._begin),
+            ("before_train_epoch", self._next_epoch),
+            ("before_train_iter", self._move),
+            ("after_train", self._next_epoch),
+            ("before_val", partial(self._evaluate, True)),
+            ("before_test", partial(self._evaluate, True)),
+            ("after_val_epoch", self._results),
+            ("after_test_epoch", self._results),
             ("after_optimizer_step", self._stepped),
-        ):  # fmt: skip
+        ):
             yield ForeignCall(f"counters.{event}", (event,), fn, Priority.HIGHEST)
         # after the optimizer's step
         yield ForeignCall("counters.after_train_iter", ("after_train_iter",), self._iterated, 45)

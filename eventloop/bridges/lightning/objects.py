@@ -65,14 +65,22 @@ def make_trainer(pl: Any, trainer: Any, module: Any, callbacks: Sequence[Any]) -
     bar = any(isinstance(each, pl.callbacks.ProgressBar) for each in callbacks)
     with _quiet(pl):
         native = pl.Trainer(
-            max_epochs=trainer.max_epochs or -1, max_steps=-1 if trainer.by_epoch else trainer.max_iters,
-            logger=make_logger(pl, trainer), callbacks=list(callbacks), enable_checkpointing=False,
-            enable_progress_bar=bar, enable_model_summary=False, use_distributed_sampler=False,
-            check_val_every_n_epoch=1 if validates_every_epoch(trainer) else 2, log_every_n_steps=10,
+            max_epochs=trainer.max_epochs or -1,
+            max_steps=-1 if trainer.by_epoch else trainer.max_iters,
+            logger=make_logger(pl, trainer),
+            callbacks=list(callbacks),
+            enable_checkpointing=False,
+            enable_progress_bar=bar,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            check_val_every_n_epoch=1 if validates_every_epoch(trainer) else 2,
+            log_every_n_steps=10,
             limit_val_batches=0 if trainer.val_loader is None else 1.0,
-            strategy=pl.strategies.SingleDeviceStrategy(str(device)), default_root_dir=str(trainer.work_dir),
-            accelerator="cuda" if device.type == "cuda" else "cpu", devices=1,
-        )  # fmt: skip
+            strategy=pl.strategies.SingleDeviceStrategy(str(device)),
+            default_root_dir=str(trainer.work_dir),
+            accelerator="cuda" if device.type == "cuda" else "cpu",
+            devices=1,
+        )
     native.strategy._lightning_module = native.strategy.model = module
     native.strategy.optimizers = [each for each in each_optimizer(trainer.optimizer) if each is not None]
     module._trainer = native

@@ -72,7 +72,7 @@ class OwnTrainer:
         if method.event == "after_train" and trainer.failure is not None:
             return  # Lightning calls on_exception alone
         getattr(callback, name)(self.native, self.module, *method.arguments(trainer))
-        self._obey(callback, trainer)
+        self._apply_stop(callback, trainer)
 
     def _set_up(self, callback: Any, *_: Any) -> None:
         """Call a callback's `setup` once, before the run or before a checkpoint is loaded for it."""
@@ -99,12 +99,12 @@ class OwnTrainer:
                 return
             waits, self.native.training = False, True
             callback.on_train_epoch_end(self.native, self.module)
-            self._obey(callback, trainer)
+            self._apply_stop(callback, trainer)
 
         events = ("before_train", "after_train_epoch", "after_val", "after_train")
         return ForeignCall("on_train_epoch_end", events, epoch_end, AFTER_OTHERS)
 
-    def _obey(self, callback: Any, trainer: Any) -> None:
+    def _apply_stop(self, callback: Any, trainer: Any) -> None:
         """Stop our trainer if the callback has stopped the Lightning trainer."""
         if self.native.should_stop:
             self.native.should_stop = False

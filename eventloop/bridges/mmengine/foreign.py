@@ -171,10 +171,13 @@ def _runner(trainer: Any) -> Runner:
     state = rng_state()  # a runner seeds everything
     try:
         runner = Runner(
-            model=torch.nn.Module(), work_dir=str(trainer.work_dir / "mmengine"), log_level="WARNING",
-            default_hooks=dict.fromkeys(_DEFAULTS), experiment_name=f"run_{id(trainer)}",
+            model=torch.nn.Module(),
+            work_dir=str(trainer.work_dir / "mmengine"),
+            log_level="WARNING",
+            default_hooks=dict.fromkeys(_DEFAULTS),
+            experiment_name=f"run_{id(trainer)}",
             env_cfg={"mp_cfg": {"mp_start_method": None}},
-        )  # fmt: skip
+        )
     finally:
         set_rng_state(state)
     runner.model = unwrap(trainer.model)

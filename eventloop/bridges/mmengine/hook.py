@@ -92,7 +92,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             )
         if self._ride.within_call:
             return  # a hook validates or tests within the training, whose run goes on
-        self._ride.leave_run()
+        self._ride.end_unfinished_run()
         self._ride.methods.restore()
         for loop in (runner._train_loop, runner._val_loop, runner._test_loop):
             if callable(
@@ -106,12 +106,17 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         by_epoch = not training or isinstance(loop, EpochBasedTrainLoop)
         wrappers = runner.optim_wrapper if training else None
         trainer = self._ride.begin_run(
-            runner.model, native=runner, optimizer=_optimizers(wrappers), by_epoch=by_epoch,
+            runner.model,
+            native=runner,
+            optimizer=_optimizers(wrappers),
+            by_epoch=by_epoch,
             max_epochs=getattr(loop, "max_epochs", None) if training and by_epoch else None,
             max_iters=getattr(loop, "max_iters", None) if training else None,
-            work_dir=runner.work_dir, iter=getattr(loop, "iter", 0), epoch=getattr(loop, "epoch", 0),
+            work_dir=runner.work_dir,
+            iter=getattr(loop, "iter", 0),
+            epoch=getattr(loop, "epoch", 0),
             training=training,
-        )  # fmt: skip
+        )
         self._put_before = _evaluated(runner)  # of the checkpoint that the runner resumes from
         stop_at_sigterm(trainer)
         self._follow_steps = trainer.during_run.enter_context(announced_steps(trainer))
@@ -183,9 +188,9 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
         """End the epoch."""
         if self._runs:
             self.trainer.end_epoch()
-            self._obey(runner)
+            self._stop_host(runner)
 
-    def _obey(self, runner: Runner) -> None:
+    def _stop_host(self, runner: Runner) -> None:
         """Stop the runner, whose ranks are all here, if a handler of one of them has requested a stop."""
         if self.trainer.stops.edge() and (loop := _train_loop(runner)) is not None:
             loop.stop_training = True
@@ -251,7 +256,7 @@ class EventLoopHook(HasRide, mmengine.hooks.Hook):  # type: ignore[misc]  # MMEn
             if values.size and (short := _without(self.trainer.mode, name))
         }
         self.trainer.end_val(read_numbers(in_hub | (metrics or {})))
-        self._obey(runner)
+        self._stop_host(runner)
 
     after_test_epoch = after_val_epoch
 

@@ -135,10 +135,16 @@ class EventLoopCallback(HasRide, TrainerCallback):
             self._ride.load_state_dict(read_state(resumed_from))
         by_epoch, epoch = args.max_steps <= 0, int(state.epoch or 0)
         trainer = self._ride.begin_run(
-            kwargs["model"], native=host, optimizer=kwargs["optimizer"], by_epoch=by_epoch,
-            max_epochs=state.num_train_epochs if by_epoch else None, max_iters=state.max_steps,
-            work_dir=args.output_dir, iter=state.global_step, epoch=epoch,
-        )  # fmt: skip
+            kwargs["model"],
+            native=host,
+            optimizer=kwargs["optimizer"],
+            by_epoch=by_epoch,
+            max_epochs=state.num_train_epochs if by_epoch else None,
+            max_iters=state.max_steps,
+            work_dir=args.output_dir,
+            iter=state.global_step,
+            epoch=epoch,
+        )
         length = updates(args, kwargs["train_dataloader"])
         self._done = 0 if length is None else state.global_step - epoch * length
         self._join(host, trainer)
@@ -224,7 +230,7 @@ class EventLoopCallback(HasRide, TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Emit `before_optimizer_step`, after the gradients were clipped."""
         trainer = self._running()
-        trainer.note_rates(kwargs.get("optimizer"))
+        trainer.record_rates(kwargs.get("optimizer"))
         announce_in_step(trainer, BeforeOptimizerStep)
         clock = trainer.clock
         self._step_began, self._hooks_before = perf_counter() - clock.waits.seconds, clock.hooks
@@ -269,9 +275,14 @@ class EventLoopCallback(HasRide, TrainerCallback):
     def _evaluate_alone(self, host: Any, mode: Evaluate, call: Callable[[], Any]) -> Any:
         args, state = host.args, host.state
         trainer = self._ride.begin_run(
-            host.model, native=host, by_epoch=args.max_steps <= 0, work_dir=args.output_dir,
-            iter=state.global_step, epoch=int(state.epoch or 0), training=False,
-        )  # fmt: skip
+            host.model,
+            native=host,
+            by_epoch=args.max_steps <= 0,
+            work_dir=args.output_dir,
+            iter=state.global_step,
+            epoch=int(state.epoch or 0),
+            training=False,
+        )
         self._begin_measuring(host, trainer)
         result = self._ride.ending_run(self._evaluate)(trainer, mode, call)
         self._ride.end_run()

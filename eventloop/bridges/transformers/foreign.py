@@ -104,9 +104,10 @@ class OwnTrainer:
         self.control = TrainerControl()
         self.args = _arguments(trainer)
         self.state = TrainerState(
-            is_local_process_zero=trainer.rank == 0, is_world_process_zero=trainer.rank == 0,
+            is_local_process_zero=trainer.rank == 0,
+            is_world_process_zero=trainer.rank == 0,
             num_train_epochs=self.args.num_train_epochs,
-        )  # fmt: skip
+        )
         self._arrived: deque[ScalarsLogged] = deque()  # received from the background
         self._due: list[_Entry] = []  # for `on_log` of each callback
         self._updates: dict[int, int] = {}  # updates by step, for numbers that may still arrive
@@ -234,12 +235,17 @@ class OwnTrainer:
         trainer = self._ours
         before = {flag: getattr(self.control, flag) for flag in FLAGS}
         control = getattr(callback, method)(
-            self._args_for(callback, method), self.state, self.control,
-            model=trainer.model, processing_class=None,
+            self._args_for(callback, method),
+            self.state,
+            self.control,
+            model=trainer.model,
+            processing_class=None,
             optimizer=next(iter(each_optimizer(trainer.optimizer)), None),
             lr_scheduler=next(iter(trainer.schedulers), None),
-            train_dataloader=trainer.train_loader, eval_dataloader=trainer.val_loader, **arguments,
-        )  # fmt: skip
+            train_dataloader=trainer.train_loader,
+            eval_dataloader=trainer.val_loader,
+            **arguments,
+        )
         self.control = self.control if control is None else control
         name = type(callback).__name__
         for flag, instead in FLAGS.items():
@@ -267,9 +273,11 @@ class OwnTrainer:
         """Return the state of a callback, with the best metric and the number of updates."""
         attributes = callback.state()["attributes"]
         state = {
-            "attributes": attributes, "best_metric": self.state.best_metric,
-            "best_global_step": self.state.best_global_step, "global_step": self.state.global_step,
-        }  # fmt: skip
+            "attributes": attributes,
+            "best_metric": self.state.best_metric,
+            "best_global_step": self.state.best_global_step,
+            "global_step": self.state.global_step,
+        }
         return dict(plain(state, type(callback).__name__))
 
     def load_state_dict(self, callback: Any, state: Mapping[str, Any]) -> None:
@@ -313,11 +321,16 @@ def _arguments(trainer: Any) -> TrainingArguments:
     device = next((parameter.device for parameter in trainer.model.parameters()), torch.device("cpu"))
     accumulates = max((getattr(hook, "_cumulative_iters", 1) for hook in trainer.hooks), default=1)
     arguments = TrainingArguments(
-        str(trainer.work_dir), num_train_epochs=trainer.max_epochs or 1,
-        max_steps=-1 if trainer.by_epoch else trainer.max_iters, logging_strategy="steps", save_strategy="no",
+        str(trainer.work_dir),
+        num_train_epochs=trainer.max_epochs or 1,
+        max_steps=-1 if trainer.by_epoch else trainer.max_iters,
+        logging_strategy="steps",
+        save_strategy="no",
         eval_strategy="no" if trainer.val_loader is None else "epoch" if trainer.by_epoch else "steps",
-        eval_steps=1, report_to=[], use_cpu=device.type == "cpu",
+        eval_steps=1,
+        report_to=[],
+        use_cpu=device.type == "cpu",
         gradient_accumulation_steps=accumulates,
-    )  # fmt: skip
+    )
     arguments.metric_for_best_model, arguments.greater_is_better = metric, greater
     return arguments

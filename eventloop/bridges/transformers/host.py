@@ -23,10 +23,15 @@ POINTS = tuple(name for name in dir(TrainerCallback) if name.startswith("on_"))
 
 IN_ITERATION = frozenset(
     {
-        "on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_step_end",
-        "on_log", "on_save",
+        "on_step_begin",
+        "on_pre_optimizer_step",
+        "on_optimizer_step",
+        "on_substep_end",
+        "on_step_end",
+        "on_log",
+        "on_save",
     }
-)  # fmt: skip
+)
 """The methods whose time belongs to an iteration, or to the wait for the next one."""
 
 

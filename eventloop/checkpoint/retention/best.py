@@ -19,9 +19,31 @@ Rule = Literal["greater", "less"]
 
 _LESS = {"loss", "error", "err", "mae", "mse", "rmse", "perplexity", "ppl", "wer", "cer", "fid", "nll"}
 _GREATER = {
-    "acc", "accuracy", "top", "top1", "top5", "ap", "ar", "auc", "auroc", "precision", "recall", "f1", "map",
-    "mdice", "dice", "miou", "iou", "macc", "aacc", "psnr", "ssim", "bleu", "rouge", "kappa",
-}  # fmt: skip
+    "acc",
+    "accuracy",
+    "top",
+    "top1",
+    "top5",
+    "ap",
+    "ar",
+    "auc",
+    "auroc",
+    "precision",
+    "recall",
+    "f1",
+    "map",
+    "mdice",
+    "dice",
+    "miou",
+    "iou",
+    "macc",
+    "aacc",
+    "psnr",
+    "ssim",
+    "bleu",
+    "rouge",
+    "kappa",
+}
 _PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 """Matches the parts of a name, such as `ROC`, `Accuracy`, `acc` and `50`."""
 

@@ -274,10 +274,12 @@ class Retention:
         """
         self.sequence = 1 + max(sequences)
         return Label(
-            sequence=self.sequence, best={best: self._watched.rule_of(best)} if best else {},
-            keep_best=self._keep_best, validated_at=self._validated_at,
+            sequence=self.sequence,
+            best={best: self._watched.rule_of(best)} if best else {},
+            keep_best=self._keep_best,
+            validated_at=self._validated_at,
             metrics={metric: score(float(value)) for metric, value in self._metrics.items()},
-        )  # fmt: skip
+        )
 
     # --- state ---------------------------------------------------------------------------------------------
 
@@ -289,9 +291,11 @@ class Retention:
             if best != first[best.metric]:
                 behind.setdefault(best.metric, []).append([*best])
         state = {
-            "metrics": dict(self._metrics), "validated_at": self._validated_at, "kept": self.names,
+            "metrics": dict(self._metrics),
+            "validated_at": self._validated_at,
+            "kept": self.names,
             "bests": {metric: [*best] for metric, best in first.items()},
-        }  # fmt: skip
+        }
         return {**state, "bests_behind": behind} if behind else state
 
     def load(

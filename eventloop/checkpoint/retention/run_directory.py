@@ -75,8 +75,11 @@ def record_rewind(directories: Sequence[Path], resumed: Path) -> None:
         logger.warning(
             'could not record in %s that the run goes on from %s; until it has saved, resume("auto") would '
             "take %s: %s",
-            path.parent, path.name, found.name_of(newest), error,
-        )  # fmt: skip
+            path.parent,
+            path.name,
+            found.name_of(newest),
+            error,
+        )
 
 
 def warn_of_other_run(found: Found, directory: Path) -> None:
@@ -87,12 +90,14 @@ def warn_of_other_run(found: Found, directory: Path) -> None:
         "%s holds checkpoints of another run, the newest is %s: this run starts from the beginning and "
         "will overwrite those of the same names; call trainer.resume() to go on with the other run, or "
         "use another work_dir",
-        directory, found.paths[-1].name,
-    )  # fmt: skip
+        directory,
+        found.paths[-1].name,
+    )
     try:
         begin_new_run(found)
     except OSError as error:
         logger.warning(
-            "could not record in %s that a new run begins; \"best\" may be one of the other run: %s",
-            directory, error,
-        )  # fmt: skip
+            'could not record in %s that a new run begins; "best" may be one of the other run: %s',
+            directory,
+            error,
+        )

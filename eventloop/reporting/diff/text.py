@@ -61,7 +61,7 @@ def _is_folded(row: DiffRow, iteration: float) -> bool:
     return row.kind == "handler" and row.verdict in QUIET and abs(row.difference) < FOLDED * iteration
 
 
-def gate_line(diff: Diff) -> str:
+def regression_line(diff: Diff) -> str:
     """Return the result of the regression gate, `--fail-above`, on one line, with the rows above it."""
     limit = f"{diff.fail_above:g} % of an iteration"
     if not diff.failed:
