@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
-from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint import load_checkpoint, read_manifest, save_checkpoint
+from eventloop.checkpoint.manifest import Label
 from eventloop.temporary.leftovers import leftovers
 
 

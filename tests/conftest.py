@@ -21,6 +21,30 @@ import torch
 from eventloop.bus import Bus
 from eventloop.checkpoint.saving.saver import Saver
 from tests import forked
+from tests.support.internals import substitute
+from tests.support.trainers import (
+    default_handlers,
+    ended,
+    gate,
+    late,
+    make_saver,
+    make_trainer,
+    reads,
+    received,
+    stuck,
+)
+
+__all__ = [
+    "default_handlers",
+    "ended",
+    "gate",
+    "late",
+    "make_saver",
+    "make_trainer",
+    "reads",
+    "received",
+    "stuck",
+]
 
 count_frozen = gc.get_freeze_count
 """It counts them one by one, some 30 ms: too long for every training of the tests, which are told a number."""
@@ -78,7 +102,7 @@ def saver_thread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     A process takes 0.1 s to start, longer than most trainings of the tests.
     """
     if not any(request.node.get_closest_marker(name) for name in ("slow", "saver_process")):
-        monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", partial(Saver, process=False))
+        substitute(monkeypatch, "pending.Saver", partial(Saver, process=False))
 
 
 @pytest.fixture

@@ -104,9 +104,10 @@ class _Server:
         with its_end:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", "exec(__import__('tests.fork_server').fork_server.serve())"],
-                stdin=its_end.fileno(), stdout=subprocess.DEVNULL,
+                stdin=its_end.fileno(),
+                stdout=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            )  # fmt: skip
+            )
 
 
 _servers: list[_Server] = []

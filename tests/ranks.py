@@ -14,12 +14,14 @@ def run_ranks(program: str, folder: Path) -> list[dict[str, Any]]:
     """Run `program` with its rank and a rendezvous file as arguments; what each prints is its JSON, by rank."""
     processes = [
         Forked(
-            ["-c", program, str(rank), str(folder / "rendezvous")], cwd=folder,
+            ["-c", program, str(rank), str(folder / "rendezvous")],
+            cwd=folder,
             env={"PATH": "", "PYTHONPATH": ROOT, "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     try:
         said = [process.communicate(timeout=120) for process in processes]
     finally:

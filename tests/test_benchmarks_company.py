@@ -88,8 +88,10 @@ def test_a_row_is_measured(tmp_path: Path, company: str) -> None:
     assert cell["failed"] == {}
     assert cell["loss_difference"] < 1e-4
     assert {name: own["saves"] for name, own in cell["engines"].items()} == {
-        "bare": 0, "by hand": saves, "eventloop": saves,
-    }  # fmt: skip
+        "bare": 0,
+        "by hand": saves,
+        "eventloop": saves,
+    }
     assert {"whole / by hand", "end / by hand", "durable / by hand", "p99 / bare"} <= cell["engines"][
         "eventloop"
     ].keys()
@@ -114,9 +116,11 @@ def test_a_goal_is_judged_by_the_worst_row_that_it_speaks_of() -> None:
     }
 
     assert judged(cells, "whole run in company") == {
-        "goal": "whole run in company, to by hand", "wanted": "<= 1.3x", "measured": "1.4x (slow_writers, busy2)",
+        "goal": "whole run in company, to by hand",
+        "wanted": "<= 1.3x",
+        "measured": "1.4x (slow_writers, busy2)",
         "met": "NO",
-    }  # fmt: skip
+    }
     del cells["slow_writers"]
     assert judged(cells, "whole run in company")["met"] == "yes"
 

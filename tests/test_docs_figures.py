@@ -21,9 +21,11 @@ README, PERFORMANCE, MEASURING = "README.md", "docs/performance.md", "docs/measu
 TRACKERS = "docs/howto/trackers.md"
 WHOLE, SYNC = "eventloop", "torch.save + fsync"
 PEERS = {
-    "ignite": "pytorch-ignite", "MMEngine": "MMEngine", "Transformers": "transformers.Trainer",
+    "ignite": "pytorch-ignite",
+    "MMEngine": "MMEngine",
+    "Transformers": "transformers.Trainer",
     "Lightning": "Lightning",
-}  # fmt: skip
+}
 SIZES = {"1 ms": 2, "20 ms": 3}
 """Lengths of a step in `peers.json`, and the digits after the point with which the whole run is quoted."""
 
@@ -136,13 +138,14 @@ def one_event() -> list[str]:
     hand = figures["handoff"]["bus.emit"]["median_ns"]
     rate = result("throughput")["figures"]["rate"]
     return [
-        f"| handlers | eventloop | {' | '.join(systems)} |", *rows,
+        f"| handlers | eventloop | {' | '.join(systems)} |",
+        *rows,
         f"The goal for one handler is 2.5×, {met(one['met'] == 'yes')}.",
         f"ten callbacks of one class cost it {same}×.",
         f"without a subscriber costs {figures['inline']['bus.wants']['median_ns']:.0f} ns and is not built.",
         f"costs the emitting thread {hand / 1e3:.2f} µs; the goal is 0.5 µs, {met(hand <= 500)}.",
         f"get {rate / 1e3:.0f},000 events a second (goal 300,000)",
-    ]  # fmt: skip
+    ]
 
 
 def short(number: str) -> str:
@@ -218,13 +221,15 @@ def checkpoints_of_400_mb() -> list[str]:
     times = [two[name]["cost / sync"] for name in (WHOLE, "clone + thread", "dcp.async_save")]
     return [
         *rows,
-        (f"| eventloop, durable and hashed | **{ours['blocked'] * 1e3:.0f} ms, {ours['blocked / sync'] * 100:.1f} %** "
-        f"| **{ours['slowest / step']:.2f}×** |"),
+        (
+            f"| eventloop, durable and hashed | **{ours['blocked'] * 1e3:.0f} ms, {ours['blocked / sync'] * 100:.1f} %** "
+            f"| **{ours['slowest / step']:.2f}×** |"
+        ),
         f"pays {ours['cost / sync'] * 100:.0f} % of the synchronous save for it, or {ours['halves / sync'] * 100:.0f} %",
         f"the other two pay {min(shares):.0f} to {max(shares):.0f} %.",
         f"it has {record['bandwidth']['ratio']:.2f} of the bandwidth of `dd conv=fsync`",
         f"costs {times[0]:.1f} times a synchronous save, and the other two {times[1]:.1f} and {times[2]:.1f} times",
-    ]  # fmt: skip
+    ]
 
 
 def small_checkpoints() -> list[str]:

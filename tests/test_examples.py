@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.checkpoint import find_checkpoints
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
 from tests import forked
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"

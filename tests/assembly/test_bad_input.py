@@ -136,9 +136,11 @@ def test_refused_when_built(
     model = tiny_model()
     step = {} if "train_step" in arguments else {"loss_fn": F.cross_entropy}
     valid = {
-        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "max_epochs": 2, "train_loader": batches(1),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "max_epochs": 2,
+        "train_loader": batches(1),
         "work_dir": tmp_path,
-    }  # fmt: skip
+    }
     if "max_iters" in arguments and "max_epochs" not in arguments:
         del valid["max_epochs"]
     with pytest.raises(error, match=message):
@@ -157,9 +159,11 @@ def test_tensors_are_batches_of_steps_that_take_them(make_trainer: MakeTrainer) 
 
     inputs = [torch.ones(4, 2), torch.ones(3, 2)]
     make_trainer(
-        train_step=lambda trainer, batch: trainer.model(batch).mean(), train_loader=inputs,
-        val_step=lambda trainer, batch: {"size": len(batch)}, val_loader=inputs,
-    ).train()  # fmt: skip
+        train_step=lambda trainer, batch: trainer.model(batch).mean(),
+        train_loader=inputs,
+        val_step=lambda trainer, batch: {"size": len(batch)},
+        val_loader=inputs,
+    ).train()
     model = tiny_model()
     trainer = Own(
         model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss, max_epochs=1,

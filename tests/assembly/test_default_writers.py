@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from eventloop import Trainer, cli
 from tests.forked import ROOT, Forked
+from tests.support.internals import substitute
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -88,10 +90,10 @@ def test_nothing_else_shows_progress(
 ) -> None:
     """Neither a file or pipe, nor a closed stream, nor the None of a program without a console; nor an IPython in a
     terminal, which has no kernel."""
-    monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=SimpleNamespace))
 
-    assert kinds(make_trainer()) == []
+    with redirect_stderr(stream):
+        assert kinds(make_trainer()) == []
 
 
 def test_without_rich_a_terminal_gets_lines(
@@ -102,8 +104,8 @@ def test_without_rich_a_terminal_gets_lines(
     monkeypatch.delitem(sys.modules, "eventloop.writers.progress", raising=False)
     monkeypatch.delattr("eventloop.writers.progress", raising=False)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    monkeypatch.setattr(sys, "stderr", screen := Terminal())
-    make_trainer().train()
+    with redirect_stderr(Terminal()) as screen:
+        make_trainer().train()
 
     assert screen.getvalue().startswith("Epoch(train) [")
     assert "\x1b" not in screen.getvalue()
@@ -115,9 +117,8 @@ def test_a_notebook_shows_progress(
     """As a bar below the cell, and lines on standard output: standard error is red there."""
     shell, shown = SimpleNamespace(kernel=object()), list[str]()
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(
-        "eventloop.writers.notebook._publish",
-        lambda data, display_id, update: shown.append(data["text/plain"]),
+    substitute(
+        monkeypatch, "notebook._publish", lambda data, display_id, update: shown.append(data["text/plain"])
     )
     make_trainer().train()
 
@@ -132,10 +133,10 @@ def test_the_first_rank_alone_shows_progress(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[str]
 ) -> None:
     """Of two, each with a terminal."""
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (rank, 2))
+    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (rank, 2))
 
-    assert kinds(make_trainer()) == expected
+    with redirect_stderr(Terminal()):
+        assert kinds(make_trainer()) == expected
 
 
 @pytest.mark.parametrize(("config", "shown"), [({}, True), ({"writers": []}, False)])
@@ -146,8 +147,7 @@ def test_the_plan_shows_the_default(
     """Where the run would have it; `writers=[]` shows nothing on a terminal either."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"train_cfg": {"max_epochs": 1}, **config}))
-    monkeypatch.setattr(sys, "stderr", Terminal())
-
-    assert cli.main(["plan", str(path)]) == 0
+    with redirect_stderr(Terminal()):
+        assert cli.main(["plan", str(path)]) == 0
 
     assert ("ConsoleWriter" in capsys.readouterr().out) is shown

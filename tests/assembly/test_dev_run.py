@@ -91,10 +91,12 @@ def test_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     (tmp_path / "temporary").mkdir()
     mine = Shouting()
     trainer = build_trainer(
-        tmp_path / "run", val_loader=batches(2), fast_dev_run=True,
+        tmp_path / "run",
+        val_loader=batches(2),
+        fast_dev_run=True,
         hooks=[CheckpointHook(interval=1, save_best="loss", out_dir=tmp_path / "elsewhere")],
         writers=[JSONLWriter(), CSVWriter(), TensorBoardWriter(log_dir=tmp_path / "tb"), mine],
-    )  # fmt: skip
+    )
 
     trainer.train()
     assert trainer.work_dir.parent == tmp_path / "temporary"

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from eventloop import Trainer
-from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges import DrivenTrainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.hooks import (
     AmpOptimizerHook,
@@ -123,9 +123,11 @@ def test_every_hook_starts_over(make_trainer: MakeTrainer, tmp_path: Path, name:
         trainer.train()
         saved = load_checkpoint(trainer.resume())
         return {
-            "weights": saved["state_dict"], "optimizer": saved["optimizer"], "hooks": saved["hooks"],
+            "weights": saved["state_dict"],
+            "optimizer": saved["optimizer"],
+            "hooks": saved["hooks"],
             "all": sorted(path.name for path in trainer.work_dir.iterdir() if path.is_dir()),
-        }  # fmt: skip
+        }
 
     shared = HOOKS[name]()
     run(shared, FOLDS[0], lr=0.05)

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.optim import SGD
 
-from eventloop import register
+from eventloop import HOOKS, WRITERS, register
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook, Hook, PeriodicWriter
 from eventloop.optim.schedulers import SCHEDULERS, StepLR
-from eventloop.registry import HOOKS, WRITERS, build, find_class
+from eventloop.registry import build, find_class
 from eventloop.writers import JSONLWriter, Writer
 from tests.support.trainers import MakeTrainer
 
@@ -48,8 +48,10 @@ def test_classes_are_known_by_name() -> None:
     """eventloop's hooks and writers are known by their names; `@register` makes a class known, and returns it."""
     assert register(Named) is Named
     assert [find_class(name) for name in ("CheckpointHook", "JSONLWriter", "Named")] == [
-        CheckpointHook, JSONLWriter, Named,
-    ]  # fmt: skip
+        CheckpointHook,
+        JSONLWriter,
+        Named,
+    ]
 
 
 def test_mmengines_register_module() -> None:
@@ -266,10 +268,11 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Install a package of another project."""
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     install(
-        tmp_path, "a_plugin",
+        tmp_path,
+        "a_plugin",
         "[eventloop.hooks]\nPluginHook = a_plugin:PluginHook\nGoneHook = a_plugin:GoneHook\n"
         "NumberHook = a_plugin:not_a_class\n[eventloop.writers]\nPluginWriter = a_plugin:PluginWriter\n",
-    )  # fmt: skip
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
     sys.modules.pop("a_plugin", None)

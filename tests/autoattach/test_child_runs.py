@@ -19,8 +19,9 @@ def test_the_last_summary_of_each_directory(tmp_path: Path) -> None:
     (tmp_path / "000003-1.json").write_text('{"direc')
 
     assert list(passed_on(tmp_path).items()) == [
-        (Path("first"), "8 iterations"), (Path("second"), "1 iteration"),
-    ]  # fmt: skip
+        (Path("first"), "8 iterations"),
+        (Path("second"), "1 iteration"),
+    ]
 
 
 def test_the_directory_after_a_child_s_run(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from eventloop.autoattach.ignite_runs import trained_parts
+from tests.support.ignite_host import handlers_of
 from tests.support.trainers import batches, tiny_model
 
 model = tiny_model()
@@ -66,7 +67,7 @@ def test_an_evaluator_is_found_by_its_nesting(tmp_path: Path) -> None:
     from eventloop.autoattach.attacher import Attacher
     from eventloop.autoattach.hosts import attached
     from eventloop.autoattach.options import RunOptions
-    from eventloop.writers.jsonl import read_jsonl
+    from eventloop.writers import read_jsonl
 
     run_of_the_class = Engine.run
     attacher = Attacher(RunOptions(work_dir=str(tmp_path)))
@@ -102,7 +103,7 @@ def test_an_engine_is_as_the_script_made_it(tmp_path: Path, evaluates: bool) -> 
             engine.add_event_handler(Events.EPOCH_COMPLETED, run_inside, evaluator)
         engine.add_event_handler(Events.EPOCH_COMPLETED, count_handlers, counts)
         engine.run(range(10), max_epochs=2)
-        counts.append(handlers(engine))
+        counts.append(handlers_of(engine))
         gone = weakref.ref(engine)
         gc.collect()
         gc.disable()
@@ -116,14 +117,9 @@ def test_an_engine_is_as_the_script_made_it(tmp_path: Path, evaluates: bool) -> 
     assert read_costs(tmp_path).complete
 
 
-def handlers(engine: Any) -> int:
-    """Return the number of an engine's handlers."""
-    return sum(map(len, engine._event_handlers.values()))
-
-
 def count_handlers(engine: Any, counts: list[int]) -> None:
     """Note the number of an engine's handlers."""
-    counts.append(handlers(engine))
+    counts.append(handlers_of(engine))
 
 
 def run_inside(engine: Any, evaluator: Any) -> None:

@@ -19,7 +19,7 @@ from eventloop.autoattach.attacher import Attacher
 from eventloop.autoattach.hosts import attached
 from eventloop.autoattach.options import RunOptions
 from eventloop.bridges.transformers import EventLoopCallback
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
 from tests.support.transformers_host import host, rows
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.background.queues import spill, subscriber
+from tests.support.internals import substitute
 from tests.support.keeper import prompt_keeper
 
 __all__ = ["prompt_keeper", "small_files"]
@@ -19,6 +19,6 @@ def small_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "spill"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(spill, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(subscriber, "HELD_SECONDS", 0.0)  # each look at an account spills
+    substitute(monkeypatch, "spill.CHUNK_BYTES", 400)
+    substitute(monkeypatch, "subscriber.HELD_SECONDS", 0.0)  # each look at an account spills
     return folder

@@ -7,11 +7,11 @@ from time import sleep
 
 import pytest
 
-from eventloop.background.queues import inbox
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
 from tests.support.process_support import until
 from tests.support.spilling import total
 
@@ -128,7 +128,7 @@ def test_events_beyond_the_limit_of_the_list_are_counted(
     bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest are dropped while nothing takes them, because memory is bounded."""
-    monkeypatch.setattr(inbox, "INCOMING_LIMIT", 1000)
+    substitute(monkeypatch, "inbox.INCOMING_LIMIT", 1000)
 
     def hold(event: Event) -> bool:
         held(event)

@@ -213,8 +213,10 @@ def test_the_reports_of_what_went_wrong_are_delivered(kind: str) -> None:
 
     assert report.complete
     assert [(type(event), event.handler) for event in told] == [
-        (HandlerFailed, "fails"), (EventsDropped, "fails"), (HandlerFailed, "ends"),
-    ]  # fmt: skip
+        (HandlerFailed, "fails"),
+        (EventsDropped, "fails"),
+        (HandlerFailed, "ends"),
+    ]
     assert {stats.name: (stats.dropped, stats.queued) for stats in report.stats}["watch"] == (0, 0)
 
 

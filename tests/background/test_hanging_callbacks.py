@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.queues import awaited
 from eventloop.background.queues.options import Overflow
 from eventloop.bus import Bus
 from eventloop.events import Event, HandlerFailed
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers as handlers
+from tests.support.internals import substitute
 from tests.support.process_support import Lines, until
 from tests.support.spilling import PROMPT, emit, in_both_kinds, subscribe, total
 
@@ -123,7 +123,7 @@ def test_a_callback_that_stalled_and_fails_after_all_is_reported_once(bus: Bus, 
 
 def test_a_stuck_callback_is_named(bus: Bus, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a flush has waited for it in vain, the account says in which callback the subscriber is."""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.05)
     subscription = subscribe(bus, "thread", ignores, on_flush=lambda: held(None))
     assert not bus.flush(0.1)
 

@@ -10,13 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from eventloop.background.queues import awaited
 from eventloop.background.queues.awaited import waited
 from eventloop.bus import Bus
 from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter, Event, HandlerFailed
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers as handlers
+from tests.support.internals import substitute
 from tests.support.process_support import Start, until, waits_long
 from tests.support.spilling import PROMPT, emit, total
 
@@ -28,7 +28,7 @@ in_three_ways = pytest.mark.parametrize("how", ["thread", "task", "blocking task
 @pytest.fixture
 def stuck_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call a delivery stuck when a flush has waited for it for a moment."""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.05)
 
 
 async def sleeps_forever(event: AfterTrainIter) -> None:
@@ -173,7 +173,7 @@ def test_a_stuck_delivery_is_reported(
     emit(bus, 1)
     bus.flush(0.01)
     assert subscription.stats.error == ""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.05)
     flushed = bus.flush(0.1)
     closed = bus.close(0.1)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.queues import awaited
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, HandlerFailed
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
 from tests.support.process_support import until
 from tests.support.spilling import emit, total
 
@@ -21,7 +21,7 @@ CURE = 'make it a plain function with offload="thread", or await in it what take
 @pytest.fixture(autouse=True)
 def stuck_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Call a delivery stuck when a flush has waited for it for a moment."""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.05)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.05)
 
 
 def test_the_coroutine_that_holds_the_loop_is_named(

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from eventloop.background import overtime
 from eventloop.background.overtime import LONGEST_WAIT, Deadline
 from eventloop.background.queues.options import SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.background.runners.thread_runner import Pace, ThreadRunner
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
 from tests.support.spilling import emit, total
 
 in_both_ways = pytest.mark.parametrize("how", ["flush", "close"])
@@ -106,7 +106,7 @@ def test_a_signal_shortens_a_wait_that_has_begun(
     slow: Slow, held: Held, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a wait of a minute next to nothing is left, also of a close after an error."""
-    monkeypatch.setattr(overtime, "AFTER_SIGNAL", 0.001)
+    substitute(monkeypatch, "overtime.AFTER_SIGNAL", 0.001)
     bus = slow.make_bus(DEADLINE)
     bus.subscribe(held, "after_train_iter", offload="thread")
     emit(bus, 3)

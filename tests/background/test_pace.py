@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.runners import thread_runner as pace_module
 from eventloop.background.runners.thread_runner import EVERY_SECONDS, LONGEST_SECONDS, Pace
 from eventloop.bus import Bus
 from tests.conftest import DEADLINE
+from tests.support.internals import substitute
 from tests.support.spilling import emit, iters, subscribe
 
 
@@ -18,7 +18,7 @@ from tests.support.spilling import emit, iters, subscribe
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time the pace sees, which stands still."""
     now = [100.0]
-    monkeypatch.setattr(pace_module, "perf_counter", lambda: now[0])
+    substitute(monkeypatch, "thread_runner.perf_counter", lambda: now[0])
     return now
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.workers.sending import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import Event, ImageLogged
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, adds_up, emit, pid_of, runner_of, until
+from tests.support.process_support import IN_FLIGHT, Lines, Start, adds_up, emit, pid_of, runner_of, until
 
 pytest_plugins = ("tests.support.process_fixtures",)
 
@@ -107,7 +106,9 @@ def test_event_that_no_worker_can_import_arrives_in_likeness(bus: Bus, start: St
     assert lines() == ["SupperServed SupperServed(dish='bread', place='/tmp', guests=3)"]
 
 
-def test_standard_streams_are_guarded(bus: Bus, start: Start, lines: Lines, capfd: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+def test_standard_streams_are_guarded(
+    bus: Bus, start: Start, lines: Lines, capfd: pytest.CaptureFixture[str]
+) -> None:
     """What a handler prints goes where the program's prints go; reading its input finds nothing."""
     start(handlers.speak)
     bus.subscribe(handlers.record_stdin, "after_train_iter", offload="process")

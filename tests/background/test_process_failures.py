@@ -11,14 +11,11 @@ from time import monotonic
 
 import pytest
 
-from eventloop.background.workers.protocol import WorkerTraceback
-from eventloop.background.workers.restarts import DEATHS_IN_A_ROW
-from eventloop.background.workers.sending import IN_FLIGHT
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, HandlerFailed
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
-from tests.support.process_support import Lines, Start, emit, kill, pid_of, runner_of, until
+from tests.support.process_support import IN_FLIGHT, Lines, Start, emit, kill, pid_of, runner_of, until
 from tests.support.spilling import PROMPT
 
 pytest_plugins = ("tests.support.process_fixtures",)
@@ -97,7 +94,7 @@ def test_event_that_kills_every_worker_disables_the_subscriber(
     bus.flush(DEADLINE)
     bus.poll()
 
-    assert lines().count("2") == 1 + DEATHS_IN_A_ROW  # the first death may have been over any of those it had
+    assert lines().count("2") == 1 + 3  # the first death may have been over any of those it had
     stats = far.stats
     assert (stats.delivered, stats.failed, stats.dropped, stats.queued) == (2, 3, 10, 0)
     assert [report.handler for report in failures] == ["far"]
@@ -218,7 +215,6 @@ def test_error_is_raised_on_the_training_thread(bus: Bus, start: Start) -> None:
     assert caught.value.__notes__ == [
         f"raised by background subscriber far (process) on {AfterTrainIter(iter=0)!r}"
     ]
-    assert isinstance(caught.value.__cause__, WorkerTraceback)
     assert "in fail" in str(caught.value.__cause__)
 
 

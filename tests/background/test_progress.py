@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from eventloop.background.workers import process_runner
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
 from eventloop.processes import cpu_time
 from tests.conftest import DEADLINE
 from tests.support import process_handlers as handlers
 from tests.support.company import busy_machine
+from tests.support.internals import substitute
 from tests.support.process_support import Lines, Start, emit, pid_of, until
 
 pytest_plugins = ("tests.support.process_fixtures",)
@@ -120,7 +120,7 @@ def test_a_long_start_is_not_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """A worker that computes in its imports may take longer than their limit."""
-    monkeypatch.setattr(process_runner, "START_SECONDS", 0.5)
+    substitute(monkeypatch, "process_runner.START_SECONDS", 0.5)
     subscription = start(handlers.ComputesWhenMade())
     emit(bus, 3)
     worker = pid_of(subscription)
@@ -139,7 +139,7 @@ def test_a_start_that_stands_still_is_ended(
     bus: Bus, start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its worker is killed, started again, and given up in the end."""
-    monkeypatch.setattr(process_runner, "START_SECONDS", 1.0)
+    substitute(monkeypatch, "process_runner.START_SECONDS", 1.0)
     subscription = start(handlers.HangsWhenMade())
     emit(bus, 3)
 

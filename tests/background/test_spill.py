@@ -14,6 +14,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterVal, Event, ImageLogged
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
 from tests.support.spilling import (
     SIZE,
     Anything,
@@ -25,7 +26,7 @@ from tests.support.spilling import (
     sees_open_files,
     subscribe,
     total,
-)  # fmt: skip
+)
 
 # --- order -------------------------------------------------------------------------------------------------
 
@@ -78,8 +79,8 @@ def test_order_is_kept_while_both_ends_move(bus: Bus, kind: str, seed: int, smal
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A keeper that looks all the time and takes every subscriber for one that is behind; threads switch often."""
-    monkeypatch.setattr("eventloop.background.background.POLL_SECONDS", 0.0002)
-    monkeypatch.setattr("eventloop.background.queues.supervision.BEHIND_SECONDS", 0.0)
+    substitute(monkeypatch, "background.POLL_SECONDS", 0.0002)
+    substitute(monkeypatch, "supervision.BEHIND_SECONDS", 0.0)
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield

@@ -15,6 +15,7 @@ from eventloop.background.queues import spill
 from eventloop.bus import Bus
 from eventloop.events import AfterVal, EventsDropped
 from tests.conftest import DEADLINE, Held
+from tests.support.internals import substitute
 from tests.support.spilling import SIZE, Anything, emit, hold, in_both_kinds, iters, total
 
 # --- limits and failures -----------------------------------------------------------------------------------
@@ -24,7 +25,7 @@ def test_beyond_the_limit_the_newest_are_dropped(
     bus: Bus, held: Held, small_files: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are counted and told of, and spilling goes on when the subscriber has caught up."""
-    monkeypatch.setattr(spill, "SPILL_BYTES", 100 * SIZE)
+    substitute(monkeypatch, "spill.SPILL_BYTES", 100 * SIZE)
     told: list[EventsDropped] = []
     bus.subscribe(told.append, EventsDropped)
     subscription = hold(bus, held)
@@ -68,7 +69,7 @@ def test_full_disk_means_counted_drops(
 ) -> None:  # fmt: skip
     """One line in the log, an event, an exact account; what was accepted is delivered; and it recovers."""
     caplog.set_level("INFO", logger="eventloop")
-    monkeypatch.setattr(spill, "RETRY_SECONDS", 0.0)
+    substitute(monkeypatch, "spill.RETRY_SECONDS", 0.0)
     disk = Disk(monkeypatch)
     told: list[EventsDropped] = []
     bus.subscribe(told.append, EventsDropped)
@@ -103,7 +104,7 @@ def test_a_full_disk_is_tried_now_and_then(
     bus: Bus, held: Held, small_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One try, not one for every event. What was not written is delivered out of memory, and then events are accepted."""
-    monkeypatch.setattr(spill, "RETRY_SECONDS", 1000.0)
+    substitute(monkeypatch, "spill.RETRY_SECONDS", 1000.0)
     disk = Disk(monkeypatch)
     disk.error = errno.ENOSPC
     subscription = hold(bus, held)

@@ -33,7 +33,7 @@ def test_events_of_one_delivery_have_their_own_times(
     """The times are as far apart as the emits, by an own clock, though a flush delivers the events together."""
     bus.subscribe(
         record_times, "after_train_iter", offload=offload, batch=True, linger=1000.0, timed=True, **options
-    )  # fmt: skip
+    )
     bus.emit(AfterTrainIter())
     bus.flush(DEADLINE)  # later events gather
 

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.trainers import default_handlers, make_trainer
-
-__all__ = ["default_handlers", "handlers_of_signals", "make_bridge", "make_trainer"]
-
 
 @pytest.fixture(autouse=True)
 def handlers_of_signals() -> Iterator[None]:

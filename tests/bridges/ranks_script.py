@@ -170,9 +170,11 @@ def train_by_mmengine(folder: Path, net: Net, options: Options) -> None:
 
     def loader(*, shuffle: bool) -> dict[str, Any]:
         return {
-            "dataset": samples(), "batch_size": 2, "sampler": {"type": "DefaultSampler", "shuffle": shuffle},
+            "dataset": samples(),
+            "batch_size": 2,
+            "sampler": {"type": "DefaultSampler", "shuffle": shuffle},
             "collate_fn": {"type": "default_collate"},
-        }  # fmt: skip
+        }
 
     Runner(
         Module(), str(folder / "mm"), train_dataloader=loader(shuffle=True), val_dataloader=loader(shuffle=False),
@@ -186,9 +188,11 @@ def train_by_mmengine(folder: Path, net: Net, options: Options) -> None:
 
 
 TRAINED: dict[str, Callable[[Path, Net, Options], None]] = {
-    "lightning": train_by_lightning, "transformers": train_by_transformers, "ignite": train_by_ignite,
+    "lightning": train_by_lightning,
+    "transformers": train_by_transformers,
+    "ignite": train_by_ignite,
     "mmengine": train_by_mmengine,
-}  # fmt: skip
+}
 
 
 def run_part(host: str, folder: Path, part: str) -> None:

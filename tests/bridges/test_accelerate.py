@@ -17,19 +17,13 @@ from torch.utils.data import DataLoader
 from eventloop.bridges import DrivenTrainer
 from eventloop.costs.records import read_costs
 from eventloop.hooks import EMAHook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
+from tests.support.accelerated import reset_accelerator
 from tests.support.trainers import samples, tiny_model
 
 EPOCHS, BATCHES = 2, 4
 Step = Callable[[Any], torch.Tensor]
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Any, Step]
-
-
-def reset_accelerator() -> None:
-    """Reset Accelerate's state, which a process has once."""
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
 
 
 @pytest.fixture(autouse=True)

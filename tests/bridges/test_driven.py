@@ -18,8 +18,7 @@ from eventloop.bridges import DrivenTrainer
 from eventloop.bridges.optimizer_steps import announced_steps
 from eventloop.costs.records import read_costs
 from eventloop.costs.waits import waiting
-from eventloop.hooks import CheckpointHook, EMAHook, OptimizerHook, ParamSchedulerHook, PreemptionHook
-from eventloop.hooks.hook import Hook
+from eventloop.hooks import CheckpointHook, EMAHook, Hook, OptimizerHook, ParamSchedulerHook, PreemptionHook
 from eventloop.writers import JSONLWriter
 from tests.support.trainers import batches, record, tiny_model
 

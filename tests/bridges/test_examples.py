@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventloop.costs.records import read_costs
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
 from tests import forked
 from tests.test_examples import EXAMPLES
 

@@ -74,7 +74,7 @@ def mmengine(work_dir: Path) -> tuple[Bus, Callable[[], object]]:
     ours = runner(work_dir, ride)
 
     def train() -> None:
-        if not isinstance(ours._train_loop, dict):
+        if ours.epoch:
             ours.train_loop._max_epochs = ours.epoch + 2
         ours.train()
 

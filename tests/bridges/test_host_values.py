@@ -117,9 +117,11 @@ def train_mmengine(work_dir: Path, used: Used) -> None:
 
 
 HOSTS: dict[str, tuple[str, Callable[[Path, Used], None]]] = {
-    "Lightning": ("lightning", train_lightning), "Transformers": ("transformers", train_transformers),
-    "ignite": ("ignite", train_ignite), "MMEngine": ("mmengine", train_mmengine),
-}  # fmt: skip
+    "Lightning": ("lightning", train_lightning),
+    "Transformers": ("transformers", train_transformers),
+    "ignite": ("ignite", train_ignite),
+    "MMEngine": ("mmengine", train_mmengine),
+}
 
 
 @pytest.mark.parametrize("host", HOSTS)

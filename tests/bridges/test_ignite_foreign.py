@@ -545,9 +545,11 @@ def test_flags_without_an_effect(tmp_path: Path, method: str) -> None:
 def test_every_class_is_in_a_table() -> None:
     """Each handler class that ignite exports is in a table of the page, as one that works, is refused or not tried."""
     exported = {
-        name for module in (ih, contrib) for name, value in vars(module).items()
+        name
+        for module in (ih, contrib)
+        for name, value in vars(module).items()
         if isinstance(value, type) and value.__module__.startswith(("ignite.handlers", "ignite.contrib"))
-    }  # fmt: skip
+    }
 
     assert exported - classes_named("ignite.md") == set()
 

@@ -43,6 +43,18 @@ def evaluate_badly(engine: Engine) -> None:
         EVALUATORS[engine].run([1, 0])
 
 
+def longer(engine: Engine) -> None:
+    engine.state.max_epochs = 4
+
+
+def another_epoch(engine: Engine) -> None:
+    engine.state.epoch = 2
+
+
+def another_iteration(engine: Engine) -> None:
+    engine.state.iteration = 2
+
+
 EVALUATORS: WeakKeyDictionary[Engine, Engine] = WeakKeyDictionary()
 STEERS: dict[str, Steer] = {
     "fail": fail,
@@ -50,9 +62,9 @@ STEERS: dict[str, Steer] = {
     "evaluate": lambda engine: EVALUATORS[engine].run([1]),
     "run again": lambda engine: engine.run(list(range(20, 25)), max_epochs=3),
     "set_data": lambda engine: engine.set_data(list(range(10, 15))),
-    "longer": lambda engine: setattr(engine.state, "max_epochs", 4),
-    "another epoch": lambda engine: setattr(engine.state, "epoch", 2),
-    "another iteration": lambda engine: setattr(engine.state, "iteration", 2),
+    "longer": longer,
+    "another epoch": another_epoch,
+    "another iteration": another_iteration,
     "load_state_dict": lambda engine: engine.load_state_dict(engine.state_dict()),
     "load an older state": lambda engine: engine.load_state_dict(
         {"iteration": 5, "epoch_length": 5, "max_epochs": 3}

@@ -17,12 +17,12 @@ pytest.importorskip(
 
 from lightning.pytorch.callbacks import Callback
 
-from eventloop.bridges import host
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.lightning import EventLoopCallback
 from eventloop.hooks import EMAHook, OptimizerHook
 from eventloop.writers import JSONLWriter
 from tests import forked
+from tests.support.internals import substitute
 from tests.support.lightning import Classifier, MakeBridge, fit, loader, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders without workers, and more
@@ -102,7 +102,7 @@ def test_no_trainer_before_the_first_run() -> None:
 
 def test_a_lightning_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """An old version is an error that names the version needed, the one found, and the extra."""
-    monkeypatch.setattr(host, "version", lambda _: "1.9.5")
+    substitute(monkeypatch, "host.version", lambda _: "1.9.5")
     with pytest.raises(ImportError, match=r"needs lightning>=2\.4, got 1\.9\.5: pip install .*\[lightning\]"):
         EventLoopCallback()
 

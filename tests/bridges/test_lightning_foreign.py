@@ -36,9 +36,10 @@ from lightning.pytorch.callbacks import (
 
 from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
+from eventloop.checkpoint import CheckpointError
 from eventloop.costs.records import read_costs
-from eventloop.util.errors import CheckpointError
 from tests.support.class_tables import classes_named
+from tests.support.internals import substitute
 from tests.support.lightning import Classifier, fit
 from tests.support.trainers import batches, tiny_model
 
@@ -78,8 +79,8 @@ METHODS = (
 )  # fmt: skip
 
 
-class Recorder(Callback):  # type: ignore[misc]
-    """Write down each call, with the counters of Lightning's trainer."""
+class Ends(Callback):  # type: ignore[misc]
+    """Write down the first and the last call."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
@@ -92,7 +93,7 @@ class Recorder(Callback):  # type: ignore[misc]
 
 
 def _recording(method: str) -> Callable[..., None]:
-    def record(self: Recorder, trainer: Any, pl_module: Any, *arguments: Any) -> None:
+    def record(self: Ends, trainer: Any, pl_module: Any, *arguments: Any) -> None:
         stage = "val" if trainer.validating else "train"
         shapes = [tuple(a[0].shape) for a in arguments if isinstance(a, list | tuple)]
         self.calls.append((method, trainer.current_epoch, trainer.global_step, stage, shapes))
@@ -100,8 +101,8 @@ def _recording(method: str) -> Callable[..., None]:
     return record
 
 
-for method in METHODS:
-    setattr(Recorder, method, _recording(method))
+Recorder: Any = type("Recorder", (Ends,), {method: _recording(method) for method in METHODS})
+"""A callback that writes down each call, with the counters of Lightning's trainer."""
 
 
 def test_methods_are_called_as_in_lightning(run_with: RunWith, tmp_path: Path) -> None:
@@ -431,7 +432,7 @@ def test_a_resume_without_the_state_of_a_spike(run_with: RunWith) -> None:
 
 def test_a_spike_of_one_rank(run_with: RunWith, monkeypatch: pytest.MonkeyPatch) -> None:
     """SpikeDetection is refused in a run of several processes, where each rank would decide alone."""
-    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (0, 2))
+    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (0, 2))
 
     with pytest.raises(
         ValueError, match=r"SpikeDetection of Lightning needs a run of one process, got one of 2"

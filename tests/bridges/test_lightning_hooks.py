@@ -17,8 +17,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from eventloop import Bus
 from eventloop.bridges.lightning import EventLoopCallback
-from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
-from eventloop.hooks.hook import Hook
+from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, Hook, PreciseBN
 from tests.support.lightning import Classifier, MakeBridge, fit, loader, make_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders without workers, and more

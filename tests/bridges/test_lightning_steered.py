@@ -18,32 +18,16 @@ from lightning.pytorch.callbacks import Callback
 
 from eventloop.writers import JSONLWriter
 from tests.support.lightning import Classifier, MakeBridge, costs, fit, lines, loader, make_trainer, rows
+from tests.support.steered import callback_at, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning warns of loaders without workers, and more
 
 PARTS = ("Run", "Train", "TrainEpoch", "TrainIter", "Val", "ValEpoch")
 
 
-class At(Callback):  # type: ignore[misc]
-    """Call a function with the trainer at one call of one method."""
-
-    def __init__(self, method: str, number: int, do: Callable[[Trainer], object]) -> None:
-        self.number, self.do = number, do
-        setattr(self, method, self._at)
-
-    def _at(self, trainer: Trainer, *args: Any, **kwargs: Any) -> None:
-        self.number -= 1
-        if self.number == 0:
-            self.do(trainer)
-
-
-def outcome(call: Callable[[], object]) -> str:
-    """Return the error of a call, as text."""
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
+def at(method: str, number: int, do: Callable[[Trainer], object]) -> Any:
+    """Return a callback that calls a function with the trainer at one call of one method."""
+    return callback_at(Callback, method, number, lambda trainer, *args: do(trainer))
 
 
 def stop(trainer: Trainer) -> None:
@@ -90,9 +74,9 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
     seen = rows(bridge, "*")
     found = []
     for bridges in ([], [bridge]):
-        at = At(moment, MOMENTS[moment], STEERS[steer])
-        model, trainer = Classifier(), make_trainer(tmp_path, *(bridges if first else []), at,
-                                                    *([] if first else bridges))  # fmt: skip
+        steers = at(moment, MOMENTS[moment], STEERS[steer])
+        callbacks = [*bridges, steers] if first else [steers, *bridges]
+        model, trainer = Classifier(), make_trainer(tmp_path, *callbacks)
         again: list[Any] = []
         for _ in range(2):
             error = outcome(lambda: trainer.fit(model, loader(), loader(2)))  # noqa: B023
@@ -103,7 +87,6 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
     (alone, weights), (ours, own) = found
     assert ours == alone
     assert all(torch.equal(a, b) for a, b in zip(weights, own, strict=True))
-    assert not bridge._running
     for part in PARTS:
         assert seen.count(f"Before{part}") >= seen.count(f"After{part}"), part
         if part != "TrainIter" and part != "ValIter":
@@ -131,8 +114,8 @@ def test_another_callback_fails_at_the_end(make_bridge: MakeBridge, tmp_path: Pa
     """A callback that fails at the end of a run hides neither its error nor the next training."""
     bridge = make_bridge(writers=[JSONLWriter()])
     seen = rows(bridge, "before_run", "after_run")
-    at, ends = At(method, 1, fail), At("on_train_batch_end", 3, fail)
-    trainer = make_trainer(tmp_path, at, *([ends] if method == "on_exception" else []), bridge)
+    ends = [at("on_train_batch_end", 3, fail)] if method == "on_exception" else []
+    trainer = make_trainer(tmp_path, at(method, 1, fail), *ends, bridge)
     model = Classifier()
 
     with pytest.raises(OSError, match="broken"):
@@ -153,7 +136,7 @@ def test_a_trainer_within_the_training_shares_the_bridge(make_bridge: MakeBridge
     def validate(trainer: Trainer) -> None:
         make_trainer(tmp_path, bridge).validate(Classifier(), loader(1), verbose=False)
 
-    fit(tmp_path, At("on_train_epoch_end", 1, validate), bridge, validates=False)
+    fit(tmp_path, at("on_train_epoch_end", 1, validate), bridge, validates=False)
 
     assert seen == ["BeforeRun", *["AfterTrainIter"] * 4, "AfterVal", *["AfterTrainIter"] * 4, "AfterRun"]
 
@@ -163,7 +146,7 @@ def test_a_bridge_that_joins_late(make_bridge: MakeBridge, tmp_path: Path) -> No
     bridge = make_bridge()
     seen = rows(bridge, "after_train_iter")
     trainer = make_trainer(
-        tmp_path, At("on_train_batch_end", 3, lambda trainer: trainer.callbacks.append(bridge))
+        tmp_path, at("on_train_batch_end", 3, lambda trainer: trainer.callbacks.append(bridge))
     )
     model = Classifier()
 

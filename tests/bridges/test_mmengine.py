@@ -33,8 +33,7 @@ from eventloop import Bus
 from eventloop.bridges.mmengine import EventLoopHook
 from eventloop.costs.records import read_costs
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
 from tests.support.trainers import samples, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
@@ -250,8 +249,10 @@ def test_hooks_of_one_class_have_rows_of_their_own(tmp_path: Path) -> None:
 
     calls = {cost.name: cost.calls for cost in read_costs(tmp_path).handlers}
     assert {name: count for name, count in calls.items() if name.startswith("Notes")} == {
-        "Notes.after_train_iter": 8, "Notes.after_train_epoch": 2, "Notes #2.after_train_iter": 8,
-    }  # fmt: skip
+        "Notes.after_train_iter": 8,
+        "Notes.after_train_epoch": 2,
+        "Notes #2.after_train_iter": 8,
+    }
     assert calls["IterTimerHook.after_train_iter (mmengine)"] == 8
     assert calls["IterTimerHook #2.after_train_iter (mmengine)"] == 8
     assert "after_train_iter" not in vars(first) | vars(last)

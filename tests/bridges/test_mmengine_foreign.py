@@ -27,6 +27,7 @@ from eventloop import Trainer
 from eventloop.bridges.foreign import Foreign
 from eventloop.bridges.mmengine import EventLoopHook
 from tests.support.class_tables import classes_named
+from tests.support.cuda import set_cuda
 from tests.support.trainers import batches, samples, tiny_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
@@ -250,9 +251,10 @@ def here(make: Make, folder: Path, **loop: int) -> tuple[Seen, set[str]]:
 
 
 @pytest.mark.parametrize(
-    "make", [Notes, Freezes, Averages, Stops, StopsEarly, Times, Profiles, Puts, checkpoint],
+    "make",
+    [Notes, Freezes, Averages, Stops, StopsEarly, Times, Profiles, Puts, checkpoint],
     ids=lambda make: make.__name__,
-)  # fmt: skip
+)
 def test_effect_is_the_same(tmp_path: Path, make: Make) -> None:
     """What a hook notes, stops or saves in this engine's trainer is what it does in a runner."""
     expected = natively(make, tmp_path / "native")
@@ -296,7 +298,7 @@ def test_files_are_those_of_mmengine(tmp_path: Path) -> None:
 def test_calls_to_devices_and_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Make) -> None:
     """A hook empties a device's cache, or averages buffers over the ranks, as often as in a runner."""
     calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    set_cuda(monkeypatch, empty_cache=lambda: calls.append("emptied"))
     monkeypatch.setattr("mmengine.hooks.empty_cache_hook.is_cuda_available", lambda: True)
     monkeypatch.setattr(
         "mmengine.hooks.sync_buffer_hook.all_reduce_params", lambda *_, **__: calls.append("synced")

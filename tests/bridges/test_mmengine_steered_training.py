@@ -19,25 +19,17 @@ from mmengine.runner import Runner
 
 from eventloop.bridges.mmengine import EventLoopHook
 from eventloop.costs.records import read_costs
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
+from tests.support.steered import callback_at, outcome
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MMEngine's own, of every kind
 
 PARTS = ("Run", "Train", "TrainEpoch", "Val", "ValEpoch", "Test")
 
 
-class At(Hook):  # type: ignore[misc]
-    """Call a function with the runner at one call of one method."""
-
-    def __init__(self, method: str, number: int, do: Callable[[Runner], object]) -> None:
-        self.number, self.do = number, do
-        setattr(self, method, self._at)
-
-    def _at(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
-        self.number -= 1
-        if self.number == 0:
-            self.do(runner)
+def at(method: str, number: int, do: Callable[[Runner], object]) -> Any:
+    """Return a hook that calls a function with the runner at one call of one method."""
+    return callback_at(Hook, method, number, lambda runner, *args: do(runner))
 
 
 class Count(Hook):  # type: ignore[misc]
@@ -109,17 +101,13 @@ def test_a_steered_runner_trains_as_without_the_bridge(tmp_path: Path, moment: s
     seen: list[str] = []
     ride.bus.on("*")(lambda event: seen.append(type(event).__name__))
     for hooks in ([], [ride]):
-        at, count = At(moment, MOMENTS[moment], STEERS[steer]), Count()
+        steers, count = at(moment, MOMENTS[moment], STEERS[steer]), Count()
         tests: dict[str, Any] = {"test_dataloader": loader(1), "test_cfg": {}, "test_evaluator": [Accuracy()]}
-        ours = runner(tmp_path, at, *hooks, count, **tests)
+        ours = runner(tmp_path, steers, *hooks, count, **tests)
         ends: list[Any] = []
         for _ in range(2):
-            try:
-                ours.train()
-            except Exception as error:
-                ends.append(f"{type(error).__name__}: {error}")
-            loop = ours._train_loop
-            ends += [getattr(loop, name, None) for name in ("iter", "epoch", "stop_training")]
+            ends.append(outcome(ours.train))
+            ends += [getattr(ours.train_loop, name, None) for name in ("iter", "epoch", "stop_training")]
         found.append((ends, [each.detach().clone() for each in ours.model.parameters()]))
 
     (alone, weights), (ours_ends, own) = found
@@ -140,7 +128,7 @@ def test_optimizers_that_a_program_changes(tmp_path: Path) -> None:
         runner.optim_wrapper = OptimWrapper(torch.optim.SGD(runner.model.parameters(), lr=0.025))
         runner.optim_wrapper.initialize_count_status(runner.model, runner.iter, runner.max_iters)
 
-    runner(tmp_path, At("before_train_epoch", 2, change), ride).train()
+    runner(tmp_path, at("before_train_epoch", 2, change), ride).train()
 
     lines = list(read_jsonl(tmp_path / "ride" / "metrics.jsonl"))
     assert [line["lr"] for line in lines if "lr" in line] == [0.1, 0.025]
@@ -152,11 +140,11 @@ def test_another_hook_fails_at_the_end(tmp_path: Path) -> None:
     ride = EventLoopHook(work_dir=tmp_path / "ride", writers=[JSONLWriter()])
     seen: list[str] = []
     ride.bus.on("before_run", "after_run")(lambda event: seen.append(type(event).__name__))
-    ours = runner(tmp_path, At("after_run", 1, fail), ride)
+    ours = runner(tmp_path, at("after_run", 1, fail), ride)
 
     with pytest.raises(OSError, match="broken"):
         ours.train()
-    ours.train_loop._max_epochs = 3
+    longer(ours)
     ours.train()
 
     assert seen == ["BeforeRun", "AfterRun"] * 2
@@ -168,6 +156,6 @@ def test_a_stop_of_the_host_is_the_reason(tmp_path: Path, number: int, outcome: 
     """A training that a hook stops before its last iteration is not complete, and says who stopped it."""
     ride = EventLoopHook(work_dir=tmp_path / "ride")
 
-    runner(tmp_path, At("after_train_iter", number, stop), ride).train()
+    runner(tmp_path, at("after_train_iter", number, stop), ride).train()
 
     assert read_costs(tmp_path / "ride").outcome == outcome

@@ -25,8 +25,7 @@ from eventloop.bridges.optuna import OptunaPruningHook
 from eventloop.checkpoint import find_checkpoints
 from eventloop.events import AfterRun, AfterValEpoch, StopRequested
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
 from tests.ranks import run_ranks
 from tests.support.process_support import until
 from tests.support.signals import send
@@ -112,9 +111,11 @@ def test_pruned_trial_loses_nothing(tmp_path: Path, study: Any) -> None:
     before = set(threading.enumerate())
     made: list[Trainer] = []
     train = objective(
-        lambda **arguments: build_trainer(tmp_path, **arguments), made,
-        hooks=[CheckpointHook(interval=1)], writers=[JSONLWriter()],
-    )  # fmt: skip
+        lambda **arguments: build_trainer(tmp_path, **arguments),
+        made,
+        hooks=[CheckpointHook(interval=1)],
+        writers=[JSONLWriter()],
+    )
 
     study.optimize(train, n_trials=1)
 
@@ -356,9 +357,11 @@ def test_validation_without_the_metric(make_trainer: MakeTrainer, study: Any) ->
     """A validation that does not report the metric is an error that suggests a name."""
     results = iter([{"acc": 0.5}, {"accuracy": 0.5}])
     trainer = make_trainer(
-        val_loader=[torch.zeros(1)], val_step=lambda trainer, batch: next(results), sanity_val=0,
+        val_loader=[torch.zeros(1)],
+        val_step=lambda trainer, batch: next(results),
+        sanity_val=0,
         hooks=[OptunaPruningHook(study.ask(), "acc")],
-    )  # fmt: skip
+    )
 
     with pytest.raises(
         ValueError, match="monitors 'acc', which the validation does not report: known are accuracy"
@@ -425,6 +428,7 @@ def test_ranks_follow_rank_0(tmp_path: Path) -> None:
         assert said["pruned"][2:] == ["TrialPruned", said["pruned"][1].removeprefix("pruned by Optuna: ")]
     assert first["lost"][2:] == ["OSError", "the storage is away"]
     assert second["lost"][2:] == [
-        "RuntimeError", "rank 0 could not report to the Optuna study: OSError: the storage is away"
-    ]  # fmt: skip
+        "RuntimeError",
+        "rank 0 could not report to the Optuna study: OSError: the storage is away",
+    ]
     assert "takes trial=None or a TorchDistributedTrial on rank 1" in second["refused"]

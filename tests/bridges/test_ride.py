@@ -14,13 +14,14 @@ from eventloop.bridges.ride import Ride
 from eventloop.hooks import (
     CallbackHook,
     EMAHook,
+    Hook,
     OptimizerHook,
     ParamSchedulerHook,
     PreemptionHook,
     ThroughputHook,
 )
-from eventloop.hooks.hook import Hook
 from eventloop.writers import JSONLWriter
+from tests.support.internals import substitute
 from tests.support.trainers import tiny_model
 
 
@@ -172,8 +173,8 @@ def test_a_host_that_is_missing_or_old(
     monkeypatch: pytest.MonkeyPatch, name: str, found: str | None, words: str
 ) -> None:
     """The error has the package, the version needed, the one found, and the extra that installs it."""
-    monkeypatch.setattr(host, "find_spec", lambda module: module)
-    monkeypatch.setattr(host, name, lambda package: found)
+    substitute(monkeypatch, "host.find_spec", lambda module: module)
+    substitute(monkeypatch, f"host.{name}", lambda package: found)
 
     with pytest.raises(ImportError, match=words):
         host.require("toyloop", "toyloop-ml", "1.2", extra="toyloop")

@@ -53,9 +53,10 @@ def test_mmengine(tmp_path: Path, call: str, early: set[str], late: set[str]) ->
                 "after_train", "before_save_checkpoint")  # fmt: skip
     methods = ["before_run", *evaluation, *(training if call == "train" else ()), "after_run"]
     hooks = [
-        with_methods(Hook, "Early", methods, priority="NORMAL"), EventLoopHook(work_dir=tmp_path),
+        with_methods(Hook, "Early", methods, priority="NORMAL"),
+        EventLoopHook(work_dir=tmp_path),
         with_methods(Hook, "Late", methods, priority="LOWEST"),
-    ]  # fmt: skip
+    ]
 
     getattr(runner(tmp_path, *hooks, epochs=1), call)()
 
@@ -78,9 +79,10 @@ def test_transformers(tmp_path: Path, added: bool, late: set[str]) -> None:
     methods = ["on_init_end", "on_train_begin", "on_epoch_begin", "on_step_begin", "on_step_end", "on_log",
                "on_evaluate", "on_save", "on_epoch_end", "on_train_end"]  # fmt: skip
     callbacks = [
-        with_methods(TrainerCallback, "Early", methods), EventLoopCallback(),
+        with_methods(TrainerCallback, "Early", methods),
+        EventLoopCallback(),
         with_methods(TrainerCallback, "Late", methods),
-    ]  # fmt: skip
+    ]
     native = host(tmp_path, *([] if added else callbacks), num_train_epochs=1, eval_strategy="epoch",
                   eval_dataset=rows(4), save_strategy="epoch")  # fmt: skip
     for callback in callbacks if added else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -104,9 +105,11 @@ def test_calls_are_those_of_the_host(make_trainer: MakeTrainer, tmp_path: Path, 
     ).train()  # fmt: skip
 
     make_trainer(
-        train_loader=batches(4), val_loader=batches(1), max_epochs=2,
+        train_loader=batches(4),
+        val_loader=batches(1),
+        max_epochs=2,
         hooks=[Foreign(Notes(ours)), GradientCumulativeOptimizerHook(cumulative_iters=accumulation)],
-    ).train()  # fmt: skip
+    ).train()
 
     assert ours == theirs
 
@@ -153,9 +156,11 @@ def test_early_stopping_does_not_warn(
 
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     trainer = make_trainer(
-        train_loader=batches(2), val_loader=batches(1), max_epochs=1,
+        train_loader=batches(2),
+        val_loader=batches(1),
+        max_epochs=1,
         hooks=[Foreign(EarlyStoppingCallback()), Foreign(Looks())],
-    )  # fmt: skip
+    )
 
     trainer.train()
 
@@ -171,10 +176,12 @@ def test_a_resumed_run_has_the_callbacks_state(make_trainer: MakeTrainer, tmp_pa
         values = iter(losses)
         callback = EarlyStoppingCallback(3)
         trainer = make_trainer(
-            **options, max_epochs=epochs, work_dir=tmp_path,
+            **options,
+            max_epochs=epochs,
+            work_dir=tmp_path,
             val_step=lambda trainer, batch: {"loss": torch.tensor(next(values))},
             hooks=[Foreign(callback), CheckpointHook(interval=1)],
-        )  # fmt: skip
+        )
         return trainer, callback
 
     first, _ = build([0.5, 0.6, 0.7, 0.8], 3)
@@ -215,9 +222,11 @@ def test_what_is_logged_comes_with_its_step(make_trainer: MakeTrainer) -> None:
 def test_progress_and_printer(make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     """ProgressCallback counts to the last iteration, and PrinterCallback prints the losses."""
     make_trainer(
-        train_loader=batches(4), max_epochs=2, hooks=[Foreign(ProgressCallback()), Foreign(PrinterCallback())],
+        train_loader=batches(4),
+        max_epochs=2,
+        hooks=[Foreign(ProgressCallback()), Foreign(PrinterCallback())],
         default_hooks={"logger": {"interval": 2}},
-    ).train()  # fmt: skip
+    ).train()
 
     out, err = capsys.readouterr()
     assert "8/8" in err
@@ -227,9 +236,10 @@ def test_progress_and_printer(make_trainer: MakeTrainer, capsys: pytest.CaptureF
 def test_progress_counts_updates(make_trainer: MakeTrainer, capsys: pytest.CaptureFixture[str]) -> None:
     """Where gradients accumulate, ProgressCallback counts to the last update, as in Transformers."""
     make_trainer(
-        train_loader=batches(4), max_epochs=2,
+        train_loader=batches(4),
+        max_epochs=2,
         hooks=[Foreign(ProgressCallback()), GradientCumulativeOptimizerHook(cumulative_iters=2)],
-    ).train()  # fmt: skip
+    ).train()
 
     assert "4/4" in capsys.readouterr().err
 
@@ -352,8 +362,7 @@ class Sets(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: TrainerControl, **kwargs: Any) -> TrainerControl:
         """Set it."""
-        setattr(control, self.flag, True)
-        return control
+        return replace(control, **{self.flag: True})
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from eventloop.bridges.transformers import EventLoopCallback
 from eventloop.checkpoint import CheckpointError
 from eventloop.costs.records import read_costs
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
+from tests.support.internals import substitute
 from tests.support.transformers_host import host, record, rows, same
 
 pytestmark = pytest.mark.usefixtures("no_thread_left")
@@ -238,7 +239,7 @@ def test_transformers_is_missing_or_old(
     monkeypatch: pytest.MonkeyPatch, name: str, found: str | None, words: str
 ) -> None:
     """The import of the bridge names the version that it needs, and the extra."""
-    monkeypatch.setattr(f"eventloop.bridges.host.{name}", lambda package: found)
+    substitute(monkeypatch, f"host.{name}", lambda package: found)
     for module in ("eventloop.bridges.transformers.callback", "eventloop.bridges.transformers"):
         monkeypatch.delitem(sys.modules, module)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +17,12 @@ pytest.importorskip("accelerate", reason=WHY)
 from transformers import TrainerCallback
 
 from eventloop.bridges.transformers import EventLoopCallback
+from tests.support.steered import callback_at, outcome
 from tests.support.transformers_host import host, rows
 
 pytestmark = [pytest.mark.usefixtures("no_thread_left"), pytest.mark.filterwarnings("ignore")]
 
 PARTS = ("Run", "Train", "TrainEpoch", "Val", "ValEpoch", "Test")
-
-
-class At(TrainerCallback):
-    """Call a function with the trainer and the control at one call of one method."""
-
-    def __init__(self, method: str, number: int, do: Callable[[Any, Any], object]) -> None:
-        self.number, self.do = number, do
-        self.trainer: Any = None
-        setattr(self, method, self._at)
-
-    def _at(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.number -= 1
-        if self.number == 0:
-            self.do(self.trainer, control)
 
 
 def stop(trainer: Any, control: Any) -> None:
@@ -73,13 +61,22 @@ def without_bridge(trainer: Any, control: Any) -> None:
     trainer.remove_callback(EventLoopCallback)
 
 
-STEERS = {each.__name__: each for each in
-          (stop, stop_epoch, fail, evaluate, predict, save, other_rate, without_bridge)}  # fmt: skip
+STEERS = {
+    each.__name__: each
+    for each in (stop, stop_epoch, fail, evaluate, predict, save, other_rate, without_bridge)
+}
 MOMENTS = {
     "on_train_begin": 1, "on_epoch_begin": 2, "on_step_begin": 3, "on_pre_optimizer_step": 3,
     "on_optimizer_step": 3, "on_step_end": 3, "on_epoch_end": 1, "on_log": 2, "on_evaluate": 1,
     "on_prediction_step": 1, "on_save": 1, "on_train_end": 1,
 }  # fmt: skip
+
+
+def steer_it(
+    do: Callable[[Any, Any], object], steered: list[Any], args: Any, state: Any, control: Any
+) -> None:
+    """Call a function with the trainer, which a callback is not given, and the control."""
+    do(steered[0], control)
 
 
 @pytest.mark.slow
@@ -95,18 +92,16 @@ def test_a_steered_trainer_trains_as_without_the_bridge(
     seen: list[str] = []
     bridge.bus.on("*")(lambda event: seen.append(type(event).__name__))
     for number, bridges in enumerate(([], [bridge])):
-        at = At(moment, MOMENTS[moment], STEERS[steer])
+        steered: list[Any] = []
+        do = partial(steer_it, STEERS[steer], steered)
+        at = callback_at(TrainerCallback, moment, MOMENTS[moment], do)
         callbacks = [*bridges, at] if first else [at, *bridges]
         ours = host(tmp_path / str(number), *callbacks, eval_dataset=rows(4), eval_strategy="epoch",
                     save_strategy="epoch")  # fmt: skip
-        at.trainer = ours
+        steered.append(ours)
         ends: list[Any] = []
         for _ in range(2):
-            try:
-                ours.train()
-            except Exception as error:
-                ends.append(f"{type(error).__name__}: {error}")
-            ends += [ours.state.global_step, ours.state.epoch]
+            ends += [outcome(ours.train), ours.state.global_step, ours.state.epoch]
         found.append((ends, [each.detach().clone() for each in ours.model.parameters()]))
 
     (alone, weights), (ours_ends, own) = found

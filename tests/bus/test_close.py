@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -117,21 +118,20 @@ def test_two_threads_that_close_hear_the_same(bus: Bus, held: Held) -> None:
 
 def test_close_in_a_signals_handler_during_a_close(bus: Bus, held: Held) -> None:
     """It goes on with the close that it interrupted, on the same thread; what that leaves neither calls complete."""
-    bus.subscribe(held, "after_train_iter", offload="thread")
+    subscriber: Any = bus.subscribe(held, "after_train_iter", offload="thread").subscriber
     emit(bus, 3)
     assert held.entered.wait(DEADLINE)
     inner: list[DrainReport] = []
-    subscriber = bus._background.subscribers[0]
     wait_closed = subscriber.wait_closed
 
     def interrupted(timeout: float) -> bool:
         if not inner:
-            subscriber.wait_closed = wait_closed  # type: ignore[method-assign]
+            subscriber.wait_closed = wait_closed
             inner.append(bus.close(0.05))
             held.let_go()
-        return wait_closed(timeout)
+        return bool(wait_closed(timeout))
 
-    subscriber.wait_closed = interrupted  # type: ignore[method-assign]
+    subscriber.wait_closed = interrupted
     outer = bus.close(0.3)
 
     assert (inner[0].complete, outer.complete) == (False, False)

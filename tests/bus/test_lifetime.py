@@ -20,6 +20,7 @@ from eventloop.events import AfterTrainIter
 from tests import no_threads
 from tests.conftest import DEADLINE
 from tests.no_threads import AT_EXIT
+from tests.support.internals import substitute
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -46,9 +47,9 @@ def test_the_exit_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
         now += timeout
 
     buses = {object(): (timeout, lambda: None) for timeout in (3.0, 10.0, 10.0, 2.0)}
-    monkeypatch.setattr(lifetime, "_open", buses)
-    monkeypatch.setattr(lifetime, "close", hang)
-    monkeypatch.setattr(lifetime, "monotonic", lambda: now)
+    substitute(monkeypatch, "process_exit._open", buses)
+    substitute(monkeypatch, "process_exit.close", hang)
+    substitute(monkeypatch, "process_exit.monotonic", lambda: now)
 
     lifetime._drain_all()
 

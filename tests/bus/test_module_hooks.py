@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+from eventloop import SkipIteration, Trainer
 from eventloop.bus import Bus
-from eventloop.training.loop_steps import SkipIteration
-from eventloop.training.trainer import Trainer
+from tests.support.inside_torch import module_hooks
 from tests.support.trainers import MakeTrainer, batches
 
 
@@ -27,7 +27,7 @@ class Net(nn.Module):
 
 
 def hooks_of(model: nn.Module) -> int:
-    return sum(len(m._forward_hooks) + len(m._backward_hooks) for m in model.modules())
+    return sum(module_hooks(model))
 
 
 @pytest.fixture

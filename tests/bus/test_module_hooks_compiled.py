@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from eventloop import Trainer
 from eventloop.hooks import ActivationStats, PreciseBN
-from eventloop.training.trainer import Trainer
+from tests.support.inside_torch import compiler_stance
 from tests.support.trainers import MakeTrainer, batches
 
 
@@ -58,14 +59,9 @@ class Part(nn.Module):
 
 @pytest.fixture
 def backend() -> Iterator[Counting]:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     yield Counting()
-    torch._dynamo.reset()
-
-
-def stance() -> str:
-    """What the compiler is told to do just now."""
-    return str(torch._dynamo.eval_frame._stance.stance)
+    torch.compiler.reset()
 
 
 def make(make_trainer: MakeTrainer, backend: Any, how: str = "whole", **options: Any) -> Trainer:
@@ -104,7 +100,7 @@ def test_hooks_of_a_compiled_model_are_called(
     names = ["1", "2"] if kind == "forward" else ["2", "1"]
     assert seen == [(i, name) for i in (2, 5) for name in names]
     assert (backend.graphs, backend.calls) == (1, 4)
-    assert stance() == "default"
+    assert compiler_stance() == "default"
 
 
 def test_the_statistics_of_activations(make_trainer: MakeTrainer, backend: Counting) -> None:
@@ -120,14 +116,14 @@ def test_subscriptions_that_end_in_any_order(make_trainer: MakeTrainer, backend:
     """Several at once, of which one ends within its own hook, and a PreciseBN between: the compiler is told so once, and
     at the end what it was told before."""
     trainer, seen = make(make_trainer, backend, hooks=[PreciseBN(2, 2, by_epoch=False)]), list[Any]()
-    inner: Any = trainer.model._orig_mod
+    inner: Any = next(trainer.model.children())
 
     def once(module: nn.Module, given: Any, made: Any) -> None:
         seen.append("once")
         trainer.bus.off(once)
 
     def within(trainer: Trainer, event: Any) -> None:
-        seen.append((event.iter, stance()))
+        seen.append((event.iter, compiler_stance()))
 
     trainer.bus.on_module(inner, "1", "forward", every=2)(lambda m, i, o: seen.append("forward"))
     trainer.bus.on_module(inner, "2", "backward", every=2)(lambda m, i, o: seen.append("backward"))
@@ -135,7 +131,7 @@ def test_subscriptions_that_end_in_any_order(make_trainer: MakeTrainer, backend:
     trainer.bus.subscribe(within, "after_train_iter", priority=90)
     with torch.compiler.set_stance("eager_on_recompile"):
         trainer.train()
-        after = stance()
+        after = compiler_stance()
 
     eager, other = "force_eager", "eager_on_recompile"
     fired = ["forward", "backward"]
@@ -150,7 +146,7 @@ def test_an_error_in_the_step_ends_it(make_trainer: MakeTrainer, backend: Counti
     """Where the forward pass fails, later ones run what was compiled."""
     trainer = make(make_trainer, backend)
 
-    inner: Any = trainer.model._orig_mod
+    inner: Any = next(trainer.model.children())
 
     @trainer.bus.on_module(inner, "1")
     def inspect(module: nn.Module, given: Any, made: Any) -> None:
@@ -159,4 +155,4 @@ def test_an_error_in_the_step_ends_it(make_trainer: MakeTrainer, backend: Counti
     with pytest.raises(RuntimeError, match="too much"):
         trainer.train()
 
-    assert stance() == "default"
+    assert compiler_stance() == "default"

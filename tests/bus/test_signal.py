@@ -9,7 +9,6 @@ import blinker
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.bus.event_signal import EventSignal
 from eventloop.events import AfterTrainIter, Event
 
 EVENT = AfterTrainIter(iter=4)
@@ -28,19 +27,19 @@ class Receiver:
 
 
 @pytest.fixture
-def signal(bus: Bus) -> EventSignal:
+def signal(bus: Bus) -> blinker.Signal:
     """The signal of after_train_iter."""
     return bus.signal("after_train_iter")
 
 
-def test_signal_is_a_blinker_signal(bus: Bus, signal: EventSignal) -> None:
+def test_signal_is_a_blinker_signal(bus: Bus, signal: blinker.Signal) -> None:
     """One blinker signal an event, the same however it is asked for."""
     assert isinstance(signal, blinker.Signal)
     assert bus.signal(AfterTrainIter) is signal
     assert bus.signal("after_step") is signal
 
 
-def test_foreign_receiver_is_called_blinkers_way(bus: Bus, signal: EventSignal) -> None:
+def test_foreign_receiver_is_called_blinkers_way(bus: Bus, signal: blinker.Signal) -> None:
     """`receiver(sender, event=event)`: the sender is the trainer of the emit, else the bus."""
     receiver, trainer = Receiver(), object()
     signal.connect(receiver)
@@ -51,7 +50,7 @@ def test_foreign_receiver_is_called_blinkers_way(bus: Bus, signal: EventSignal) 
     assert receiver.calls == [("receiver", bus, EVENT), ("receiver", trainer, EVENT)]
 
 
-def test_foreign_receiver_runs_at_normal_priority(bus: Bus, signal: EventSignal) -> None:
+def test_foreign_receiver_runs_at_normal_priority(bus: Bus, signal: blinker.Signal) -> None:
     """It stands among the handlers of priority 50 where it was connected."""
     order: list[str] = []
     bus.subscribe(lambda event: order.append("60"), "after_train_iter", priority=60)
@@ -66,7 +65,7 @@ def test_foreign_receiver_runs_at_normal_priority(bus: Bus, signal: EventSignal)
     assert [row.priority for row in bus.plan("after_train_iter")] == [40, 50, 50, 50, 60]
 
 
-def test_send_keeps_the_order(bus: Bus, signal: EventSignal) -> None:
+def test_send_keeps_the_order(bus: Bus, signal: blinker.Signal) -> None:
     """blinker's own `send` calls handlers and receivers in the order of the plan."""
     calls: list[Any] = []
     receivers = [Receiver(calls, str(i)) for i in range(20)]
@@ -80,7 +79,7 @@ def test_send_keeps_the_order(bus: Bus, signal: EventSignal) -> None:
     assert [result for _, result in results[1:]] == [str(i) for i in range(20)]
 
 
-def test_send_counts_and_honours_filters(bus: Bus, signal: EventSignal) -> None:
+def test_send_counts_and_honours_filters(bus: Bus, signal: blinker.Signal) -> None:
     """A handler that `send` called was called; its `every` holds for `send` as well."""
     seen: list[Event] = []
     plain = bus.subscribe(lambda event: None, "after_train_iter")
@@ -94,7 +93,7 @@ def test_send_counts_and_honours_filters(bus: Bus, signal: EventSignal) -> None:
     assert (plain.stats.calls, filtered.stats.calls) == (5, 2)
 
 
-def test_connecting_and_disconnecting(bus: Bus, signal: EventSignal) -> None:
+def test_connecting_and_disconnecting(bus: Bus, signal: blinker.Signal) -> None:
     """A receiver makes the event wanted as long as it is connected, by hand or for a block, and is called once however
     often it is connected; `connect_via` connects for one sender."""
     receiver = Receiver()
@@ -118,7 +117,7 @@ def test_connecting_and_disconnecting(bus: Bus, signal: EventSignal) -> None:
     assert calls == [bus]
 
 
-def test_muted_signal_reaches_no_subscriber(bus: Bus, signal: EventSignal) -> None:
+def test_muted_signal_reaches_no_subscriber(bus: Bus, signal: blinker.Signal) -> None:
     """No event is built for a muted signal; neither handlers nor background subscribers get, or count, one."""
     seen: list[Event] = []
     subscription = bus.subscribe(lambda event: None, "after_train_iter")
@@ -135,7 +134,7 @@ def test_muted_signal_reaches_no_subscriber(bus: Bus, signal: EventSignal) -> No
 
 
 @pytest.mark.parametrize("bound", [False, True])
-def test_weak_receiver_dies(bus: Bus, signal: EventSignal, bound: bool) -> None:
+def test_weak_receiver_dies(bus: Bus, signal: blinker.Signal, bound: bool) -> None:
     """With `weak=True` a receiver that is garbage, or a method of an object that is, is gone from the plan; a receiver
     connected by default is held."""
     weak: list[Any] = []
@@ -156,7 +155,7 @@ def test_weak_receiver_dies(bus: Bus, signal: EventSignal, bound: bool) -> None:
 
 
 @pytest.mark.parametrize("sending", ["emit", "send"])
-def test_muted_is_silent_however_deep(bus: Bus, signal: EventSignal, sending: str) -> None:
+def test_muted_is_silent_however_deep(bus: Bus, signal: blinker.Signal, sending: str) -> None:
     """Inside nested `muted()` nobody hears anything; unlike blinker's flag, the inner exit unmutes nothing."""
     receiver = Receiver()
     signal.connect(receiver)
@@ -178,7 +177,7 @@ def test_muted_is_silent_however_deep(bus: Bus, signal: EventSignal, sending: st
 
 
 @pytest.mark.parametrize("sending", ["emit", "send"])
-def test_receiver_of_one_sender_hears_only_that_one(bus: Bus, signal: EventSignal, sending: str) -> None:
+def test_receiver_of_one_sender_hears_only_that_one(bus: Bus, signal: blinker.Signal, sending: str) -> None:
     """`connect(receiver, sender=x)` is called for x alone; disconnecting another sender leaves x."""
     receiver, mine, other = Receiver(), Receiver(), Receiver()
     signal.connect(receiver, sender=mine)

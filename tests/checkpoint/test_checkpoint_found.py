@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import find_checkpoints, latest_checkpoint, load_best, load_newest, save_checkpoint
+from eventloop.checkpoint import (
+    CheckpointError,
+    find_checkpoints,
+    latest_checkpoint,
+    load_best,
+    load_newest,
+    save_checkpoint,
+)
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
 from eventloop.checkpoint.directory import MOST_SCANS, scan
 from eventloop.checkpoint.manifest import Label
-from eventloop.util.errors import CheckpointError
 
 
 def save(directory: Path, name: str, sequence: int = 0, **label: Any) -> Path:

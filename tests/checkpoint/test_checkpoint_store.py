@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import CheckpointError, find_checkpoints, load_checkpoint, save_checkpoint
+from eventloop.checkpoint import (
+    CheckpointError,
+    find_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from eventloop.checkpoint.commit import PAYLOAD, commit, remove_checkpoint
 from eventloop.checkpoint.disk import SaveGivenUp
 from eventloop.checkpoint.serialize import serialize
-from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.temporary.leftovers import leftovers
 from tests.checkpoints import NOBODY
 from tests.support.recording_disk import RecordingDisk

@@ -34,15 +34,15 @@ class Slow(Disk):
 @pytest.fixture
 def sink(tmp_path: Path) -> Iterator[Callable[..., Sink]]:
     """Return a function that makes sinks into one file."""
-    made: list[Sink] = []
+    files: list[FileIO] = []
 
     def make(disk: Disk | None = None, given_up: threading.Event | None = None) -> Sink:
-        made.append(Sink(disk or Disk(), FileIO(tmp_path / "file", "xb"), given_up))
-        return made[-1]
+        files.append(FileIO(tmp_path / "file", "xb"))
+        return Sink(disk or Disk(), files[-1], given_up)
 
     yield make
-    for sink in made:
-        sink._file.close()
+    for file in files:
+        file.close()
 
 
 def pattern(size: int) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import load_best, load_newest, save_checkpoint
+from eventloop.checkpoint import CheckpointError, load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.directory import begin_new_run, go_back, scan
 from eventloop.checkpoint.lineage import (
     LINE,
@@ -21,7 +21,6 @@ from eventloop.checkpoint.lineage import (
     write_steps_back,
 )
 from eventloop.checkpoint.manifest import Label
-from eventloop.util.errors import CheckpointError
 from tests.support.recording_disk import RecordingDisk
 
 

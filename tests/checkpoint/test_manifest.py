@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from eventloop import __version__
-from eventloop.checkpoint import CheckpointError, save_checkpoint
+from eventloop.checkpoint import CheckpointError, read_manifest, save_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, seal
 from eventloop.checkpoint.disk import FileHash
 from eventloop.checkpoint.manifest import (
@@ -25,7 +25,6 @@ from eventloop.checkpoint.manifest import (
     Manifest,
     TensorEntry,
     encode_body,
-    read_manifest,
     score,
     tensor_table,
 )

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint, read_manifest, save_checkpoint
 from eventloop.checkpoint.commit import Outcome, Removals, Save
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
-from eventloop.checkpoint.manifest import TensorEntry, read_manifest
+from eventloop.checkpoint.manifest import TensorEntry
 from eventloop.checkpoint.saving.saver import QUEUE_BYTES, Saver, SaveReplacedError
 from eventloop.checkpoint.saving.saver_client import Job
 from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError

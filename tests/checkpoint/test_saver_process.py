@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint import load_checkpoint, read_manifest
 from eventloop.checkpoint.commit import Outcome, Save
-from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.saving import saver_client
 from eventloop.checkpoint.saving.group_writer import STARTS
 from eventloop.checkpoint.saving.saver import Saver

@@ -8,10 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from eventloop.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from eventloop.checkpoint import (
+    CheckpointError,
+    load_checkpoint,
+    read_manifest,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.manifest import read_manifest
-from eventloop.checkpoint.verify import open_verified, verify_checkpoint
+from eventloop.checkpoint.verify import open_verified
 
 
 @pytest.fixture

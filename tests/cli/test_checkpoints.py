@@ -11,14 +11,13 @@ import pytest
 import torch
 
 from eventloop import __version__
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop.checkpoint import load_checkpoint, read_manifest, save_checkpoint
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, remove_checkpoint
 from eventloop.checkpoint.directory import go_back, scan
 from eventloop.checkpoint.listing import Stock
-from eventloop.checkpoint.manifest import read_manifest
-from eventloop.cli import listing_text
 from eventloop.cli.listing_text import size_text
 from tests.cli.saved_runs import ALL, During, checkpoints, flip, kill_a_save, label_of, write_half_a_save
+from tests.support.internals import substitute
 
 
 def notes(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -75,8 +74,10 @@ def test_scores_are_those_of_the_last_validation(run: Path, capsys: pytest.Captu
     told = notes(capsys)
     assert "acc" not in told["epoch_1"]
     assert [told[f"epoch_{n}"] for n in (2, 3, 4)] == [
-        "acc 0.25 at iter 3", "acc 0.75 at iter 6", "newest; acc 0.5 at iter 9",
-    ]  # fmt: skip
+        "acc 0.25 at iter 3",
+        "acc 0.75 at iter 6",
+        "newest; acc 0.5 at iter 9",
+    ]
     assert told["best_acc_epoch_2"] == "was best acc 0.75"
     assert told["best_acc_epoch_5"] == "best acc 0.875; a 0, b 0.125, c 0.25, d 0.375 and 2 more"
 
@@ -98,8 +99,8 @@ def test_what_is_odd_about_a_checkpoint_says_so(
         "newest; 2 batches into epoch 5; cannot be resumed from, without optimizer; "
     )
 
-    monkeypatch.setattr(listing_text, "__version__", "99.0")
-    monkeypatch.setattr(listing_text, "torch_version", lambda: "99.0")
+    substitute(monkeypatch, "listing_text.__version__", "99.0")
+    substitute(monkeypatch, "listing_text.torch_version", lambda: "99.0")
     checkpoints(run)
     assert notes(capsys)["epoch_1"] == f"eventloop {wrote.eventloop}; torch {wrote.torch}"
 

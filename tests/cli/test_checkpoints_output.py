@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -23,25 +23,21 @@ FULL_MESSAGE = "eventloop: standard output cannot be written: [Errno 28] No spac
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs Linux's /dev/full")
-def test_a_full_disk_is_one_line_and_exit_code_2(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_is_one_line_and_exit_code_2(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """And what was to be pruned stays: nobody was told of it."""
-    with FULL.open("w") as full, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", full)
+    with FULL.open("w") as full, redirect_stdout(full):
         assert cli.main(["checkpoints", str(run), "--prune", "1", "--yes"]) == 2
 
     assert capsys.readouterr().err == FULL_MESSAGE
     assert names(run) == ALL
 
 
-def test_characters_that_an_output_lacks_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_that_an_output_lacks_are_escaped() -> None:
     """The others are written as they are."""
     memory = io.BytesIO()
     with io.TextIOWrapper(memory, encoding="ascii") as ascii_only:
-        monkeypatch.setattr(sys, "stdout", ascii_only)
-
-        assert print_line("épôque 1")
+        with redirect_stdout(ascii_only):
+            assert print_line("épôque 1")
 
         assert memory.getvalue() == b"\\xe9p\\xf4que 1\n"
 

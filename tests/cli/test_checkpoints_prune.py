@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint
+from eventloop.checkpoint import load_checkpoint, load_newest, read_manifest, save_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.manifest import read_manifest
 from tests.cli.saved_runs import (
     ALL,
     During,

@@ -12,6 +12,7 @@ from eventloop.checkpoint.commit import remove_checkpoint
 from eventloop.checkpoint.listing import Stock
 from tests.cli.conftest import train
 from tests.cli.saved_runs import checkpoints, flip, names
+from tests.support.internals import substitute
 
 
 @pytest.fixture(params=["pth", "safetensors"])
@@ -82,7 +83,7 @@ def test_one_that_cannot_be_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def fail(file: Any, name: str) -> None:
         raise OSError("input/output error")
 
-    monkeypatch.setattr("eventloop.checkpoint.listing.verify_checkpoint", lambda path: None)
+    substitute(monkeypatch, "listing.verify_checkpoint", lambda path: None)
     monkeypatch.setattr("hashlib.file_digest", fail)
     stock = Stock(run)
     gone.unlink()

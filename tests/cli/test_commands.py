@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -55,27 +56,21 @@ def _in_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not FULL.exists(), reason="needs Linux's /dev/full")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_an_output_that_takes_nothing(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_takes_nothing(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A closed output and a full disk are one line; the exit code is 2, or 1 where a file could not be written."""
     for reason in (CLOSED, DISK_FULL):
-        with FULL.open("w") as full, monkeypatch.context() as patched:
-            patched.setattr(sys, "stdout", None if reason is CLOSED else full)
+        with FULL.open("w") as full, redirect_stdout(None if reason is CLOSED else full):
             code = cli.main(command.split())
         assert capsys.readouterr().err == f"eventloop: {reason} (--traceback shows where)\n"
         assert code == (1 if command == "trace run -o -" else 2)
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "replay run --to console"])
-def test_a_reader_that_leaves(
-    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_leaves(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """It ends the command quietly, with exit code 0."""
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as pipe, monkeypatch.context() as patched:
-        patched.setattr(sys, "stdout", pipe)
+    with os.fdopen(writing, "w") as pipe, redirect_stdout(pipe):
         code = cli.main(command.split())
 
     said = capsys.readouterr().err
@@ -104,14 +99,11 @@ def test_a_process_whose_reader_leaves() -> None:
         ("report run", OutputError, CLOSED),
     ],
 )
-def test_traceback_shows_where(
-    command: str, error: type[Exception], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traceback_shows_where(command: str, error: type[Exception], message: str) -> None:
     """Asked for, the error itself is raised."""
-    if error is OutputError:
-        monkeypatch.setattr(sys, "stdout", None)
+    output = None if error is OutputError else sys.stdout
 
-    with pytest.raises(error, match=message):
+    with redirect_stdout(output), pytest.raises(error, match=message):
         cli.main([*command.split(), "--traceback"])
 
 

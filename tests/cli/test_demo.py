@@ -12,16 +12,14 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eventloop import cli
-from eventloop.checkpoint import save_checkpoint
+from eventloop import Trainer, cli
+from eventloop.checkpoint import save_checkpoint, verify_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.cli import demo as program
 from eventloop.cli.demo import free_name, newest_run, prepare
-from eventloop.eventlog.jsonl import RESERVED
-from eventloop.training.trainer import Trainer
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
 from tests.cli.conftest import Finished, Start, demo
+from tests.support.internals import substitute
 
 
 @pytest.mark.slow
@@ -127,7 +125,7 @@ def logged(directory: Path) -> list[tuple[str, int, float]]:
         for line in read_jsonl(directory / "metrics.jsonl")
         if "event" not in line
         for name, value in line.items()
-        if name not in RESERVED
+        if name not in ("mode", "step", "iter", "epoch")
     ]
 
 
@@ -209,7 +207,7 @@ def stopping(monkeypatch: pytest.MonkeyPatch, event: str) -> None:
         return trainer
 
     real = program.build
-    monkeypatch.setattr(program, "build", build)
+    substitute(monkeypatch, "demo.build", build)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 
 from eventloop import cli
 from eventloop.cli import demo
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
+from tests.support.internals import substitute
 
 
 def run(*arguments: str) -> int:
@@ -96,7 +97,7 @@ def test_a_number_below_one_is_refused(
         (["plan", "train.py", "--lr", "--json", "--", "x"], "eventloop plan train.py -- --lr\n"),
         (["checkpoints", "runs", "--best"], "unrecognized arguments: --best\n"),
     ],
-)  # fmt: skip
+)
 def test_an_argument_that_is_unknown(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,7 +124,7 @@ def test_no_error_of_a_training_is_taken_for_bad_input(
                 raise error("in the middle")
             return super().forward(x)  # type: ignore[no-untyped-call]
 
-    monkeypatch.setattr(demo, "DigitsCNN", Model)
+    substitute(monkeypatch, "demo.DigitsCNN", Model)
 
     with pytest.raises(error, match="in the middle"):
         run("--work-dir", "run")

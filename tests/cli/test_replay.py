@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from eventloop import WRITERS, Trainer, cli
-from eventloop.eventlog.reader import read_events
+from eventloop import WRITERS, Trainer, cli, read_events
 from eventloop.events import Event
 from eventloop.events.run import Run
-from eventloop.writers import CSVWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers import CSVWriter, EventLogWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
 from tests.support.trainers import batches, tiny_model
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from eventloop import WRITERS, cli
+from eventloop import replay as replay_into
 from eventloop.bus import Bus
-from eventloop.eventlog.replay import replay as replay_into
 from eventloop.events import (
     AfterRun,
     BeforeTrain,

@@ -196,9 +196,11 @@ def test_imported_modules_declare_events_and_register_writers(odd: Path) -> None
 def test_a_module_that_cannot_be_imported(module: str, message: str, log: Path, says: Says) -> None:
     """It is one line and exit code 2, however it fails, and `sys.path` is as it was."""
     sources = {
-        "broken.py": "1 / 0", "lacks.py": "import l", "ends.py": "raise SystemExit(3)",
+        "broken.py": "1 / 0",
+        "lacks.py": "import l",
+        "ends.py": "raise SystemExit(3)",
         "twoline.py": "raise ValueError('one\\ntwo')",
-    }  # fmt: skip
+    }
     for name, source in sources.items():
         Path(name).write_text(source)
     path = [*sys.path]

@@ -15,8 +15,7 @@ from eventloop import Bus, cli
 from eventloop.eventlog.undelivered import store_undelivered
 from eventloop.events import AfterRun, BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
-from eventloop.writers import EventLogWriter
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import EventLogWriter, read_jsonl
 from tests.writers.otlp_collector import Collector, is_missing
 
 KEY = "s3cr3t"

@@ -156,10 +156,12 @@ def test_what_needs_a_look_is_marked(tmp_path: Path, capsys: pytest.CaptureFixtu
         tmp_path / "run",
         handlers=[handler(budget=5e-5, over_budget=True), handler("within", budget=5e-4)],
         subscribers=[
-            subscriber(budget=5e-5, over_budget=True), subscriber("notify", failed=1, error="ValueError: a\nb"),
-            subscriber("lossy", dropped=3), subscriber("fine", budget=5e-4),
+            subscriber(budget=5e-5, over_budget=True),
+            subscriber("notify", failed=1, error="ValueError: a\nb"),
+            subscriber("lossy", dropped=3),
+            subscriber("fine", budget=5e-4),
         ],
-    )  # fmt: skip
+    )
     write_lines(run, *TRAINED, scalars(110, loss="NaN", lr=0.1), scalars(120, loss="-Infinity", lr=0.1))
 
     assert report(run, "--all") == 0
@@ -265,8 +267,9 @@ def test_what_is_missing_is_said(state: str, tmp_path: Path, capsys: pytest.Capt
     assert said == ("" if record is not None else f"eventloop: {tmp_path}: {NO_COSTS}\n")
     assert [line for line in told if line not in text] == []
     assert ("Handlers" in text, "Scalars" in text) == (
-        record is not None and record.get("handlers") != [], rows is not None and len(rows) > 1,
-    )  # fmt: skip
+        record is not None and record.get("handlers") != [],
+        rows is not None and len(rows) > 1,
+    )
     assert ("begun again" in text) == (state == "begun again")
     if rows is None:
         (tmp_path / "events.evl").touch()
@@ -282,8 +285,10 @@ def test_a_terminal_obeys_no_name(
     nasty = "\x1b]0;title\x07\r\x9b2J\u202e\nend"
     values: dict[str, Any] = {nasty: 1.0}
     run = make_run(
-        tmp_path / "run", handlers=[handler(nasty, event=nasty)], subscribers=[subscriber(nasty, error=nasty, failed=1)]
-    )  # fmt: skip
+        tmp_path / "run",
+        handlers=[handler(nasty, event=nasty)],
+        subscribers=[subscriber(nasty, error=nasty, failed=1)],
+    )
     write_lines(run, scalars(1, nasty, **values))
 
     assert report(run, run, *options) == 0

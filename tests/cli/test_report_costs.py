@@ -247,9 +247,7 @@ def test_subscribers_side_by_side(tmp_path: Path) -> None:
         if t.title.startswith("Background")
     ]
 
-    assert [row[0].partition(": ")[2] for row in table.rows] == [
-        "delivered", "left", "backlog", "busy, s",
-    ]  # fmt: skip
+    assert [row[0].partition(": ")[2] for row in table.rows] == ["delivered", "left", "backlog", "busy, s"]
     assert table.rows[1][1:] == ["0", "4"]
 
 
@@ -285,11 +283,12 @@ def test_impossible_times_are_shown_all_the_same(seconds: float, tmp_path: Path)
     """Whatever a record says, there is a page and a text."""
     times = type(TIMES)(1, *[seconds] * 4)
     record = costs(
-        phases=phases(100, hooks=seconds), seconds=seconds,
+        phases=phases(100, hooks=seconds),
+        seconds=seconds,
         trend=[TrendPoint(first_iter=0, phases=phases(100, hooks=seconds))] * 3,
         handlers=[handler(seconds=seconds, times=times), outside(seconds=seconds)],
         subscribers=[subscriber(seconds=seconds, wait=times, busy=times)],
-    )  # fmt: skip
+    )
     write_costs(tmp_path, record)
 
     assert report(tmp_path) == 0

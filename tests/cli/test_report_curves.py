@@ -167,12 +167,14 @@ def test_what_is_no_number_is_left_out(value: bytes, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"mode":"train","step":2,"loss":"\xff"}', b'{"event":"before_run","iter":2,"x":"\xff"}',
+        b'{"mode":"train","step":2,"loss":"\xff"}',
+        b'{"event":"before_run","iter":2,"x":"\xff"}',
         b'{"mode":"train","step":2,"loss":' + b"[" * 9999 + b"]" * 9999 + b"}",
-        b'{"event":"x","deep":' + b"[" * 450 + b"]" * 450 + b"}", b'{"event":"before_run","iter":' + b"9" * 9999 + b"}",
+        b'{"event":"x","deep":' + b"[" * 450 + b"]" * 450 + b"}",
+        b'{"event":"before_run","iter":' + b"9" * 9999 + b"}",
     ],
     ids=["byte", "byte of an event", "deep", "deep event", "endless"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("starts", [[], [begins(0)]], ids=["scalars", "runs"])
 def test_a_damaged_line_is_counted(line: bytes, starts: list[dict[str, object]], tmp_path: Path) -> None:
     """One flipped bit costs one line, not the report."""

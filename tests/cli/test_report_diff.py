@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -121,12 +121,12 @@ def test_noise_is_dimmed_on_a_terminal(
 ) -> None:
     """Whole lines, and no others; not if `NO_COLOR` has a value."""
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
 
-    assert report(a, b, "--diff") == 0
+    with redirect_stdout(terminal):
+        assert report(a, b, "--diff") == 0
 
     lines = terminal.written.splitlines()
     noise = [line for line in lines if "  noise" in line or " more handlers differ by noise" in line]
@@ -138,10 +138,10 @@ def test_noise_is_dimmed_on_a_terminal(
 def test_what_comes_from_a_run_does_not_control_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its escapes are shown; those that dim a line are not."""
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.delenv("NO_COLOR", raising=False)
 
-    print_lines([("a\x1b]0;b", True), ("c\x1bd", False)])
+    with redirect_stdout(terminal):
+        print_lines([("a\x1b]0;b", True), ("c\x1bd", False)])
 
     assert terminal.written == "\x1b[2ma\\x1b]0;b\x1b[0m\nc\\x1bd\n"
 

@@ -264,9 +264,11 @@ def test_a_chart_for_each_scalar(run: Path, other: Path) -> None:
 
     assert (loss.title, lr.title, accuracy.title) == ("loss", "lr", "accuracy")
     assert [(name, t.line.color, t.line.dash) for name, t in drawn(loss.figure).items()] == [
-        ("first train", RUN_COLOURS[0], "solid"), ("first val", RUN_COLOURS[0], "dash"),
-        ("second train", RUN_COLOURS[1], "solid"), ("second val", RUN_COLOURS[1], "dash"),
-    ]  # fmt: skip
+        ("first train", RUN_COLOURS[0], "solid"),
+        ("first val", RUN_COLOURS[0], "dash"),
+        ("second train", RUN_COLOURS[1], "solid"),
+        ("second val", RUN_COLOURS[1], "dash"),
+    ]
     assert drawn(accuracy.figure)["first val"].y == (0.9,)
 
 

@@ -89,8 +89,9 @@ def test_the_first_line_names_the_slow_rank_its_phase_and_the_handler(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("phase", "todo"), [("data", "look at its loader"), ("forward", "look at its device"), ("optimizer", "device")]
-)  # fmt: skip
+    ("phase", "todo"),
+    [("data", "look at its loader"), ("forward", "look at its device"), ("optimizer", "device")],
+)
 def test_each_phase_has_a_remedy(tmp_path: Path, phase: str, todo: str) -> None:
     """What to look at on that rank."""
     run = write_ranks(tmp_path / "run", {"backward": 0.02}, {phase: 0.02})

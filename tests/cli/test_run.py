@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from eventloop import cli
+from eventloop import WRITERS, cli
 from eventloop.autoattach.written_loop import LINES
 from eventloop.costs.records import read_costs
-from eventloop.registry import WRITERS
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import read_jsonl
 from tests import forked
 from tests.cli.conftest import ENVIRONMENT
+from tests.support.internals import substitute
 
 SCRIPTS = Path(__file__).parent / "scripts"
 WATCHER = {
@@ -142,10 +142,10 @@ def test_a_script_runs_as_by_python() -> None:
         ("import sys; sys.exit(3)", 3, ""),
         ("import os; os.kill(os.getpid(), 15)", -15, ""),
         ("import sys; sys.exit('usage: ...')", 1, "usage: ...\n"),
-        ("x = (", 1, 'train.py", line 1\n    x = (\n        ^\nSyntaxError: \'(\' was never closed\n'),
-        ("1 / 0", 1, 'line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n'),
+        ("x = (", 1, "train.py\", line 1\n    x = (\n        ^\nSyntaxError: '(' was never closed\n"),
+        ("1 / 0", 1, "line 1, in <module>\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n"),
     ],
-)  # fmt: skip
+)
 def test_exit_codes_are_the_scripts(script: str, code: int, error: str) -> None:
     """Errors are shown as by Python, without frames above the script."""
     ran = run(write(script))
@@ -430,7 +430,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The line says what was expected and what came, before anything runs."""
-    monkeypatch.setattr("eventloop.autoattach.hosts.any_installed", lambda: True)
+    substitute(monkeypatch, "hosts.any_installed", lambda: True)
     Path("empty").mkdir()
     write("{}", "data.json")
     write("raise AssertionError('it runs')")
@@ -456,7 +456,7 @@ def test_arguments_of_the_script_before_it(capsys: pytest.CaptureFixture[str]) -
 
 def test_no_engine_is_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names the engines, and the trainer for a loop of one's own."""
-    monkeypatch.setattr("eventloop.autoattach.hosts.PACKAGES", {"None": ("no_such_package",)})
+    substitute(monkeypatch, "hosts.PACKAGES", {"None": ("no_such_package",)})
 
     assert cli.main(["run", write("")]) == 2
 

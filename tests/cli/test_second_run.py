@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventloop import cli
-from eventloop.eventlog.reader import read_events
+from eventloop import cli, read_events
 from eventloop.ownership import read_owner
 from tests.cli.saved_runs import checkpoints
 from tests.ownership.trainings import Training, contents, training
@@ -70,7 +69,7 @@ def test_a_replay_does_not_write_into_a_live_run(tmp_path: Path, capsys: pytest.
 
 def test_a_training_does_not_write_into_a_replay(tmp_path: Path) -> None:
     """A replay owns its directory while it writes there."""
-    from eventloop.eventlog.replay import replay
+    from eventloop import replay
     from eventloop.events import ScalarsLogged
     from eventloop.writers import JSONLWriter
     from tests.support.trainers import build_trainer

@@ -182,8 +182,9 @@ def test_windows_are_listed(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     head, _, *rows, last = said.out.splitlines()
     assert head.split() == ["window", "iterations", "size", "file"]
     assert [(row.split()[0], row.split()[1], row.split()[-1]) for row in rows] == [
-        ("1", "2..3", f"{run}/traces/iterations_2-3.json"), ("2", "10..19", f"{run}/traces/iterations_10-19.json"),
-    ]  # fmt: skip
+        ("1", "2..3", f"{run}/traces/iterations_2-3.json"),
+        ("2", "10..19", f"{run}/traces/iterations_10-19.json"),
+    ]
     assert last == "open it at https://ui.perfetto.dev or in chrome://tracing"
     assert said.err == ""
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from eventloop.bus import dispatch, handler
-from eventloop.costs import sampling
+from tests.support.internals import set_clock
 
 Clock = Callable[[float], None]
 
@@ -16,8 +15,7 @@ Clock = Callable[[float], None]
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Replace the clock of a bus by one that stands still; call it to let seconds pass."""
     now = [0.0]
-    for module in (dispatch, handler, sampling):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+    set_clock(monkeypatch, lambda: now[0], "dispatch", "handler", "sampling")
 
     def advance(seconds: float) -> None:
         now[0] += seconds

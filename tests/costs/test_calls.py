@@ -94,5 +94,6 @@ def test_stats_are_in_order_of_registration(bus: Bus) -> None:
     bus.emit(AfterVal())
 
     assert [(record.name, record.event, record.calls) for record in bus.stats()] == [
-        ("b", "after_val, after_train_iter", 101), ("a", "*", 101),
-    ]  # fmt: skip
+        ("b", "after_val, after_train_iter", 101),
+        ("a", "*", 101),
+    ]

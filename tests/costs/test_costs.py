@@ -111,9 +111,10 @@ def test_each_event_of_a_handler_has_a_record(bus: Bus) -> None:
     emit(bus, 3)
 
     assert {(c.name.rsplit(".", 1)[-1], c.event, c.calls, c.budget) for c in bus.handler_costs()} == {
-        ("both", "after_train_iter", 3, 250e-6), ("both", "before_train_iter", 0, 250e-6),
+        ("both", "after_train_iter", 3, 250e-6),
+        ("both", "before_train_iter", 0, 250e-6),
         ("receiver", "after_train_iter", 3, None),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
@@ -195,8 +196,10 @@ def test_a_background_subscribers_budget_is_in_its_record(bus: Bus, caplog: pyte
 
     assert bus.flush(DEADLINE)
     assert [(c.name, c.budget, c.over_budget) for c in bus.subscriber_costs()][:3] == [
-        ("over", 0.5e-6, True), ("within", 100.0, False), ("without", None, False),
-    ]  # fmt: skip
+        ("over", 0.5e-6, True),
+        ("within", 100.0, False),
+        ("without", None, False),
+    ]
     assert bus.close(DEADLINE)
     assert [event.handler for event in told] == ["over"]
     assert sum("exceeds its budget_us=0.5" in message for message in caplog.messages) == 1

@@ -10,6 +10,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.costs.foreign_calls import ForeignCalls
 from eventloop.costs.step_clock import StepClock
+from tests.support.internals import substitute
 
 
 class Busy:
@@ -74,7 +75,7 @@ def test_an_error_is_measured_and_raised() -> None:
 def test_charged_seconds_change_their_phase(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of a host's part move from `forward`, or from `data` between two steps, to the part's phase."""
     now = [0.0]
-    monkeypatch.setattr("eventloop.costs.step_clock.perf_counter", lambda: now[0])
+    substitute(monkeypatch, "step_clock.perf_counter", lambda: now[0])
     clock = StepClock()
 
     def after(seconds: float) -> None:

@@ -132,7 +132,7 @@ def named(windows: list[list[Phases]]) -> list[tuple[int, int, str]]:
         ([slow_by(20), EVEN] * 30, []),
         ([EVEN] * 60, []),
     ],
-)  # fmt: skip
+)
 def test_a_rank_is_reported_once_while_it_stays_slow(
     windows: list[list[Phases]], expected: list[tuple[int, int, str]]
 ) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from eventloop.bus import Bus
-from eventloop.bus.recording import LINGER_SECONDS, Recording
 from eventloop.costs.spans import Span, SpanRecorder
 from eventloop.events import AfterTrainIter, AfterVal, Event
 from tests.conftest import DEADLINE, Held
 from tests.support import process_handlers
+from tests.support.internals import substitute
 from tests.support.process_support import until
 
 EDGES = [0, 1, 63, 64, 65, 191, 318]
@@ -66,8 +66,9 @@ def test_every_handler_of_every_event_leaves_a_span(bus: Bus, recorder: SpanReco
     events, handlers = of(recorder, "event"), of(recorder, "handler")
     assert [(s.name, s.iter) for s in events] == [("after_train_iter", i) for i in range(200)]
     assert [(s.name, s.number, s.iter, s.event) for s in handlers[2:4]] == [
-        ("soon", 10, 1, "after_train_iter"), ("late", 70, 1, "after_train_iter"),
-    ]  # fmt: skip
+        ("soon", 10, 1, "after_train_iter"),
+        ("late", 70, 1, "after_train_iter"),
+    ]
     assert len(handlers) == 400
     for i, event in enumerate(events):
         assert inside(handlers[2 * i], event)
@@ -173,7 +174,7 @@ def test_calls_stay_exact_across_a_recording(
 
 def test_a_handler_may_begin_and_end_it(bus: Bus, recorder: SpanRecorder) -> None:
     """It takes effect with the next event; the one under way is recorded to its end."""
-    recordings: list[Recording] = []
+    recordings: list[Any] = []
 
     def switch(event: AfterTrainIter) -> None:
         if event.iter == 2:
@@ -312,8 +313,9 @@ def test_a_batch_is_one_span(bus: Bus, recorder: SpanRecorder, held: Held) -> No
     assert recording.wait(DEADLINE)
 
     assert [(s.name, s.iter, s.event, s.number) for s in of(recorder, "delivery")] == [
-        ("1 × after_train_iter", 0, "after_train_iter", 1), ("4 × events", 3, "", 4),
-    ]  # fmt: skip
+        ("1 × after_train_iter", 0, "after_train_iter", 1),
+        ("4 × events", 3, "", 4),
+    ]
 
 
 def test_a_delivery_that_hangs_is_there_up_to_the_end(bus: Bus, recorder: SpanRecorder, held: Held) -> None:
@@ -340,7 +342,7 @@ def test_a_subscriber_that_lags_behind_is_recorded_for_a_while(
 ) -> None:
     """Then the recording is finished, as by the begin of another one, and its callback called, once."""
     if end == "time":
-        monkeypatch.setattr("eventloop.bus.recording.LINGER_SECONDS", LINGER_SECONDS / 100)
+        substitute(monkeypatch, "recording.LINGER_SECONDS", 0.02)
     bus.subscribe(held, "after_train_iter", offload="thread")
     told: list[int] = []
     recording = bus.record(recorder)

@@ -15,14 +15,14 @@ from eventloop.costs.timing import BATCH
 from eventloop.costs.waits import waiting
 from eventloop.events import AfterBackward, AfterTrainIter, Event
 from tests.costs.conftest import Clock
+from tests.support.internals import set_clock
 
 
 @pytest.fixture
 def wait(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Wait so many seconds on the clock that stands still."""
     now, advance = [100.0], clock
-    for module in ("waits", "step_clock", "foreign_calls"):
-        monkeypatch.setattr(f"eventloop.costs.{module}.perf_counter", lambda: now[0])
+    set_clock(monkeypatch, lambda: now[0], "waits", "step_clock", "foreign_calls")
 
     def wait(seconds: float) -> None:
         with waiting("checkpoint"):

@@ -183,9 +183,11 @@ def test_workers_read_nothing_beyond_the_limit(make_trainer: MakeTrainer, persis
     data, model = Augmented(), torch.nn.Linear(4, 2)
     loader = DataLoader(data, 4, num_workers=2, persistent_workers=persistent)
     make_trainer(
-        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_loader=loader,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        train_loader=loader,
         limit_batches=3,
-    ).train()  # fmt: skip
+    ).train()
 
     assert data.reads.tolist() == [2] * 12 + [0] * (len(data) - 12)
 

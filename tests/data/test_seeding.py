@@ -13,6 +13,7 @@ import torch
 
 from eventloop import seed_everything
 from eventloop.data.seeding import choose_device
+from tests.support.cuda import set_cuda
 from tests.support.trainers import build_trainer
 
 
@@ -68,9 +69,9 @@ def test_bad_seeds(seed: Any, error: type[Exception], words: str) -> None:
 
 def devices(monkeypatch: pytest.MonkeyPatch, cuda: int, mps: bool, rank: str | None) -> None:
     """Stand for a machine with some devices."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    set_cuda(
+        monkeypatch, is_available=lambda: cuda > 0, device_count=lambda: cuda, set_device=lambda device: None
+    )
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     if rank is None:
         monkeypatch.delenv("LOCAL_RANK", raising=False)
@@ -95,7 +96,7 @@ def test_the_chosen_gpu_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process's own GPU is PyTorch's current one, so that "cuda" does not mean the first one on all ranks."""
     devices(monkeypatch, 2, False, "1")
     chosen: list[object] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    set_cuda(monkeypatch, set_device=chosen.append)
 
     choose_device("auto")
 

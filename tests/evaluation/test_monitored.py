@@ -260,8 +260,9 @@ def test_run_is_bitwise_that_without_it(tmp_path: Path, workers: int, own_genera
         modes: list[list[bool]] = []
         trainer.bus.subscribe(
             lambda trainer, event, to=modes: to.append([m.training for m in trainer.model.modules()]),
-            "before_train_epoch", "after_train",
-        )  # fmt: skip
+            "before_train_epoch",
+            "after_train",
+        )
         with trainer.bus.capture("scalars_logged", "after_val_epoch") as seen:
             trainer.train()
         trainer.close()

@@ -19,7 +19,7 @@ from eventloop.evaluation.dataset_order import in_dataset_order
 from eventloop.evaluation.outputs import OnHost, join, select
 from eventloop.events import Event
 from eventloop.hooks import EMAHook
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.support.interrupted import assert_same
 from tests.support.predicting import COUNT, expected_of, loader_of
 from tests.support.trainers import (
@@ -142,7 +142,7 @@ ONE, TWO = torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])
         (["text", 3], ["text", 3]),
     ],
     ids=["tensors", "scalars", "mappings", "tuples", "named tuples", "ragged", "fields", "None", "others"],
-)  # fmt: skip
+)
 def test_outputs_of_batches_are_joined(parts: list[Any], joined: Any) -> None:
     """Tensors along dimension 0, mappings and tuples by field, lists one after the other; all else in a list."""
     result = join(parts)

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from eventloop.evaluation import prediction
 from eventloop.evaluation.encoding import encode, outputs_of
 from eventloop.events import BatchPredicted, Event
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
+from tests.support.internals import substitute
 from tests.support.predicting import COUNT, expected_of, loader_of
 from tests.support.trainers import (
     DEADLINE,
@@ -124,7 +124,7 @@ def test_the_model_does_not_wait_for_the_function(make_trainer: MakeTrainer) -> 
 def test_memory_is_bounded(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most the limit waits for a function that is slower than the model."""
     size = 10_000
-    monkeypatch.setattr(prediction, "BACKLOG_BYTES", 3 * 4 * size)
+    substitute(monkeypatch, "prediction.BACKLOG_BYTES", 3 * 4 * size)
     computed: list[int] = []
     ahead: list[int] = []
     trainer = make_trainer(predict_step=lambda trainer, batch: torch.zeros(1, size))

@@ -151,9 +151,11 @@ def test_images_are_named_by_their_loader(make_trainer: MakeTrainer) -> None:
     """The first batches of two loaders do not take one name."""
     images = [(torch.rand(2, 1, 4, 4), torch.zeros(2).long())]
     trainer = make_trainer(
-        model=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), optimizer=None,
-        val_loader={"clean": images, "noisy": images}, hooks=[VisualizationHook()],
-    )  # fmt: skip
+        model=nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+        optimizer=None,
+        val_loader={"clean": images, "noisy": images},
+        hooks=[VisualizationHook()],
+    )
 
     with trainer.bus.capture("image_logged") as seen:
         trainer.val()
@@ -258,9 +260,10 @@ def test_resumed_validation_draws_the_same_batches(
         )
         if stop:
             trainer.bus.subscribe(
-                lambda trainer, event: trainer.stop("interrupted"), "after_val_iter",
+                lambda trainer, event: trainer.stop("interrupted"),
+                "after_val_iter",
                 when=lambda event: event.epoch == 2 and (event.loader, event.batch_idx) == (stop_in, 1),
-            )  # fmt: skip
+            )
         return trainer, seen
 
     whole, expected = train(tmp_path / "whole", stop=False)

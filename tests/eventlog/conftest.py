@@ -11,10 +11,7 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, AfterValEpoch, BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
-from tests.support.trainers import make_trainer
-
-__all__ = ["make_trainer"]
+from eventloop.writers import EventLogWriter
 
 EVENTS: list[Event] = [
     BeforeTrain(max_epochs=2),

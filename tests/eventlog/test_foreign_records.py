@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventloop import cli
+from eventloop import cli, read_events
 from eventloop.costs.records import RunCosts, read_costs, write_costs
 from eventloop.costs.spans import Span, SpanRecorder
 from eventloop.eventlog.format import HEADER, EventLogError, pack
-from eventloop.eventlog.reader import NAMELESS, read_events
+from eventloop.eventlog.reader import NAMELESS
 from eventloop.events import TextLogged
 from eventloop.events.run import Run
 from eventloop.reporting.curves import read_curves

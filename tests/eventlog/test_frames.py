@@ -13,10 +13,10 @@ from zlib import crc32
 import msgspec
 import pytest
 
+from eventloop import read_events
 from eventloop.eventlog.format import HEADER, MARK
-from eventloop.eventlog.reader import read_events
 from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers import EventLogWriter
 
 HEAD = Struct("<4sII")
 

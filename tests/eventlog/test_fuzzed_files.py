@@ -13,19 +13,18 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from eventloop import cli
+from eventloop import cli, read_events
+from eventloop.checkpoint import CheckpointError, read_manifest
 from eventloop.checkpoint.commit import sealed
-from eventloop.checkpoint.manifest import Manifest, read_manifest
+from eventloop.checkpoint.manifest import Manifest
 from eventloop.costs.spans import Span, SpanRecorder
 from eventloop.eventlog.format import HEADER, EventLogError, pack
-from eventloop.eventlog.reader import read_events
 from eventloop.events.base import event_name
 from eventloop.events.catalogue import declared_events
 from eventloop.events.run import Run
 from eventloop.ownership.records import Record, read_record
 from eventloop.tracing.chrome import WindowFacts
 from eventloop.tracing.files import of_rank, trace_path, write_trace
-from eventloop.util.errors import CheckpointError
 from eventloop.writers import EventLogWriter
 from tests.cli.reported_runs import TRAINED, make_run
 
@@ -108,9 +107,10 @@ HISTOGRAM = {"event": "histogram_logged", "name": "a", "data": bytes(8), "shape"
 RECORDS: list[Any] = [
     ["$run", 0, 1.5, 0, msgspec.to_builtins(Run(work_dir="run"))],
     *([tag, number, 1.5, 0, body] for number, (tag, body) in enumerate(BODIES)),
-    ["image_logged", 50, 1.5, 0, IMAGE], ["histogram_logged", 51, 1.5, 0, HISTOGRAM],
+    ["image_logged", 50, 1.5, 0, IMAGE],
+    ["histogram_logged", 51, 1.5, 0, HISTOGRAM],
     ["scalars_logged", 52, 1.5, 0, {"event": "scalars_logged", "step": 3, "scalars": {"loss": 0.5}}],
-]  # fmt: skip
+]
 
 
 def framed(record: Any) -> bytes:
@@ -186,8 +186,10 @@ def test_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: Any, 
 
 MANIFEST = {
     **msgspec.to_builtins(Manifest(iter=3, epoch=1, keys=("meta",))),
-    "metrics": {"acc": 0.5}, "best": ["acc"], "files": {"a.bin": {"bytes": 1, "sha256": "0" * 64}},
-}  # fmt: skip
+    "metrics": {"acc": 0.5},
+    "best": ["acc"],
+    "files": {"a.bin": {"bytes": 1, "sha256": "0" * 64}},
+}
 
 
 @fuzzed(data=st.data())

@@ -12,15 +12,12 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from eventloop import read_events, replay
 from eventloop.bus import Bus
 from eventloop.eventlog.format import HEADER, MARK, EventLogError
-from eventloop.eventlog.reader import read_events
-from eventloop.eventlog.replay import replay
 from eventloop.events import AfterValEpoch, Event, ImageLogged, ScalarsLogged, Timed
 from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
-from eventloop.writers.tensorboard import TensorBoardWriter
-from eventloop.writers.writer import TimedWriter, Writer
+from eventloop.writers import EventLogWriter, TensorBoardWriter, TimedWriter, Writer
 from tests.conftest import DEADLINE, Held
 from tests.eventlog.conftest import EVENTS, Record
 

@@ -7,9 +7,10 @@ import threading
 
 import msgspec
 
+from eventloop import replay
 from eventloop.bus import Bus
 from eventloop.eventlog.format import pack
-from eventloop.eventlog.replay import Loss, replay
+from eventloop.eventlog.replay import Loss
 from eventloop.events import Event, ScalarsLogged
 from tests.conftest import DEADLINE, Held
 from tests.eventlog.conftest import EVENTS, Record

@@ -10,20 +10,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from eventloop import Trainer, read_events
+from eventloop import WRITERS, Trainer, read_events
 from eventloop.bus import Bus
 from eventloop.cli import main
 from eventloop.eventlog.undelivered import Delivery, find_undelivered, store_undelivered
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.events.run import CurrentRun, Run
-from eventloop.registry import WRITERS
 from eventloop.util.text import UnavailableError
 from eventloop.writers import CSVWriter, Writer
+from tests.support.internals import substitute
 from tests.support.trainers import MakeTrainer
 
 WRITER = """
@@ -85,15 +86,24 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     return run
 
 
+@dataclass(frozen=True)
+class How:
+    """At which iterations a writer is held, fails or gets a signal, and whether its close fails."""
+
+    hold_at: int = -1
+    fails: int = -1
+    stops_at: int = -1
+    error: Exception | None = None
+    signal: signal.Signals = signal.SIGINT
+    close_fails: bool = False
+
+
 class HeldLines(Writer):
-    """Write iterations as lines, until it is held; it fails, or gets a signal, if it is told to."""
+    """Write iterations as lines in the way that the test has set."""
 
     events = ("after_train_iter",)
     queue = 4
-    hold_at = fails = stops_at = -1
-    error: Exception = OSError("disk full")
-    signal = signal.SIGINT
-    close_fails = False
+    how = How()
     go_on = threading.Event()
 
     def __init__(self, filename: str | Path) -> None:
@@ -104,25 +114,25 @@ class HeldLines(Writer):
 
     def write(self, event: Event) -> None:
         at = getattr(event, "iter", -1)
-        if at == self.hold_at:
+        if at == self.how.hold_at:
             self.go_on.wait(20.0)
-        if at == self.fails:
-            raise self.error
-        if at == self.stops_at:
-            signal.raise_signal(self.signal)
+        if at == self.how.fails:
+            raise self.how.error or OSError("disk full")
+        if at == self.how.stops_at:
+            signal.raise_signal(self.how.signal)
         with self.path.open("a") as file:
             file.write(f"{at}\n")
 
     def close(self) -> None:
-        if self.close_fails:
+        if self.how.close_fails:
             raise OSError("nothing was sent")
 
 
 @pytest.fixture
-def held_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HeldLines]]:
+def held_lines() -> Iterator[type[HeldLines]]:
     """A registered writer that is held at the third event, and goes on after the test."""
     WRITERS.register(HeldLines)
-    monkeypatch.setattr(HeldLines, "hold_at", 2)
+    HeldLines.how = How(hold_at=2)
     HeldLines.go_on.clear()
     yield HeldLines
     HeldLines.go_on.set()
@@ -132,7 +142,6 @@ def held_lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[HeldLines]]:
 def test_a_writer_gets_the_rest_later(
     make_trainer: MakeTrainer,
     held_lines: type[HeldLines],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """With its arguments and in its former file; after a failure the events stay and are delivered again."""
@@ -146,11 +155,10 @@ def test_a_writer_gets_the_rest_later(
     run, lines = str(trainer.work_dir), trainer.work_dir / "lines.txt"
     assert lines.read_text().split() == ["0", "1"]
 
-    monkeypatch.setattr(held_lines, "hold_at", -1)
-    monkeypatch.setattr(held_lines, "fails", 2)
+    held_lines.how = How(fails=2)
     assert main(["replay", run]) == 1
     assert "HeldLines: disk full" in capsys.readouterr().err
-    monkeypatch.setattr(held_lines, "fails", -1)
+    held_lines.how = How()
     assert main(["replay", run]) == 0
     assert f"{trainer.iter - 2} events replayed into HeldLines" in capsys.readouterr().err
 
@@ -171,8 +179,8 @@ def left_from_2(
     trainer.train()
     trainer.close()
     assert trainer.iter == 6
-    monkeypatch.setattr(held_lines, "hold_at", -1)
-    monkeypatch.setattr("eventloop.cli._end_at_once", lambda code: None)
+    held_lines.how = How()
+    substitute(monkeypatch, "cli._end_at_once", lambda code: None)
     return trainer
 
 
@@ -186,29 +194,26 @@ def code_of_replay(trainer: Trainer) -> int | str | None:
 
 @pytest.mark.parametrize(
     ("how", "code"),
-    [({"stops_at": 4}, 130), ({"stops_at": 4, "signal": signal.SIGTERM}, 143), ({"fails": 4}, 1)],
+    [(How(stops_at=4), 130), (How(stops_at=4, signal=signal.SIGTERM), 143), (How(fails=4), 1)],
     ids=["Ctrl-C", "SIGTERM", "error"],
 )
 def test_a_delivery_that_is_stopped_continues_there(
-    how: dict[str, int],
+    how: How,
     code: int,
     left_from_2: Trainer,
     held_lines: type[HeldLines],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """No event arrives twice but the one under way, and the command tells how many are left."""
     handler = signal.getsignal(signal.SIGTERM)
-    for name, value in how.items():
-        monkeypatch.setattr(held_lines, name, value)
+    held_lines.how = how
     assert code_of_replay(left_from_2) == code
     assert "2 of 4 events delivered, 2 left for the next replay" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) == handler
 
-    monkeypatch.setattr(held_lines, "stops_at", -1)
-    monkeypatch.setattr(held_lines, "fails", 5)
+    held_lines.how = How(fails=5)
     assert code_of_replay(left_from_2) == 1
-    monkeypatch.setattr(held_lines, "fails", -1)
+    held_lines.how = How()
     assert code_of_replay(left_from_2) == 0
 
     assert "1 event replayed into HeldLines" in capsys.readouterr().err
@@ -220,28 +225,26 @@ def test_a_delivery_that_is_stopped_continues_there(
 @pytest.mark.parametrize(
     ("how", "logged"),
     [
-        ({"stops_at": 4, "close_fails": True}, "OSError: nothing was sent"),
-        ({"fails": 4, "error": UnavailableError("3 events were not written")}, ""),
+        (How(stops_at=4, close_fails=True), "OSError: nothing was sent"),
+        (How(fails=4, error=UnavailableError("3 events were not written")), ""),
     ],
     ids=["when it is closed", "in its error"],
 )
 def test_a_writer_that_lost_what_it_held_gets_all_again(
-    how: dict[str, Any],
+    how: How,
     logged: str,
     left_from_2: Trainer,
     held_lines: type[HeldLines],
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """An event that was passed to it may not be where it belongs yet."""
-    with monkeypatch.context() as patch:
-        for name, value in how.items():
-            patch.setattr(held_lines, name, value)
-        assert code_of_replay(left_from_2) != 0
+    held_lines.how = how
+    assert code_of_replay(left_from_2) != 0
     assert " 0 of 4 events delivered, 4 left" in capsys.readouterr().err
     assert (logged in caplog.text) if logged else (caplog.messages == [])
 
+    held_lines.how = How()
     assert code_of_replay(left_from_2) == 0
     assert "4 events replayed into HeldLines" in capsys.readouterr().err
 
@@ -276,7 +279,7 @@ def test_a_long_delivery_tells_how_far_it_is(
     left_from_2: Trainer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A line from time to time."""
-    monkeypatch.setattr("eventloop.cli.replay.PROGRESS_SECONDS", 0.0)
+    substitute(monkeypatch, "replay.PROGRESS_SECONDS", 0.0)
     assert code_of_replay(left_from_2) == 0
 
     told = [line for line in capsys.readouterr().err.splitlines() if "delivered" in line]

@@ -10,9 +10,10 @@ import pytest
 from msgspec import StructMeta
 
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged, base
+from eventloop.events import AfterTrainIter, BeforeTrainIter, Event, ScalarsLogged
 from eventloop.events.base import OWN_MODULES, event_name, known_events, snake_case
 from eventloop.events.catalogue import declared_events, find_event
+from tests.support.internals import substitute
 
 
 class LunchServed(Event):
@@ -157,7 +158,7 @@ def test_a_class_that_is_no_event_is_refused(
     bus: Bus, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], message: str
 ) -> None:
     """Events are immutable, and have the name of their class, whoever reads them: where one is first asked for."""
-    monkeypatch.setattr(base, "_BY_NAME", {name: [*known] for name, known in known_events().items()})
+    substitute(monkeypatch, "base._BY_NAME", {name: [*known] for name, known in known_events().items()})
 
     class Oddity(Event, **config):
         """Not as events are."""

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from eventloop.events.priority import Priority, get_priority
+from eventloop import Priority
+from eventloop.bus import Bus
+
+
+def get_priority(priority: Any) -> int:
+    """Return the priority that a bus gives to a handler."""
+    bus = Bus()
+    bus.subscribe(lambda event: None, "after_train_iter", priority=priority)
+    return bus.plan("after_train_iter")[0].priority
+
 
 NUMBERS = {
     "HIGHEST": 0, "VERY_HIGH": 10, "HIGH": 30, "ABOVE_NORMAL": 40, "NORMAL": 50, "BELOW_NORMAL": 60, "LOW": 70,

@@ -21,7 +21,7 @@ from eventloop.events import (
     ImageLogged,
     RunInfo,
     ScalarsLogged,
-)  # fmt: skip
+)
 from eventloop.events.codec import Frames
 
 
@@ -64,14 +64,16 @@ def through(*events: Event) -> list[Event | Exception]:
         HistogramLogged(data=b"", shape=(0,), dtype="float64"),
         RunInfo(info={"a": "b"}),
         CheckpointFailed(path="runs/x", error="\n\0"),
-        Typed(pair=(1, "a"), names={"b", "c"}, nested={"d": [1.0, 2.0]}, when=datetime(2026, 1, 2, tzinfo=UTC)),
+        Typed(
+            pair=(1, "a"), names={"b", "c"}, nested={"d": [1.0, 2.0]}, when=datetime(2026, 1, 2, tzinfo=UTC)
+        ),
         Tree(branches=[Tree(), Tree(branches=[Tree()])]),
         Anything(value={"a": [1, None, "b"]}),
         AfterVal(metrics={"accuracy": None}),  # type: ignore[dict-item]  # no value is checked when an event is built
         AfterVal(metrics={"accuracy": "high"}),  # type: ignore[dict-item]
         ImageLogged(step=[1.0], shape=(1, 2, 3)),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_event_comes_back_equal(event: Event) -> None:
     """Whatever its fields declare, and hold."""
     assert through(event) == [event]
@@ -112,8 +114,10 @@ def test_event_kept_elsewhere_comes_in_its_place() -> None:
 
 
 SURROGATES = [
-    CheckpointFailed(error="\ud800"), ScalarsLogged(scalars={"\udcff": 1.0}), Anything(value=["\udcff", (1,)]),
-]  # fmt: skip
+    CheckpointFailed(error="\ud800"),
+    ScalarsLogged(scalars={"\udcff": 1.0}),
+    Anything(value=["\udcff", (1,)]),
+]
 
 
 def test_event_with_a_lone_surrogate_is_pickled() -> None:

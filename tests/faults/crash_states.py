@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eventloop.checkpoint import disk, load_best, load_newest, save_checkpoint
+from eventloop.checkpoint import load_best, load_newest, save_checkpoint
 from eventloop.checkpoint.commit import Removals, commit
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
@@ -23,7 +23,7 @@ from eventloop.checkpoint.serialize import serialize
 from eventloop.temporary.leftovers import leftovers, remove_dead
 from tests.checkpoints import orphan
 from tests.faults.operations import state, value_of, values
-from tests.faults.shim import Operation, shimmed
+from tests.faults.shim import Operation, clear_durable_directories, shimmed
 
 Tree = dict[str, Any]
 """Names, and the bytes of a file or the tree of a directory."""
@@ -290,7 +290,7 @@ def _moments(
             made.append(operation)
             return operation.do()
 
-        disk._durable.clear()
+        clear_durable_directories()
         with shimmed(recorded):
             _commit(run, save, removals)
             if save is scenario.saves[-1]:

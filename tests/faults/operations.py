@@ -16,15 +16,14 @@ from unittest.mock import patch
 
 import torch
 
-from eventloop.checkpoint import disk, load_checkpoint, load_newest, save_checkpoint
+from eventloop.checkpoint import load_checkpoint, load_newest, save_checkpoint, verify_checkpoint
 from eventloop.checkpoint.commit import Removals
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.manifest import Label
 from eventloop.checkpoint.retention import pending
 from eventloop.checkpoint.saving.saver import Saver
-from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointFailed
-from tests.faults.shim import Operation, Record, shimmed
+from tests.faults.shim import Operation, Record, clear_durable_directories, shimmed
 from tests.faults.training import ITERATIONS, KEPT, check_whole, finish, make_trainer, wait_for_saves
 
 SYSTEM = ("ENOSPC", "EIO", "EINTR")
@@ -141,7 +140,7 @@ def _commit(directory: Path, name: str, record: Record) -> bool:
     where.parent.mkdir(parents=True, exist_ok=True)
     for former, value in case.before.items():
         save(where / former, value)
-    disk._durable.clear()  # what is known of the directories above would shift the numbers
+    clear_durable_directories()
     with shimmed(record):
         try:
             save(where / case.name, 9)
@@ -255,7 +254,7 @@ def one_of_each(tries: list[TrainingTry], chance: random.Random) -> list[Trainin
 
 
 def _train(directory: Path, record: Record) -> list[CheckpointFailed]:
-    disk._durable.clear()
+    clear_durable_directories()
     trainer = make_trainer(directory)
     failed: list[CheckpointFailed] = []
     trainer.bus.subscribe(failed.append, "checkpoint_failed")

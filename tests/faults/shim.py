@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eventloop.checkpoint import disk
 from eventloop.checkpoint.disk import Disk
 
 OPERATIONS = ("make_directory", "create", "write", "sync", "sync_directory", "rename", "remove")
@@ -71,6 +72,11 @@ def install(around: Around) -> dict[str, Any]:
     for name, call in former.items():
         setattr(Disk, name, wrapper(name, call))
     return former
+
+
+def clear_durable_directories() -> None:
+    """Forget which directories are durable, which would spare their sync and shift the numbers of operations."""
+    disk._durable.clear()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from eventloop.data.loader_state import own_random_state, set_generators, set_ow
 from eventloop.data.rng import rng_state, set_rng_state
 from eventloop.hooks import Hook
 from tests.checkpoints import rewrite
+from tests.support.cuda import set_cuda
 from tests.support.trainers import build_trainer, samples, tiny_model
 
 
@@ -64,9 +65,12 @@ def test_random_states_that_share_a_storage() -> None:
 def test_random_states_of_devices_that_share_a_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same for those of CUDA devices, of which all lie behind one another in a checkpoint."""
     given: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: given.append(state))
+    set_cuda(
+        monkeypatch,
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        set_rng_state=lambda state, index: given.append(state),
+    )
     state = torch.arange(16, dtype=torch.uint8)
 
     set_rng_state({**rng_state(), "cuda": [within_another(state)]})

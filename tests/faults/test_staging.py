@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.saving.saver import Saver
-from eventloop.util.errors import CheckpointError
 from tests.faults.operations import logged_faults
 from tests.faults.training import ITERATIONS, check_whole, finish, make_trainer
 
@@ -36,13 +36,13 @@ class Failing:
     """Fails when it is first called by who stages a state, or from then on."""
 
     def __init__(self, real: Callable[..., Any], *, lasting: bool) -> None:
-        self._real, self._lasting, self.failed = real, lasting, 0
+        self.real, self._lasting, self.failed = real, lasting, 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.failed and not self._lasting:
-            return self._real(*args, **kwargs)
+            return self.real(*args, **kwargs)
         self.failed += 1
-        if isinstance(self._real, type) or self._real.__module__ in ("os", "posix"):
+        if isinstance(self.real, type) or self.real.__module__ in ("os", "posix"):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         raise RuntimeError("Cannot allocate memory")  # as torch says it
 
@@ -68,7 +68,7 @@ def test_any_call_of_the_staging_may_fail(
     all_fail = pytest.raises(CheckpointError, match="got none: all 7 saves failed")
     with logged_faults() as log, all_fail if call == "allocate" and lasting else nullcontext():
         trainer.train()
-    monkeypatch.setattr(*CALLS[call], failing._real)
+    monkeypatch.setattr(*CALLS[call], failing.real)
     trainer.close()
 
     assert failing.failed

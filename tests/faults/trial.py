@@ -24,9 +24,8 @@ import torch
 
 from eventloop import Trainer
 from eventloop.checkpoint import commit as shelf
-from eventloop.checkpoint import load_best
+from eventloop.checkpoint import load_best, read_manifest
 from eventloop.checkpoint.directory import scan
-from eventloop.checkpoint.manifest import read_manifest
 from eventloop.checkpoint.retention import pending
 from eventloop.checkpoint.saving import group_writer
 from eventloop.checkpoint.saving.saver import Saver
@@ -112,15 +111,16 @@ def make(trial: Trial) -> tuple[int, str]:
 
 
 def _train_in_child(trial: Trial, turn: int, point: Point | None) -> None:
+    code = 1
     try:
         if trial.one_number:
             shelf.os = SimpleNamespace(**{**vars(os), "getpid": lambda: 1})  # type: ignore[assignment,attr-defined]
         _train(trial, turn, point)
         sys.stdout.flush()
-        os._exit(0)
+        code = 0
     except BaseException:
         Path(trial.directory, "error").write_text(traceback.format_exc())
-    os._exit(1)
+    os._exit(code)
 
 
 def _train(trial: Trial, turn: int, point: Point | None) -> None:

@@ -13,28 +13,28 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from eventloop import Priority, Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.snapshot import Snapshot
 from eventloop.costs.records import read_costs
 from eventloop.events import AfterTrainIter, ScalarsLogged
-from eventloop.events.priority import Priority
 from eventloop.hooks import (
     AmpOptimizerHook,
     CheckInvalidLossHook,
     CheckpointHook,
     EarlyStoppingHook,
+    EMAHook,
+    GarbageCollectionHook,
     Hook,
     LoggerHook,
     MemoryHook,
     OptimizerHook,
     ThroughputHook,
 )
-from eventloop.hooks.ema import EMAHook
-from eventloop.hooks.garbage_collection import GarbageCollectionHook
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
+from tests.support.inside_torch import run_kernel
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -148,7 +148,7 @@ def test_every_value_reaches_the_background_with_its_iteration(tmp_path: Path) -
 def test_a_read_of_a_pending_value_is_a_wait() -> None:
     """It is counted once, with the time that the device took; a second read of the value waits for nothing."""
     with EventStorage() as storage:
-        torch.cuda._sleep(10_000_000)
+        run_kernel(10_000_000)
         storage.put_scalar("loss", torch.ones((), device="cuda"))
         storage.latest()
         storage.latest()
@@ -173,7 +173,7 @@ def test_host_copy_reads_the_values_of_its_moment() -> None:
     pool = PinnedPool()
     for turn in range(50):
         tensors = [torch.full((), float(i + turn), device="cuda") for i in range(5)]
-        torch.cuda._sleep(1_000_000)
+        run_kernel(1_000_000)
         started = HostCopy(tensors, pool)
         for tensor in tensors:
             tensor.fill_(-1.0)
@@ -188,7 +188,7 @@ def test_snapshot_is_of_its_moment() -> None:
         state = {
             "state_dict": {"w": torch.full((1000,), float(turn), device="cuda"), "n": torch.tensor(turn)}
         }
-        torch.cuda._sleep(1_000_000)
+        run_kernel(1_000_000)
         state["state_dict"]["w"].add_(1.0)
         packed = snapshot.pack(state)
         state["state_dict"]["w"].fill_(-1.0)
@@ -206,7 +206,7 @@ def test_what_comes_later_is_of_its_moment_too() -> None:
     snapshot = Snapshot()
     for turn in range(50):
         weight = torch.full((1 << 20,), float(turn), device="cuda")
-        torch.cuda._sleep(1_000_000)
+        run_kernel(1_000_000)
         weight.add_(1.0)
         packed = snapshot.pack({"state_dict": {"w": weight}}, {weight.data_ptr()})
         assert packed.rest is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchmetrics.classification import MulticlassAccuracy
 
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
 from tests.support.trainers import batches
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

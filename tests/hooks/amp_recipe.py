@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 
-from eventloop.hooks.amp import AmpOptimizerHook as Amp
-from eventloop.hooks.hook import Hook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import AmpOptimizerHook as Amp
+from eventloop.hooks import Hook
 
 
 class Overflow(Hook):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.training.trainer import Trainer
+from tests.support.internals import set_clock
 
 torch.set_num_threads(1)
 
@@ -72,15 +74,25 @@ def rates(start: Any = 1.0) -> dict[str, Any]:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the loop and of the hooks that measure; use binary fractions, their sums are exact."""
     clock = Clock()
-    for module in (
-        "costs.step_clock",
-        "hooks.iter_timer",
-        "hooks.optimizer",
-        "hooks.checkpoint",
-        "checkpoint.commit",
-    ):
-        monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
+    set_clock(monkeypatch, clock, "step_clock", "iter_timer", "optimizer", "checkpoint", "commit")
     return clock
+
+
+@pytest.fixture
+def value_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Which tensors' values the training thread asks for."""
+    names: list[str] = []
+    training_thread = threading.get_ident()
+    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "numpy", "cpu"):
+        original = getattr(torch.Tensor, name)
+
+        def watched(self: Any, *args: Any, _name: str = name, _original: Any = original, **kw: Any) -> Any:
+            if threading.get_ident() == training_thread:
+                names.append(_name)
+            return _original(self, *args, **kw)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+    return names
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.hooks import LoggerHook
-from eventloop.hooks.activation_stats import ActivationStats
+from eventloop.hooks import ActivationStats, LoggerHook
+from tests.support.inside_torch import module_hooks
 from tests.support.trainers import MakeTrainer, batches
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_left_on_the_model(make_trainer: MakeTrainer) -> None:
     trainer = make(make_trainer, ActivationStats())
     trainer.train()
 
-    assert not any(module._forward_hooks for module in trainer.model.modules())
+    assert not any(module_hooks(trainer.model))
 
 
 def test_bad_input(make_trainer: MakeTrainer) -> None:

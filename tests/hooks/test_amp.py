@@ -9,13 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.hooks.amp import AmpOptimizerHook as Amp
-from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
-from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
-from eventloop.hooks.hook import Hook
-from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.training.loop_steps import SkipIteration
-from eventloop.training.trainer import Trainer
+from eventloop import SkipIteration, Trainer
+from eventloop.hooks import AmpOptimizerHook as Amp
+from eventloop.hooks import Fp16OptimizerHook as Fp16
+from eventloop.hooks import GradientCumulativeFp16OptimizerHook as CumulativeFp16
+from eventloop.hooks import Hook, OptimizerHook
 from tests.hooks.amp_recipe import GROWING, assert_same, by_hand
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]

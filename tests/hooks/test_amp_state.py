@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.hooks.amp import AmpOptimizerHook as Amp
-from eventloop.hooks.amp import Fp16OptimizerHook as Fp16
-from eventloop.hooks.amp import GradientCumulativeFp16OptimizerHook as CumulativeFp16
-from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
-from eventloop.hooks.hook import Hook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import AmpOptimizerHook as Amp
+from eventloop.hooks import CheckpointHook, Hook
+from eventloop.hooks import Fp16OptimizerHook as Fp16
+from eventloop.hooks import GradientCumulativeFp16OptimizerHook as CumulativeFp16
+from eventloop.hooks import GradientCumulativeOptimizerHook as Cumulative
 from tests.hooks.amp_recipe import GROWING, Overflow, assert_same
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
@@ -93,14 +92,14 @@ def test_model_moved_after_the_trainer_was_built(make_trainer: MakeTrainer) -> N
     trainer = make_trainer(hooks=[hook])
     trainer.train()
     before = hook.state_dict()
-    assert hook._precision is not None
-    hook._precision.device = "elsewhere"
+    precision: Any = hook._precision
+    precision.device = "elsewhere"
 
     trainer.val_loader = [(torch.ones(1, 2), torch.ones(1, 1))]
     trainer.val()
 
     assert hook.state_dict() == before
-    assert hook._precision.device == "cpu"
+    assert precision.device == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.hooks.optimizer import OptimizerHook
+from eventloop import Trainer
+from eventloop.hooks import OptimizerHook
 from eventloop.model.unused_parameters import unreached_parameters
-from eventloop.training.trainer import Trainer
 
 
 class TwoHeads(torch.nn.Module):

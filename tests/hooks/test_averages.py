@@ -11,37 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
-from eventloop.model.averages import (
+from eventloop.hooks import (
     BaseAveragedModel,
     ExponentialMovingAverage,
     MomentumAnnealingEMA,
     StochasticWeightAverage,
-    _Weighted,
 )
+from eventloop.model.averages import _Weighted
+from tests.support.averaged import Number, inside, value_of
 
 OURS = [ExponentialMovingAverage, MomentumAnnealingEMA, StochasticWeightAverage]
-
-
-class Number(nn.Module):
-    """A model of one number."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor([value]))
-
-    def set(self, value: float) -> None:
-        """Change it as an optimizer would."""
-        self.value.data.fill_(value)
-
-
-def value_of(average: BaseAveragedModel) -> float:
-    """The average of a number."""
-    return float(next(average.module.parameters()))
-
-
-def inside(average: BaseAveragedModel) -> Any:
-    """The averaged copy, whatever it is."""
-    return average.module
 
 
 def follow(make: Callable[[nn.Module], Any], *values: float) -> list[float]:

@@ -9,30 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from eventloop.model.averages import BaseAveragedModel, ExponentialMovingAverage, MomentumAnnealingEMA
-
-
-class Number(nn.Module):
-    """A model of one number."""
-
-    def __init__(self, value: float = 0.0) -> None:
-        super().__init__()
-        self.value = nn.Parameter(torch.tensor([value]))
-
-    def set(self, value: float) -> None:
-        """Change it as an optimizer would."""
-        self.value.data.fill_(value)
-
-
-def value_of(average: BaseAveragedModel) -> float:
-    """The average of a number."""
-    return float(next(average.module.parameters()))
-
-
-def inside(average: BaseAveragedModel) -> Any:
-    """The averaged copy, whatever it is."""
-    return average.module
-
+from eventloop.hooks import ExponentialMovingAverage, MomentumAnnealingEMA
+from tests.support.averaged import Number, inside, value_of
 
 # --- models that change ------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from eventloop.hooks.callback import CallbackHook, ClosureHook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import CallbackHook, ClosureHook
 from tests.hooks.conftest import Make, Scripted
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.bus import Bus
-from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks import check_invalid_loss as module
-from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
+from eventloop.hooks import CheckInvalidLossHook, CheckpointHook, Hook
 from eventloop.metrics.device import HostCopy
-from eventloop.training.trainer import Trainer
+from tests.support.internals import substitute
 
 Make = Callable[..., Trainer]
 LONG = 10**6
@@ -68,7 +67,7 @@ def test_background_that_cannot_run_is_not_waited_for(
     make_trainer: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When too many losses wait the training thread reads the oldest itself."""
-    monkeypatch.setattr(module, "UNREAD_LIMIT", 4)
+    substitute(monkeypatch, "check_invalid_loss.UNREAD_LIMIT", 4)
     monkeypatch.setattr(Bus, "post", lambda *ignored: None)
     trainer = make_trainer(batches=20, train_step=breaking(1), hooks=[CheckInvalidLossHook(interval=2)])
 
@@ -136,9 +135,11 @@ def test_second_training_starts_afresh(make_trainer: Make) -> None:
 def test_no_checkpoint_of_a_lost_model(make_trainer: Make, files: Callable[..., list[str]]) -> None:
     """What has arrived is looked at before a checkpoint is taken; the older one stays the newest."""
     trainer = make_trainer(
-        batches=4, train_step=breaking(5), max_epochs=3,
+        batches=4,
+        train_step=breaking(5),
+        max_epochs=3,
         hooks=[CheckInvalidLossHook(interval=50), CheckpointHook(interval=1, max_keep_ckpts=1)],
-    )  # fmt: skip
+    )
 
     with pytest.raises(FloatingPointError, match=r"in iteration 5 \(epoch 1, batch 1\)"):
         trainer.train()
@@ -166,7 +167,7 @@ class LateCopy(HostCopy):
 def test_values_on_their_way_are_not_waited_for(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps go on until the copy is there, and the error still names the iteration."""
     monkeypatch.setattr(LateCopy, "waited", False)
-    monkeypatch.setattr(module, "_start_copy", LateCopy)
+    substitute(monkeypatch, "check_invalid_loss._start_copy", LateCopy)
     trainer = make_trainer(max_iters=LONG, train_step=breaking(1), hooks=[CheckInvalidLossHook(interval=2)])
 
     with pytest.raises(FloatingPointError, match=r"in iteration 1 \(epoch 0, batch 1\)"):

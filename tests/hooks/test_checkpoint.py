@@ -13,13 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import find_checkpoints, load_checkpoint
+from eventloop import Trainer
+from eventloop.checkpoint import find_checkpoints, load_checkpoint, verify_checkpoint
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
 from eventloop.temporary.leftovers import leftovers
-from eventloop.training.trainer import Trainer
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]

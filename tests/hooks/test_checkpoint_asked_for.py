@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Priority, Trainer
 from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, BeforeTrainIter, Event
-from eventloop.events.priority import Priority
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

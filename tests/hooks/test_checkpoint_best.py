@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint, save_checkpoint
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError, load_checkpoint, read_manifest, save_checkpoint
 from eventloop.checkpoint.directory import scan
-from eventloop.checkpoint.manifest import Label, read_manifest
+from eventloop.checkpoint.manifest import Label
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
-from eventloop.util.errors import CheckpointError
 from tests.hooks.conftest import Train
 
 Make = Callable[..., Trainer]

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.events import CheckpointFailed, CheckpointSaved
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.training.trainer import Trainer
 from tests.checkpoints import rewrite
+from tests.support.internals import substitute
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]
@@ -43,7 +44,7 @@ class Slow:
 @pytest.fixture(autouse=True)
 def one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit the queue to one checkpoint."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 0)
+    substitute(monkeypatch, "saver.QUEUE_BYTES", 0)
 
 
 @pytest.fixture
@@ -148,8 +149,10 @@ def test_many_that_are_skipped(
     skipped = [line.partition("/run/")[2] for line in said if "skipped" in line]
     reason = "was skipped: iter_1 was still being written"
     assert skipped == [
-        f"iter_2 {reason}", f"iter_3 {reason} (2 skipped so far)", f"iter_5 {reason} (4 skipped so far)",
-    ]  # fmt: skip
+        f"iter_2 {reason}",
+        f"iter_3 {reason} (2 skipped so far)",
+        f"iter_5 {reason} (4 skipped so far)",
+    ]
     assert said[-1].startswith("5 checkpoints were left out, because another one was still being written")
 
 
@@ -247,7 +250,7 @@ def test_small_checkpoints_wait_in_a_queue(
     slow: Callable[..., Slow], outcomes: Outcomes, monkeypatch: pytest.MonkeyPatch, when_busy: Any
 ) -> None:
     """While the queue has room, no checkpoint is waited for, skipped or replaced."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 1 << 20)
+    substitute(monkeypatch, "saver.QUEUE_BYTES", 1 << 20)
     held, hook = slow("iter_1"), CheckpointHook(interval=1, when_busy=when_busy, save_last=False)
 
     seen = outcomes(hook, LetGo(held, 4, hook), max_iters=5)

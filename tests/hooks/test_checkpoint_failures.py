@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.events import CheckpointFailed
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
-from eventloop.util.errors import CheckpointError
 from tests.support.saving import Ended, Writes
 
 Make = Callable[..., Trainer]

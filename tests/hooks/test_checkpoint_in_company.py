@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint
+from eventloop import Trainer
+from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.directory import scan
 from eventloop.checkpoint.retention.best import Best, BestMetrics
 from eventloop.checkpoint.retention.retention import Replaced, Retention
 from eventloop.hooks import CheckpointHook
 from eventloop.temporary.leftovers import running_saves
 from eventloop.temporary.names import process_of
-from eventloop.training.trainer import Trainer
-from eventloop.util.errors import CheckpointError
 from tests.support.company import busy_machine, check_grace
 from tests.support.saving import DEADLINE, Gate, Writes
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint
-from eventloop.checkpoint.manifest import read_manifest
+from eventloop import Trainer
+from eventloop.checkpoint import load_checkpoint, read_manifest
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Train
 from tests.support.saving import Ended, Writes
 

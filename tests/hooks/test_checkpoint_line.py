@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.checkpoint import load_newest
 from eventloop.checkpoint.lineage import LINE
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
+from tests.support.internals import substitute
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -110,7 +111,7 @@ def test_a_note_that_cannot_be_written(
     def full(*arguments: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("eventloop.checkpoint.directory.write_steps_back", full)
+    substitute(monkeypatch, "directory.write_steps_back", full)
     second.train()
 
     assert (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.checkpoint import find_checkpoints
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Files = Callable[..., list[str]]

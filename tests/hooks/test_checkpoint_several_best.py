@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.retention.best import BestMetrics
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]
@@ -76,8 +76,9 @@ def test_a_best_that_a_kill_left_out_is_saved_by_the_resumed_run(
     resumed.train()
 
     assert {m: (b.score, b.name) for m, b in hook.bests.items()} == {
-        "acc": (0.25, "best_acc_epoch_2"), "loss": (2.0, "best_loss_epoch_2"),
-    }  # fmt: skip
+        "acc": (0.25, "best_acc_epoch_2"),
+        "loss": (2.0, "best_loss_epoch_2"),
+    }
     assert files() == ["best_acc_epoch_2", "best_loss_epoch_2"]
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.checkpoint import load_checkpoint
-from eventloop.checkpoint.manifest import read_manifest
+from eventloop import Trainer
+from eventloop.checkpoint import load_checkpoint, read_manifest
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 Scripted = Callable[..., dict[str, Any]]

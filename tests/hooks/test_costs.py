@@ -15,14 +15,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop import Trainer
 from eventloop.costs.records import FILE, read_costs
 from eventloop.events import LoaderStall
-from eventloop.hooks import costs as costs_module
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import forked, no_threads
 from tests.conftest import DEADLINE
 from tests.hooks.conftest import Make, Scripted
+from tests.support.internals import substitute
 
 
 def test_a_run_leaves_its_record(make_trainer: Make) -> None:
@@ -94,8 +94,8 @@ def test_a_validation_leaves_the_record_of_the_training(
 def test_the_first_record_is_early(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two seconds, then after twice as long each time, up to the interval."""
     now, written = [0.0], []
-    monkeypatch.setattr(costs_module, "monotonic", lambda: now[0])
-    monkeypatch.setattr(costs_module, "_try_to_write", lambda trainer, costs: written.append(now[0]))
+    substitute(monkeypatch, "costs.monotonic", lambda: now[0])
+    substitute(monkeypatch, "costs._try_to_write", lambda trainer, costs: written.append(now[0]))
 
     def tick(event: Any) -> None:
         now[0] += 1.0
@@ -206,9 +206,11 @@ def test_a_slow_loader_is_announced_once(make_trainer: Make, seconds: float, sta
             return torch.ones(2)
 
     trainer = make_trainer(
-        train_loader=DataLoader(Slow()), default_hooks={"costs": {"interval_seconds": 1e-3}}, max_epochs=2,
+        train_loader=DataLoader(Slow()),
+        default_hooks={"costs": {"interval_seconds": 1e-3}},
+        max_epochs=2,
         train_step=lambda trainer, batch: busy_step(trainer, batch, 0.003),
-    )  # fmt: skip
+    )
     trainer.bus.subscribe(found.append, LoaderStall)
 
     trainer.train()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
-from eventloop.hooks import costs as costs_module
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.hooks.conftest import Clock, Make, Record, SlowLoader
+from tests.support.internals import substitute
 
 STEP_SECONDS = 10.0
 
@@ -18,7 +18,7 @@ STEP_SECONDS = 10.0
 @pytest.fixture
 def timed(make_trainer: Make, clock: Clock, make_batches: Any, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Build trainers of 8 iterations of 10 s each on the clock, half of it waiting for data."""
-    monkeypatch.setattr(costs_module, "monotonic", clock)
+    substitute(monkeypatch, "costs.monotonic", clock)
 
     def make(**options: Any) -> Trainer:
         trainer = make_trainer(train_loader=SlowLoader(clock, STEP_SECONDS / 2, make_batches(8)), **options)

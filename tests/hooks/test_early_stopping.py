@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.events import AfterRun, StopRequested
-from eventloop.hooks import CallbackHook, CheckpointHook, early_stopping
-from eventloop.hooks.early_stopping import EarlyStoppingHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CallbackHook, CheckpointHook, EarlyStoppingHook
 from tests.hooks.conftest import Make, Scripted
+from tests.support.internals import substitute
 
 Run = Callable[..., Trainer]
 
@@ -258,7 +258,7 @@ def test_scores_of_another_metric_are_not_compared_with(
 def test_rank_0_decides(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """On several ranks all act on one score, so that none goes on alone."""
 
-    monkeypatch.setattr(early_stopping, "decided_by_rank_0", lambda decide: 0.1)
+    substitute(monkeypatch, "early_stopping.decided_by_rank_0", lambda decide: 0.1)
     hook = EarlyStoppingHook("acc", patience=2)
     two_ranks = CallbackHook(before_train=lambda trainer: setattr(trainer, "world_size", 2))
     trainer = run(hook, 0.5, 0.6, 0.7, 0.8, hooks=[two_ranks])

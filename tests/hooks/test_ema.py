@@ -10,12 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.events import OptimizerStepSkipped
-from eventloop.hooks.ema import EMAHook
-from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
-from eventloop.hooks.hook import Hook, on
-from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import EMAHook, GradientCumulativeOptimizerHook, Hook, on
+from tests.support.inside_torch import step_hooks
+from tests.support.skipping import SkipSecond
 
 MakeTrainer = Callable[..., Trainer]
 
@@ -274,13 +273,6 @@ def test_begin_epoch_is_the_epoch_of_the_first_update(
 def test_no_step_no_update(make_trainer: MakeTrainer, weights: Weights) -> None:
     """An iteration whose step was skipped leaves the average, and the number of its updates, alone."""
 
-    class SkipSecond(OptimizerHook):
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 1:
-                trainer.announce(OptimizerStepSkipped, reason="on purpose")
-            else:
-                super().after_train_iter(trainer, event)
-
     hook = EMAHook(momentum=0.25)
     make_trainer(hooks=[hook, weights, SkipSecond()], **BY_ITER).train()
 
@@ -396,11 +388,11 @@ def test_optimizer_that_is_never_stepped_is_reported(
 def test_optimizer_is_left_as_it_was(make_trainer: MakeTrainer) -> None:
     """After the run the hook no longer listens to the optimizer."""
     trainer = make_trainer(hooks=[EMAHook()])
-    before = dict(trainer.optimizer._optimizer_step_post_hooks)
+    before = step_hooks(trainer.optimizer)
 
     trainer.train()
 
-    assert dict(trainer.optimizer._optimizer_step_post_hooks) == before
+    assert step_hooks(trainer.optimizer) == before
 
 
 # --- models ------------------------------------------------------------------------------------------------

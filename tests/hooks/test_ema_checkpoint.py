@@ -11,12 +11,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError, load_checkpoint
-from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.ema import EMAHook
-from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook
-from eventloop.model.averages import BaseAveragedModel
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import BaseAveragedModel, CheckpointHook, EMAHook, GradientCumulativeOptimizerHook
 from tests.checkpoints import rewrite
 
 MakeTrainer = Callable[..., Trainer]
@@ -177,6 +174,13 @@ def test_resumed_run_equals_the_uninterrupted_one(
         wholes[ema_type] = build("whole")
         torch.manual_seed(1)
         wholes[ema_type].train()
+    second = resumed(build, stop)
+
+    assert_same(second, wholes[ema_type])
+
+
+def resumed(build: Callable[[str], Trainer], stop: int) -> Trainer:
+    """Stop a training after so many iterations, and return another that has resumed it to its end."""
     first = build("parts")
     torch.manual_seed(1)
     first.bus.subscribe(
@@ -184,11 +188,9 @@ def test_resumed_run_equals_the_uninterrupted_one(
     )
     first.train()
     second = build("parts")
-
     second.resume()
     second.train()
-
-    assert_same(second, wholes[ema_type])
+    return second
 
 
 @pytest.mark.parametrize("stop", [2, 5])
@@ -201,16 +203,7 @@ def test_begin_epoch_counts_on_after_resuming(train_net: MakeTrainer, tmp_path: 
     whole = build("whole")
     torch.manual_seed(1)
     whole.train()
-    first = build("parts")
-    torch.manual_seed(1)
-    first.bus.subscribe(
-        lambda trainer, event: trainer.stop("enough"), "after_train_iter", start=stop - 1, once=True
-    )
-    first.train()
-    second = build("parts")
-
-    second.resume()
-    second.train()
+    second = resumed(build, stop)
 
     assert average_of(second).steps == 8
     assert_same(second, whole)

@@ -10,15 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from eventloop.hooks.ema import EMAHook
+from eventloop import Trainer, register
+from eventloop.hooks import BaseAveragedModel, EMAHook, ExponentialMovingAverage, MomentumAnnealingEMA
 from eventloop.model.average_pairs import Swap
-from eventloop.model.averages import (
-    BaseAveragedModel,
-    ExponentialMovingAverage,
-    MomentumAnnealingEMA,
-)
-from eventloop.registry import register
-from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

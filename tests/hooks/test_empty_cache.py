@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
-from eventloop.hooks.empty_cache import EmptyCacheHook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import EmptyCacheHook
 from tests.hooks.conftest import Make, Scripted
+from tests.support.cuda import set_cuda
 
 
 @pytest.fixture
 def emptied(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of `torch.cuda.empty_cache`."""
     calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
+    set_cuda(monkeypatch, empty_cache=lambda: calls.append("emptied"))
     return calls
 
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop import Trainer
 from eventloop.bus import Bus
-from eventloop.hooks.garbage_collection import FROZEN_AT_START, GarbageCollectionHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import GarbageCollectionHook
+from eventloop.hooks.garbage_collection import FROZEN_AT_START
 from tests import forked
 from tests.hooks.collector import (
     ALL,
@@ -307,9 +308,10 @@ def test_a_training_within_a_training(make_trainer: Make, tmp_path: Path) -> Non
 def test_evaluation_alone_is_left_to_python(make_trainer: Make, collect_calls: list[tuple[int, str]]) -> None:
     """Outside a training the automatic collection stays on."""
     trainer = make_trainer(
-        val_loader=[torch.zeros(1)] * 4, val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
+        val_loader=[torch.zeros(1)] * 4,
+        val_step=lambda trainer, batch: {"on": float(gc.isenabled())},
         hooks=[GarbageCollectionHook(interval=1)],
-    )  # fmt: skip
+    )
 
     assert trainer.val() == {"on": 1.0}
     assert collect_calls == []

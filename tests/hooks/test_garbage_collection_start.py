@@ -10,8 +10,8 @@ from weakref import ref
 import pytest
 import torch
 
-from eventloop.hooks.garbage_collection import GarbageCollectionHook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import GarbageCollectionHook
 from tests.hooks.collector import ALL, YOUNG, Node, collect_calls, collector_as_it_was, cycle, no_nodes
 
 Make = Callable[..., Trainer]

@@ -13,11 +13,9 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.gradient_cumulative import GradientCumulativeOptimizerHook as Cumulative
-from eventloop.hooks.hook import Hook
-from eventloop.training.loop_steps import SkipIteration
-from eventloop.training.trainer import Trainer
+from eventloop import SkipIteration, Trainer
+from eventloop.hooks import CheckpointHook, Hook
+from eventloop.hooks import GradientCumulativeOptimizerHook as Cumulative
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]

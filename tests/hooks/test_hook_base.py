@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
+from eventloop import Priority, Trainer
 from eventloop.bus import Bus
-from eventloop.events import AfterTrainIter, AfterValIter, BeforeTrainIter, Event, base
+from eventloop.events import AfterTrainIter, AfterValIter, BeforeTrainIter, Event
 from eventloop.events.base import known_events
-from eventloop.events.priority import Priority
 from eventloop.hooks import Hook, TestHook, on
-from eventloop.training.trainer import Trainer
+from tests.support.internals import substitute
 
 
 def define(**namespace: Any) -> type[Hook]:
@@ -83,7 +83,7 @@ def test_a_helper_may_begin_with_on(helper: str, bus: Bus) -> None:
 def test_events_of_others_change_no_hook_of_eventloop(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """A declared event may have any name: one that is, or is near, a method of a hook that is no point neither refuses
     the hook nor subscribes the method, in a subclass of theirs as well."""
-    monkeypatch.setattr(base, "_BY_NAME", {name: [*known] for name, known in known_events().items()})
+    substitute(monkeypatch, "base._BY_NAME", {name: [*known] for name, known in known_events().items()})
     for name in ("Tick", "Toc", "Settings", "StateDict"):
         type(name, (Event,), {"__module__": __name__})
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.bus import Bus
 from eventloop.hooks import CallbackHook, GarbageCollectionHook, Hook, LRScheduler, TestHook, on
 from eventloop.registry import build
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
 
 

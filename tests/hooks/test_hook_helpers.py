@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.events import AfterTrainEpoch, AfterTrainIter, TextLogged
 from eventloop.hooks import Hook
 from eventloop.hooks.log_text import log_text
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
 
 

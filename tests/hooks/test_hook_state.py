@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer, register
 from eventloop.checkpoint import load_checkpoint
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.registry import register
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import SkipIteration, Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CallbackHook
-from eventloop.training.loop_steps import SkipIteration
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Clock, Make, SlowLoader
 
 DATA, FORWARD, BACKWARD, HOOK, VAL = 0.5, 0.25, 0.125, 2.0, 64.0

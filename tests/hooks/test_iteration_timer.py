@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.events import TextLogged
-from eventloop.hooks import CallbackHook, IterTimerHook
-from eventloop.hooks.iteration_timer import IterationTimer
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CallbackHook, IterationTimer, IterTimerHook
 from tests.hooks.conftest import Clock, Make, SlowLoader
+from tests.support.internals import substitute
 
 DATA, FORWARD, HOOK, VAL = 0.5, 0.25, 2.0, 64.0
 PARTS = ("time", "data_time", "step_time", "hook_time")
@@ -31,7 +31,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Run:
     """Train on the clock with the timer; return the trainer and the texts it said."""
-    monkeypatch.setattr("eventloop.hooks.iteration_timer.perf_counter", clock)
+    substitute(monkeypatch, "iteration_timer.perf_counter", clock)
 
     def step(trainer: Trainer, batch: Any) -> torch.Tensor:
         clock.advance(FORWARD)
@@ -43,9 +43,10 @@ def run(
 
     def train(timer: IterTimerHook, batches: int = 50, **options: Any) -> tuple[Trainer, list[str]]:
         slow = CallbackHook(
-            after_train_iter=lambda event: clock.advance(HOOK), after_train=lambda event: clock.advance(HOOK),
+            after_train_iter=lambda event: clock.advance(HOOK),
+            after_train=lambda event: clock.advance(HOOK),
             priority="VERY_LOW",
-        )  # fmt: skip
+        )
         hooks = [timer, slow, *options.pop("hooks", [])]
         loader = SlowLoader(clock, DATA, make_batches(batches))
         trainer = make_trainer(

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, EMAHook, Hook, LRScheduler, PreciseBN, on
 from eventloop.registry import build
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 SAYS = "after CheckpointHook (90), which saves there: its changes are missing from that checkpoint"

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.bus import Bus
 from eventloop.events import ImageLogged, ScalarsLogged
 from eventloop.hooks import Hook, LoggerHook, PeriodicWriter, on
 from eventloop.metrics.media import MEDIA_LIMIT
 from eventloop.metrics.storage import COLLECT_AT, PENDING_LIMIT
-from eventloop.training.trainer import Trainer
 from tests.conftest import DEADLINE
 from tests.hooks.conftest import Make, PutNumber, Record, Scripted, rates
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import LoggerHook
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.hooks.conftest import Make, Scripted
 
@@ -76,9 +76,10 @@ def test_what_hooks_write_at_the_very_end_is_copied_whole(
     so it is after a second run."""
     options = scripted(0.5)
     trainer = copying(
-        default_hooks={"trace": {"windows": [(1, 3)]}}, val_step=options["val_step"],
+        default_hooks={"trace": {"windows": [(1, 3)]}},
+        val_step=options["val_step"],
         test_loader=options["val_loader"],
-    )  # fmt: skip
+    )
 
     for run in (trainer.train, trainer.test):
         run()
@@ -96,7 +97,7 @@ def test_logs_in_folders_are_copied(make_trainer: Make, tmp_path: Path) -> None:
         hooks=[LoggerHook(1, out_dir=tmp_path / "run" / "out", out_suffix=(".jsonl", ".json"))],
         writers=[JSONLWriter("logs/deep/metrics.jsonl")],
         default_hooks={"checkpoint": {"interval": 1}, "costs": None, "trace": None},
-    )  # fmt: skip
+    )
     (trainer.work_dir / ".hidden").mkdir(parents=True)
     (trainer.work_dir / ".hidden" / "a.json").touch()
 

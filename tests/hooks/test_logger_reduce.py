@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.hooks import LoggerHook
 from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import LAST, Reduced, Reducer
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, PutNumber, Record
 from tests.support.meeting import Meeting, Present
 

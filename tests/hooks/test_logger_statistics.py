@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import LoggerHook
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, Record
 
 Log = Callable[..., list[tuple[int, dict[str, float]]]]
@@ -72,9 +72,11 @@ def test_methods_and_windows(log: Log, method: Any, window: Any, expected: list[
 
 @pytest.mark.parametrize(
     ("source", "method", "expected"),
-    [("x", "max", [(3, 2.0), (6, 5.0), (9, 8.0), (12, 11.0)]),
-     ("odd", "current", [(2, 0.5), (6, 2.5), (8, 3.5), (12, 5.5)])],
-)  # fmt: skip
+    [
+        ("x", "max", [(3, 2.0), (6, 5.0), (9, 8.0), (12, 11.0)]),
+        ("odd", "current", [(2, 0.5), (6, 2.5), (8, 3.5), (12, 5.5)]),
+    ],
+)
 def test_without_a_name_it_takes_the_place_of_the_mean(
     log: Log, source: str, method: str, expected: list[tuple[int, float]]
 ) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
 from eventloop.metrics import EventStorage
 from eventloop.metrics.statistics import LogStatistics
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
+from tests.support.internals import substitute
 from tests.support.meeting import Meeting, Rank, poll_in_turn
 
 Logged = list[tuple[int, dict[str, float]]]
@@ -213,7 +214,7 @@ def both(meeting: Meeting, statistics: LogStatistics) -> Iterator[Rank]:
 def test_a_state_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, statistics: LogStatistics) -> None:
     """Values that are reduced are waited for, and are in the state as they are told."""
     first, second = both(Meeting(2), statistics)
-    monkeypatch.setattr("eventloop.metrics.statistics.sleep", lambda seconds: second.poll())
+    substitute(monkeypatch, "statistics.sleep", lambda seconds: second.poll())
 
     state = statistics.state_dict([])
 
@@ -224,7 +225,7 @@ def test_a_state_is_of_all_ranks(monkeypatch: pytest.MonkeyPatch, statistics: Lo
 
 def test_a_state_without_the_other_ranks(monkeypatch: pytest.MonkeyPatch, statistics: LogStatistics) -> None:
     """Where they do not answer for as long as a log would wait, it has the rank's own values."""
-    monkeypatch.setattr("eventloop.metrics.statistics.WAIT_SECONDS", 0.01)
+    substitute(monkeypatch, "statistics.WAIT_SECONDS", 0.01)
     [*both(Meeting(2), statistics)]
 
     assert statistics.state_dict([])["loss"]["sum"] == 1.0

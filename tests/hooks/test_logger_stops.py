@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
 from eventloop.hooks import LoggerHook, PeriodicWriter
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make, Record, rates
 
 
@@ -52,8 +52,9 @@ def test_a_stop_behind_the_logger_does_not_shorten_the_next_interval(
     trainer = make_trainer(max_iters=9, hooks=[LoggerHook(3)], **rates())
     stop = trainer.bus.subscribe(
         lambda trainer, e: trainer.stop("enough") if e.iter in (2, 4) else None,
-        "after_train_iter", priority="LOWEST",
-    )  # fmt: skip
+        "after_train_iter",
+        priority="LOWEST",
+    )
     seen = record_scalars(trainer)
 
     trainer.train()

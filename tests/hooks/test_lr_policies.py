@@ -12,22 +12,22 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.hooks import Hook
-from eventloop.hooks.lr_policies import (
+from eventloop import Trainer
+from eventloop.hooks import (
     CosineAnnealingLrUpdaterHook,
     CosineRestartLrUpdaterHook,
     CyclicLrUpdaterHook,
     ExpLrUpdaterHook,
     FixedLrUpdaterHook,
     FlatCosineAnnealingLrUpdaterHook,
+    Hook,
     InvLrUpdaterHook,
     LinearAnnealingLrUpdaterHook,
+    LrUpdaterHook,
     OneCycleLrUpdaterHook,
     PolyLrUpdaterHook,
     StepLrUpdaterHook,
 )
-from eventloop.hooks.lr_updater import LrUpdaterHook
-from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 BASE, RUN = 2.0, 12
@@ -127,7 +127,7 @@ POLICIES: dict[str, tuple[Callable[[bool], LrUpdaterHook], Callable[[int], float
         lambda p: BASE + (0.1 * BASE - BASE) * p / RUN,
     ),
     "restart": (lambda e: CosineRestartLrUpdaterHook([5, 7], [1, 0.5], 0.1, by_epoch=e), mmcv_restart),
-}  # fmt: skip
+}
 
 
 @pytest.mark.representative(12)

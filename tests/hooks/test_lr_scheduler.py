@@ -11,10 +11,10 @@ import torch
 from torch.optim import SGD
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop import Trainer
 from eventloop.events import ScalarsLogged
-from eventloop.hooks import CheckpointHook, LoggerHook, ParamSchedulerHook
-from eventloop.hooks.lr_scheduler import LRScheduler, representative_group
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CheckpointHook, LoggerHook, LRScheduler, ParamSchedulerHook
+from eventloop.hooks.lr_scheduler import representative_group
 
 MakeTrainer = Callable[..., Trainer]
 NO_LOGGER = {"logger": None}

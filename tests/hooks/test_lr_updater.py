@@ -12,16 +12,17 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
-from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.lr_policies import (
+from eventloop import Trainer
+from eventloop.hooks import (
+    CheckpointHook,
     CosineAnnealingLrUpdaterHook,
     FixedLrUpdaterHook,
+    Hook,
+    LrUpdaterHook,
     PolyLrUpdaterHook,
     StepLrUpdaterHook,
 )
-from eventloop.hooks.lr_updater import LrUpdaterHook
 from eventloop.optim.schedulers import LinearMomentum
-from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 

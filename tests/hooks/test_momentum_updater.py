@@ -12,17 +12,18 @@ import torch
 from torch.optim import SGD, Adagrad, Adam
 from torch.optim.lr_scheduler import OneCycleLR
 
-from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.lr_policies import OneCycleLrUpdaterHook
-from eventloop.hooks.momentum_updater import (
+from eventloop import Trainer
+from eventloop.hooks import (
+    CheckpointHook,
     CosineAnnealingMomentumUpdaterHook,
     CyclicMomentumUpdaterHook,
+    Hook,
     LinearAnnealingMomentumUpdaterHook,
     MomentumUpdaterHook,
+    OneCycleLrUpdaterHook,
     OneCycleMomentumUpdaterHook,
     StepMomentumUpdaterHook,
 )
-from eventloop.training.trainer import Trainer
 
 MakeTrainer = Callable[..., Trainer]
 BASE, RUN = 0.8, 12

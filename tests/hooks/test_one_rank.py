@@ -11,12 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from eventloop import Trainer
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import Hook, on, one_rank
-from eventloop.hooks.one_rank import on_rank
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import Hook, on, on_rank
 from tests.hooks.conftest import Make
+from tests.support.internals import substitute
 
 
 def test_runs_on_its_rank(bus: Bus) -> None:
@@ -66,8 +66,8 @@ def test_keeps_name_and_signature(bus: Bus) -> None:
 @pytest.fixture
 def group_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of one, which passes for one of two: a collective that is not refused returns."""
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
-    monkeypatch.setattr(one_rank, "rank_and_world_size", lambda: (0, 2))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    substitute(monkeypatch, "one_rank.rank_and_world_size", lambda: (0, 2))
     yield
     dist.destroy_process_group()
 

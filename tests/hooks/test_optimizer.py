@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +11,9 @@ import torch
 from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+from eventloop import Trainer
 from eventloop.hooks import AmpOptimizerHook, GradientCumulativeOptimizerHook, Hook, OptimizerHook
-from eventloop.training.trainer import Trainer
+from tests.support.internals import substitute
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 
@@ -53,7 +53,7 @@ def test_order_of_one_step(make_trainer: Callable[..., Trainer], monkeypatch: py
         calls.append("clip")
         return clip_grad_norm_(*args, **kwargs)
 
-    monkeypatch.setattr("eventloop.optim.clipping.clip_grad_norm_", clip)
+    substitute(monkeypatch, "clipping.clip_grad_norm_", clip)
     model = torch.nn.Linear(2, 1)
     optimizer = Spy(model.parameters(), lr=0.1)
     optimizer.calls = calls
@@ -130,24 +130,7 @@ def test_grad_norm_before_clipping_is_logged(
     assert trainer.metrics.latest()["grad_norm"] == (clip_grad_norm_(model.parameters(), 0.01).item(), 0)
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which tensors' values the training thread asks for."""
-    asked: list[str] = []
-    training_thread = threading.get_ident()
-    for name in ("item", "tolist", "__float__", "__bool__", "__int__", "numpy", "cpu"):
-        original = getattr(torch.Tensor, name)
-
-        def watched(self: Any, *args: Any, _name: str = name, _original: Any = original, **kw: Any) -> Any:
-            if threading.get_ident() == training_thread:
-                asked.append(_name)
-            return _original(self, *args, **kw)
-
-        monkeypatch.setattr(torch.Tensor, name, watched)
-    return asked
-
-
-def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], reads: list[str]) -> None:
+def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], value_reads: list[str]) -> None:
     """Loss, grad_norm and the logging of both leave the device without the training thread waiting."""
     hook = OptimizerHook(grad_clip={"max_norm": 1.0})
     trainer = make_trainer(
@@ -156,7 +139,7 @@ def test_a_step_reads_no_tensor(make_trainer: Callable[..., Trainer], reads: lis
 
     trainer.train()
 
-    assert reads == []
+    assert value_reads == []
 
 
 def test_frozen_parameters_of_the_optimizer_are_fine(make_trainer: Callable[..., Trainer]) -> None:
@@ -303,12 +286,16 @@ def test_outputs_are_detached_after_the_step(
         lambda trainer, event: before.append(
             (trainer.outputs["loss"].detach().item(), needs_graph(trainer.outputs))
         ),
-        "after_train_iter", priority=29, name="before",
-    )  # fmt: skip
+        "after_train_iter",
+        priority=29,
+        name="before",
+    )
     trainer.bus.subscribe(
         lambda trainer, event: behind.append((float(trainer.outputs["loss"]), needs_graph(trainer.outputs))),
-        "after_train_iter", priority=31, name="behind",
-    )  # fmt: skip
+        "after_train_iter",
+        priority=31,
+        name="behind",
+    )
     torch.set_warn_always(True)  # else it warns once a process
     try:
         trainer.train()

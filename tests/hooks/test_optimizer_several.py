@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import StepLR
 
+from eventloop import Trainer
 from eventloop.checkpoint import CheckpointError
 from eventloop.events import ScalarsLogged
-from eventloop.hooks.checkpoint import CheckpointHook
-from eventloop.hooks.optimizer import OptimizerHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CheckpointHook, OptimizerHook
 
 Batches = Callable[[int], list[tuple[torch.Tensor, torch.Tensor]]]
 MakeTrainer = Callable[..., Trainer]

@@ -22,7 +22,7 @@ from eventloop.hooks import (
     TraceHook,
     VisualizationHook,
     on,
-)  # fmt: skip
+)
 from eventloop.writers import JSONLWriter
 
 SCHEDULE = {"wait": 1, "warmup": 1, "active": 1}

@@ -11,9 +11,9 @@ from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, MultiStepLR, ReduceLROnPlateau, StepLR
 
-from eventloop.events import OptimizerStepSkipped
-from eventloop.hooks import Hook, OptimizerHook, ParamSchedulerHook
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import Hook, ParamSchedulerHook
+from tests.support.skipping import SkipSecond
 
 Schedule = Callable[[SGD], Any]
 Train = Callable[..., tuple[Trainer, list[float]]]
@@ -261,13 +261,6 @@ def test_validation_between_two_trainings_does_not_count(
 
 def test_skipped_optimizer_step_does_not_count(train: Train) -> None:
     """After `optimizer_step_skipped` schedulers by iteration stay where they are, for that iteration."""
-
-    class SkipSecond(OptimizerHook):
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 1:
-                trainer.announce(OptimizerStepSkipped, reason="on purpose")
-            else:
-                super().after_train_iter(trainer, event)
 
     _, used = train(lambda o: StepLR(o, 1, gamma=0.5), hooks=(SkipSecond(),), batches=4)
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.events import Event, ScalarsLogged
-from eventloop.hooks import LoggerHook
-from eventloop.hooks.periodic_writer import PeriodicWriter
-from eventloop.training.trainer import Trainer
-from eventloop.writers import JSONLWriter
-from eventloop.writers.writer import Writer
+from eventloop.hooks import LoggerHook, PeriodicWriter
+from eventloop.writers import JSONLWriter, Writer
 from tests.hooks.conftest import Make
+from tests.support.internals import substitute
 
 
 class Collect(Writer):
@@ -66,8 +65,9 @@ def test_nothing_between_two_writes_is_lost(make_trainer: Make) -> None:
     trainer = make_trainer(max_iters=40, hooks=[PeriodicWriter(writer, 20)])
     trainer.bus.subscribe(
         lambda trainer, event: trainer.metrics.put_scalar("score", 1.0, smoothing_hint=False),
-        "after_train_iter", every=8,
-    )  # fmt: skip
+        "after_train_iter",
+        every=8,
+    )
 
     trainer.train()
 
@@ -128,7 +128,7 @@ def test_trainers_own_writers_are_fed_too(make_trainer: Make) -> None:
 
 def test_other_ranks_write_nothing(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks would write to one file."""
-    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (1, 2))
+    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (1, 2))
     trainer = make_trainer(hooks=[PeriodicWriter(JSONLWriter())])
 
     assert not [row for row in trainer.bus.plan("scalars_logged") if "JSONL" in row.name]

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.events import TextLogged
-from eventloop.hooks import CallbackHook
-from eventloop.hooks.pet_timer import TestHook, Timer
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CallbackHook, TestHook
+from eventloop.hooks.pet_timer import Timer
 from tests.hooks.conftest import Clock, Make, SlowLoader
+from tests.support.cuda import set_cuda
+from tests.support.internals import substitute
 
 DATA, INFER, POST = 0.25, 1.0, 0.5
 
@@ -21,7 +23,7 @@ DATA, INFER, POST = 0.25, 1.0, 0.5
 @pytest.fixture
 def pet_clock(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of the timers."""
-    monkeypatch.setattr("eventloop.hooks.pet_timer.perf_counter", clock)
+    substitute(monkeypatch, "pet_timer.perf_counter", clock)
     return clock
 
 
@@ -219,8 +221,7 @@ def test_device_is_waited_for_where_asked_for(
 ) -> None:
     """Once for each of the four timers, after the warm-up; by default never."""
     waits: list[str] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append("waited"))
+    set_cuda(monkeypatch, is_available=lambda: True, synchronize=lambda: waits.append("waited"))
 
     run(TestHook(num_warmup=1, synchronize=synchronize), batches=2)
 
@@ -229,7 +230,7 @@ def test_device_is_waited_for_where_asked_for(
 
 def test_waiting_without_a_device_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """`wait` serves both kinds of machine."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_cuda(monkeypatch, is_available=lambda: False)
 
     TestHook().wait()
 

@@ -13,11 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from eventloop import Trainer
 from eventloop.checkpoint.commit import PAYLOAD
 from eventloop.events import AfterTrainIter
-from eventloop.hooks import CheckpointHook, Hook
-from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CheckpointHook, Hook, PreciseBN
 
 Make = Callable[..., Trainer]
 
@@ -166,8 +165,9 @@ def test_runs_the_train_step(make: Make, make_batches: Any) -> None:
     data = [{"rows": rows, "target": target} for rows, target in make_batches(3)]
     trainer = make(PreciseBN(), train_loader=data, train_step=step, max_iters=3)
     held: list[Any] = []
-    trainer.bus.subscribe(lambda event: held.append((trainer.batch, trainer.outputs)), "after_train_iter",
-                          priority="LOWEST")  # fmt: skip
+    trainer.bus.subscribe(
+        lambda event: held.append((trainer.batch, trainer.outputs)), "after_train_iter", priority="LOWEST"
+    )
 
     trainer.train()
 

@@ -12,9 +12,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset
 
-from eventloop.hooks import CheckpointHook
-from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.training.trainer import Trainer
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook, PreciseBN
 from tests.resume.test_resume_samplers import Placed, Saving
 
 Make = Callable[..., Trainer]

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from eventloop.hooks import get_bn_modules, update_bn_stats
 from eventloop.model.batchnorm_population import TOGETHER, Population
-from eventloop.model.batchnorm_statistics import get_bn_modules, stores_batch_moments, update_bn_stats
+from eventloop.model.batchnorm_statistics import stores_batch_moments
+from tests.support.inside_torch import module_hooks
 
 SHAPES = {1: (3, 5), 2: (3, 4, 5), 3: (3, 2, 3, 4)}
 LAYERS = {1: nn.BatchNorm1d, 2: nn.BatchNorm2d, 3: nn.BatchNorm3d}
@@ -471,7 +473,7 @@ def state_of(model: Restless) -> dict[str, Any]:
         for name, buffer in model.named_buffers()
         if not name.startswith(("first.running", "cumulative.running"))
     }
-    hooks = [len(module._forward_pre_hooks) + len(module._forward_hooks) for module in model.modules()]
+    hooks = module_hooks(model)
     return {
         "modes": [module.training for module in model.modules()],
         "momentum": [model.first.momentum, model.cumulative.momentum, model.frozen.momentum],

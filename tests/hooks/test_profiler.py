@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch.profiler import profile
 
+from eventloop import Trainer
 from eventloop.events import TextLogged
-from eventloop.hooks import CallbackHook
-from eventloop.hooks import profiler as module
-from eventloop.hooks.profiler import ProfilerHook
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CallbackHook, ProfilerHook
 from tests.hooks.conftest import Make
+from tests.support.cuda import set_cuda
+from tests.support.internals import substitute
 
 
 def names_in(path: Path) -> list[str]:
@@ -172,7 +172,7 @@ def test_options_are_those_of_the_profiler(make_trainer: Make, monkeypatch: pyte
         given.append(options)
         return profile(**{**options, "with_stack": False})
 
-    monkeypatch.setattr(module, "profile", spy)
+    substitute(monkeypatch, "profiler.profile", spy)
     recorded = {"record_shapes": True, "profile_memory": True, "with_stack": True, "with_flops": True}
 
     make_trainer(hooks=[ProfilerHook(by_epoch=False, **recorded)]).train()  # type: ignore[arg-type]
@@ -262,7 +262,7 @@ SCHEDULE = {"wait": 1, "warmup": 1, "active": 1}
 
 def test_cuda_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its part of the trace would be empty."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    set_cuda(monkeypatch, is_available=lambda: False)
 
     with pytest.raises(ValueError, match="activity_with_cuda=True needs a CUDA device"):
         ProfilerHook(activity_with_cuda=True)

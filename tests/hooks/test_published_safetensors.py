@@ -13,12 +13,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_model
 
-from eventloop import __version__
+from eventloop import Trainer, __version__
 from eventloop.checkpoint import CheckpointError, load_checkpoint
 from eventloop.checkpoint.disk import Disk
 from eventloop.checkpoint.saving.safetensors_file import encode
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.training.trainer import Trainer
 
 Make = Callable[..., Trainer]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from eventloop import Trainer
 from eventloop.events import RunInfo
 from eventloop.hooks import RuntimeInfoHook
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
 
 

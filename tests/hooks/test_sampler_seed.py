@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler
 
+from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 from tests.hooks.conftest import Make
 
 

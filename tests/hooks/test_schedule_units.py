@@ -11,8 +11,8 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torch_lr
 
+from eventloop import Trainer
 from eventloop.hooks import ParamSchedulerHook
-from eventloop.training.trainer import Trainer
 
 # SequentialLR of older releases of torch steps its parts in the way that torch itself warns of
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning")
@@ -78,7 +78,7 @@ def of_length(steps: int) -> dict[str, tuple[Schedule, str]]:
             lambda o: torch_lr.ChainedScheduler([torch_lr.LinearLR(o), torch_lr.CosineAnnealingLR(o, steps)]),
             f"T_max={steps}",
         ),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("batches", [2, 300])

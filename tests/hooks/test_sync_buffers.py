@@ -10,12 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from eventloop import SkipIteration, Trainer
 from eventloop.events import BeforeTrainIter
-from eventloop.hooks import CheckpointHook, EMAHook, Hook
-from eventloop.hooks import sync_buffers as module
-from eventloop.hooks.sync_buffers import SyncBuffersHook
-from eventloop.training.loop_steps import SkipIteration
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import CheckpointHook, EMAHook, Hook, SyncBuffersHook
+from tests.support.internals import substitute
 
 Make = Callable[..., Trainer]
 
@@ -41,7 +39,7 @@ def synced_at(monkeypatch: pytest.MonkeyPatch, make_trainer: Make) -> Callable[.
         at: list[int] = []
         trainer = make_trainer(hooks=[SyncBuffersHook(), *more], batches=3, **options)
         trainer.world_size = 2
-        monkeypatch.setattr(module, "sync_buffers", lambda buffers: at.append(trainer.iter))
+        substitute(monkeypatch, "sync_buffers.sync_buffers", lambda buffers: at.append(trainer.iter))
         if fail:
             trainer.bus.subscribe(lambda event: 1 / 0, "after_train_iter", every=2)
             with pytest.raises(ZeroDivisionError):
@@ -77,8 +75,10 @@ def test_within_an_iteration(
         hooks=[SyncBuffersHook()], batches=3, max_iters=6, val_interval=3, **scripted(0.1, 0.2, 0.3, 0.4)
     )
     trainer.world_size = 2
-    monkeypatch.setattr(
-        module, "sync_buffers", lambda buffers: at.append((trainer.iter, trainer.metrics.in_iteration))
+    substitute(
+        monkeypatch,
+        "sync_buffers.sync_buffers",
+        lambda buffers: at.append((trainer.iter, trainer.metrics.in_iteration)),
     )
     for priority in (20, 95):
         trainer.bus.subscribe(
@@ -109,7 +109,7 @@ def test_after_going_back(monkeypatch: pytest.MonkeyPatch, make_trainer: Make, t
     trainer = make_trainer(hooks=[SyncBuffersHook(), CheckpointHook(interval=1)], batches=3, max_epochs=2)
     trainer.train()
     trainer.world_size = 2
-    monkeypatch.setattr(module, "sync_buffers", lambda buffers: at.append(trainer.iter))
+    substitute(monkeypatch, "sync_buffers.sync_buffers", lambda buffers: at.append(trainer.iter))
     for _ in range(2):
         trainer.world_size = 1
         trainer.resume(tmp_path / "run" / "epoch_1")
@@ -129,7 +129,7 @@ def test_the_models_own_buffers_are_synced_before_an_average_is_put_there(
         for buffer in buffers:
             buffer.fill_(7)
 
-    monkeypatch.setattr(module, "sync_buffers", fill)
+    substitute(monkeypatch, "sync_buffers.sync_buffers", fill)
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     trainer = make_trainer(
         model=model, hooks=[EMAHook(update_buffers=update_buffers), SyncBuffersHook()], max_iters=4,
@@ -156,7 +156,7 @@ def test_an_epoch_that_was_cut_short_is_not_over(
         lambda trainer, event: trainer.stop("enough") if event.iter + 1 == stopped_after else None,
         "after_train_iter",
     )
-    monkeypatch.setattr(module, "sync_buffers", lambda buffers: seen.append(trainer.iter))
+    substitute(monkeypatch, "sync_buffers.sync_buffers", lambda buffers: seen.append(trainer.iter))
     synced = SyncBuffersHook._sync
 
     def as_one_of_two(hook: SyncBuffersHook, trainer: Trainer) -> None:

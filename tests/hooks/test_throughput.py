@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from eventloop import SkipIteration
+from eventloop import SkipIteration, Trainer
 from eventloop.hooks import CallbackHook, LoggerHook, ThroughputHook
-from eventloop.hooks.throughput import WARM_UP
 from eventloop.model.flops import FlopCounter, known_peak
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter, read_jsonl
 from tests.hooks.conftest import Clock, Make, SlowLoader
+from tests.support.cuda import set_cuda
 from tests.support.reading import Reads, watch_reads
 
+WARM_UP = 2  # iterations that are not measured
 SECONDS = 0.5
 """How long each iteration takes on the clock."""
 SIZES = (4, 3, 8, 2, 5, 1, 7)
@@ -54,7 +54,6 @@ def test_samples_a_second_times_seconds_are_the_samples(timed: Make) -> None:
 
     trainer.train()
 
-    assert WARM_UP == 2
     assert {step: rate * SECONDS for step, rate in put(trainer, "samples_per_sec").items()} == {
         4: sum(SIZES[2:4]) / 2,
         6: sum(SIZES[4:6]) / 2,
@@ -248,7 +247,7 @@ def test_a_compiled_model_is_counted_and_compiled_afterwards(timed: Make) -> Non
     trainer.bus.subscribe(lambda event: completed.append(event.iter), "after_train_iter")
 
     trainer.train()
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
     assert put(trainer, "flops_per_sec") == {4: FLOPS / SECONDS}
     assert graphs == [1]
@@ -274,7 +273,7 @@ def test_peaks_of_well_known_cards(
     monkeypatch: pytest.MonkeyPatch, name: str, dtype: torch.dtype | None, peak: float | None
 ) -> None:
     """By the name that CUDA reports, for half precision; a slice of a card and other cards are not known."""
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    set_cuda(monkeypatch, get_device_name=lambda device: name)
 
     assert known_peak(torch.device("cuda", 0), dtype) == peak
     assert known_peak(torch.device("cpu"), dtype) is None

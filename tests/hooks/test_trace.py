@@ -19,12 +19,11 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop import SkipIteration
+from eventloop import SkipIteration, Trainer
 from eventloop.costs.spans import SpanRecorder
 from eventloop.events import Event
 from eventloop.hooks import CheckpointHook, Hook, TraceHook
 from eventloop.model.device_clock import DeviceClock
-from eventloop.training.trainer import Trainer
 from eventloop.writers import JSONLWriter
 from tests import no_threads
 from tests.conftest import DEADLINE

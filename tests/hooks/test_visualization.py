@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.events import ImageLogged
-from eventloop.hooks.visualization import PADDING, VisualizationHook, as_pixels
-from eventloop.training.trainer import Trainer
+from eventloop.hooks import VisualizationHook
+from eventloop.hooks.visualization import PADDING, as_pixels
 from tests.hooks.conftest import Make
 
 Images = Callable[..., list[ImageLogged]]
@@ -118,9 +119,11 @@ def test_image_is_that_of_its_moment(images: Images) -> None:
 def test_tests_are_drawn_too(make_trainer: Make) -> None:
     """Under their own mode; the hook sends its images off itself, without a logger."""
     trainer = make_trainer(
-        hooks=[VisualizationHook()], test_loader=[torch.rand(1, 3, 2, 2)], val_step=val_step,
+        hooks=[VisualizationHook()],
+        test_loader=[torch.rand(1, 3, 2, 2)],
+        val_step=val_step,
         default_hooks={"logger": None},
-    )  # fmt: skip
+    )
 
     with trainer.bus.capture(ImageLogged) as seen:
         trainer.test()

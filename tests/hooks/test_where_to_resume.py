@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from eventloop import Trainer
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 from tests.support.saving import Writes
 
 Make = Callable[..., Trainer]

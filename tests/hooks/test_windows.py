@@ -13,8 +13,8 @@ import torch
 from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as torch_lr
 
-from eventloop.events import OptimizerStepSkipped
-from eventloop.hooks import CheckpointHook, Hook, OptimizerHook, ParamSchedulerHook
+from eventloop import Trainer
+from eventloop.hooks import CheckpointHook, Hook, ParamSchedulerHook
 from eventloop.optim.schedulers import (
     SCHEDULERS,
     ConstantLR,
@@ -32,7 +32,7 @@ from eventloop.optim.schedulers import (
     StepMomentum,
     Window,
 )
-from eventloop.training.trainer import Trainer
+from tests.support.skipping import SkipSecond
 
 MakeTrainer = Callable[..., Trainer]
 Schedule = Callable[[Any], Any]
@@ -314,9 +314,11 @@ def test_warm_up_and_main_equal_a_composition_by_hand(train: Callable[..., list[
 def test_objects_do_as_configs_do(train: Callable[..., list[float]]) -> None:
     """The same schedules, built by hand."""
     used = train(
-        lambda o: LinearLR(o, 0.1, by_epoch=False, end=5), lambda o: MultiStepLR(o, [1, 3], 0.5),
-        batches=3, max_epochs=4,
-    )  # fmt: skip
+        lambda o: LinearLR(o, 0.1, by_epoch=False, end=5),
+        lambda o: MultiStepLR(o, [1, 3], 0.5),
+        batches=3,
+        max_epochs=4,
+    )
 
     assert used == train(WARM, MAIN["steps by epoch"][0], batches=3, max_epochs=4)
 
@@ -374,13 +376,6 @@ def test_config_for_several_optimizers(make_trainer: MakeTrainer) -> None:
 
 def test_skipped_step_does_not_advance(train: Callable[..., list[float]]) -> None:
     """An iteration without an optimizer step is none for a window."""
-
-    class SkipSecond(OptimizerHook):
-        def after_train_iter(self, trainer: Trainer, event: Any) -> None:
-            if event.iter == 1:
-                trainer.announce(OptimizerStepSkipped, reason="on purpose")
-            else:
-                super().after_train_iter(trainer, event)
 
     used = train(
         {"type": "StepLR", "step_size": 1, "gamma": 0.5, "by_epoch": False, "begin": 1},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.checkpoint import load_checkpoint
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
@@ -18,8 +19,8 @@ from eventloop.checkpoint.saving.snapshot import ChangedWhileCopiedError, Packed
 from eventloop.costs.records import read_costs
 from eventloop.metrics import EventStorage
 from eventloop.metrics.device import HostCopy, PinnedPool
-from eventloop.training.trainer import Trainer
 from tests.support.cuda import Device, OnCuda, on_cuda
+from tests.support.internals import substitute
 from tests.support.trainers import DEADLINE, build_trainer
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -325,7 +326,7 @@ def test_the_training_thread_never_synchronizes(
     device: Device, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Saving, joining and saving once more waits for the device on the copying thread alone."""
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.AT_ONCE", 0)
+    substitute(monkeypatch, "saver.AT_ONCE", 0)
     saver = Saver(process=False)
     weight = on_cuda(2.0)
     for number in range(2):

@@ -99,11 +99,13 @@ def test_an_image_out_of_range_is_told_once(
 @pytest.mark.parametrize(
     "image",
     [
-        torch.tensor([[[0.0, 1.0, float("nan")]]]), torch.tensor([[[-0.001, 1.001]]]),
-        torch.full((1, 2, 2), 200, dtype=torch.uint8), torch.empty(3, 0, 0),
+        torch.tensor([[[0.0, 1.0, float("nan")]]]),
+        torch.tensor([[[-0.001, 1.001]]]),
+        torch.full((1, 2, 2), 200, dtype=torch.uint8),
+        torch.empty(3, 0, 0),
     ],
     ids=["in range", "rounded", "bytes", "empty"],
-)  # fmt: skip
+)
 def test_an_image_in_range_is_not_told(image: Any, caplog: pytest.LogCaptureFixture) -> None:
     """No warning, also where resampling has exceeded the range by less than a rounding."""
     delivered_image(image)

@@ -14,7 +14,6 @@ from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
 from eventloop.metrics.history import HistoryBuffer
 from eventloop.metrics.rows import Place
-from eventloop.metrics.shapes import SHAPES_LIMIT
 from eventloop.metrics.storage import CHECK_EVERY, COLLECT_AT, PENDING_LIMIT
 
 
@@ -176,8 +175,9 @@ def test_a_late_value_keeps_its_iteration() -> None:
     storage.put_scalar("fast", 2.0, smoothing_hint=False)
 
     assert [(event.iter, event.step, event.scalars) for event in logged(storage)] == [
-        (4, 5, {"slow": 1.0}), (9, 10, {"fast": 2.0}),
-    ]  # fmt: skip
+        (4, 5, {"slow": 1.0}),
+        (9, 10, {"fast": 2.0}),
+    ]
 
 
 def test_values_of_a_validation_have_their_own_mode_and_step() -> None:
@@ -188,8 +188,9 @@ def test_values_of_a_validation_have_their_own_mode_and_step() -> None:
     storage.put_scalar("loss", 2.0)
 
     assert [(e.mode, e.iter, e.step, e.epoch, e.scalars) for e in logged(storage)] == [
-        ("train", 9, 10, 0, {"loss": 1.0}), ("val", 10, 10, 1, {"loss": 2.0}),
-    ]  # fmt: skip
+        ("train", 9, 10, 0, {"loss": 1.0}),
+        ("val", 10, 10, 1, {"loss": 2.0}),
+    ]
 
 
 def test_values_between_two_iterations() -> None:
@@ -364,10 +365,10 @@ def test_values_that_are_not_collected_are_bounded(caplog: pytest.LogCaptureFixt
 def test_many_sets_of_names_are_not_all_remembered() -> None:
     """Names that come in ever other combinations keep their histories."""
     storage = EventStorage()
-    for n in range(2 * SHAPES_LIMIT):
+    for n in range(2_048):
         storage.put_scalars({"x": 1.0, f"y{n % 7}": 2.0, f"z{n // 7 % 300}": 3.0})
 
-    assert len(storage.history("x")) == 2 * SHAPES_LIMIT
+    assert len(storage.history("x")) == 2_048
 
 
 def test_a_buffer_changed_in_place() -> None:

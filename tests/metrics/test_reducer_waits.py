@@ -10,11 +10,11 @@ import torch.distributed as dist
 from eventloop.bus import Bus
 from eventloop.events import ScalarsLogged
 from eventloop.metrics import EventStorage
-from eventloop.metrics import reduce as reducer
 from eventloop.metrics.packet import Packet
 from eventloop.metrics.reduce import Reducer
 from tests.conftest import DEADLINE
 from tests.ranks import run_ranks
+from tests.support.internals import substitute
 from tests.support.meeting import Meeting, Rank, poll_in_turn
 
 
@@ -50,12 +50,12 @@ def test_nobody_waits_beyond_the_limit(
     log(first, 0)
     assert first.logged == []
 
-    monkeypatch.setattr(reducer, "WAIT_SECONDS", 0.0)
+    substitute(monkeypatch, "reduce.WAIT_SECONDS", 0.0)
     log(first, 1)
     assert first.scalars == [(0, {"loss": 0.0}), (1, {"loss": 0.0})]
     assert first.reducer.waiting == 0
 
-    monkeypatch.setattr(reducer, "WAIT_SECONDS", DEADLINE)
+    substitute(monkeypatch, "reduce.WAIT_SECONDS", DEADLINE)
     for iteration in (0, 1, 2):
         second.log(iteration, loss=1.0)
     first.log(2, loss=0.0)

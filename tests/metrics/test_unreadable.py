@@ -110,8 +110,10 @@ def test_values_that_were_put_together_are_lost_apart() -> None:
         storage.put_scalars({"a": 1.0, "z": z, "b": torch.tensor(2.0)}, smoothing_hint=False)
 
     assert scalars(storage.collect().events()) == [
-        (1, {"a": 1.0, "z": 5.0, "b": 2.0}), (2, {"a": 1.0, "b": 2.0}), (3, {"a": 1.0, "z": 7.0, "b": 2.0}),
-    ]  # fmt: skip
+        (1, {"a": 1.0, "z": 5.0, "b": 2.0}),
+        (2, {"a": 1.0, "b": 2.0}),
+        (3, {"a": 1.0, "z": 7.0, "b": 2.0}),
+    ]
 
 
 def test_a_name_is_logged_the_1st_2nd_4th_time(caplog: pytest.LogCaptureFixture) -> None:

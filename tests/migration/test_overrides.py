@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventloop import Trainer
-from eventloop.bridges.driven import DrivenTrainer
+from eventloop.bridges import DrivenTrainer
 from eventloop.events import Event
 from eventloop.events.base import known_events
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from eventloop import Bus, Trainer, bus, hooks, writers
+from eventloop import HOOKS, WRITERS, Bus, Trainer, bus, hooks, writers
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, OptimizerHook
 from eventloop.migration.tables import ARGUMENTS, ATTRIBUTES, CALLS, CLASSES
-from eventloop.registry import HOOKS, WRITERS, build
+from eventloop.registry import build
 from tests.support.trainers import MakeTrainer
 
 PARAMETERS = set(inspect.signature(Trainer).parameters)

@@ -15,6 +15,7 @@ from torch import nn
 from eventloop.data.rng import rng_state
 from eventloop.hooks import AmpOptimizerHook, RuntimeInfoHook
 from eventloop.writers import JSONLWriter
+from tests.support.inside_torch import module_hooks
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer, batches
 
@@ -72,7 +73,7 @@ def test_nothing_changes(torchinfo: Any, make_trainer: MakeTrainer) -> None:
     assert [module.training for module in trainer.model.modules()] == modes
     assert_same(dict(trainer.model.state_dict()), state)
     assert_same(rng_state(), drawn)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
+    assert not any(module_hooks(trainer.model))
     layer = ref(trainer.model.head)
     trainer.close()
     trainer.model = trainer.optimizer = None  # type: ignore[assignment]

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.training.trainer import Trainer
+from tests.support.inside_torch import compile_anew, compiler_counts
 from tests.support.saving import Latest
 from tests.support.trainers import MakeTrainer, batches, tiny_model
 
@@ -27,21 +28,9 @@ WAYS = ["the optimizer hook", "by hand", "whole step"]
 @pytest.fixture(autouse=True)
 def dynamo() -> Iterator[None]:
     """Each test compiles anew."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    compile_anew()
     yield
-    torch._dynamo.reset()
-
-
-def counted() -> tuple[int, int, int]:
-    """How many graph breaks, failed frames and graphs Dynamo has counted."""
-    counters = torch._dynamo.utils.counters
-    frames = counters["frames"]
-    return (
-        sum(counters["graph_break"].values()) + sum(counters["unimplemented"].values()),
-        frames["total"] - frames["ok"],
-        counters["stats"]["unique_graphs"],
-    )
+    compile_anew()
 
 
 def make(make_trainer: MakeTrainer, way: str, **options: Any) -> Trainer:
@@ -69,15 +58,14 @@ def make(make_trainer: MakeTrainer, way: str, **options: Any) -> Trainer:
 def test_hooks_of_the_optimizer_break_no_graph(make_trainer: MakeTrainer, way: str) -> None:
     """With checkpoints within the run and an average, Dynamo counts what it counts without: and each step is averaged."""
     make(make_trainer, way).train()
-    bare = counted()
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
+    bare = compiler_counts()
+    compile_anew()
     average = EMAHook(momentum=0.5)
     trainer = make(make_trainer, way, hooks=[CheckpointHook(2, by_epoch=False), average])
 
     trainer.train()
 
-    assert counted() == bare
+    assert compiler_counts() == bare
     assert bare[1] == 0
     assert average.ema_model.steps == 6
 
@@ -109,9 +97,11 @@ def test_metrics_in_a_compiled_step(make_trainer: MakeTrainer) -> None:
         return loss * 1.0
 
     trainer = make_trainer(
-        train_step=torch.compile(step, backend="eager"), train_loader=batches(10), max_iters=10,
+        train_step=torch.compile(step, backend="eager"),
+        train_loader=batches(10),
+        max_iters=10,
         default_hooks={"checkpoint": None},
-    )  # fmt: skip
+    )
 
     trainer.train()
 

@@ -198,7 +198,7 @@ def test_optimizer_of_the_model_is_accepted(
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of one."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     yield
     dist.destroy_process_group()
 

@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.ownership import WorkDirInUseError, holding, read_owner
+from eventloop.ownership import Owner, WorkDirInUseError, read_owner
 from eventloop.ownership.acquiring import acquire, owning
 from eventloop.ownership.holding import Heartbeat, Held
-from eventloop.ownership.owner import Owner, owners_in
+from eventloop.ownership.owner import owners_in
 from eventloop.ownership.records import records_in
 from tests.ownership.conftest import Forge
 from tests.ownership.trainings import alive, contents
+from tests.support.forking import forked
+from tests.support.internals import substitute
 from tests.support.process_support import until
 
 
@@ -82,7 +84,7 @@ def test_an_owner_elsewhere_that_may_have_died(
 ) -> None:
     """It is waited for, with one line, until its silence is long enough."""
     forge(29.0)
-    monkeypatch.setattr("eventloop.ownership.acquiring.POLL_SECONDS", 0.01)
+    substitute(monkeypatch, "acquiring.POLL_SECONDS", 0.01)
 
     acquire(run, "training").release()
 
@@ -93,7 +95,7 @@ def test_an_owner_elsewhere_that_may_have_died(
 def test_an_owner_elsewhere_that_beats(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused at its next sign of life."""
     path = forge(20.0)
-    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: os.utime(path))
+    substitute(monkeypatch, "acquiring.sleep", lambda seconds: os.utime(path))
 
     with pytest.raises(WorkDirInUseError, match="process 12 on elsewhere owns it since 2026"):
         acquire(run, "training")
@@ -103,8 +105,8 @@ def test_an_owner_elsewhere_that_beats(run: Path, forge: Forge, monkeypatch: pyt
 def test_an_owner_that_ends_for_too_long(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wait for it is bounded, and says so."""
     path = forge(state="ending")
-    monkeypatch.setattr("eventloop.ownership.acquiring.ENDING_SECONDS", 0.5)
-    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: os.utime(path))
+    substitute(monkeypatch, "acquiring.ENDING_SECONDS", 0.5)
+    substitute(monkeypatch, "acquiring.sleep", lambda seconds: os.utime(path))
 
     with pytest.raises(
         WorkDirInUseError, match=r"is ending, and has not ended in 0.5 s: wait until it has ended"
@@ -117,7 +119,7 @@ def test_a_run_that_claims_the_directory_too(
 ) -> None:
     """It is waited for: it is the owner afterwards, or gives up its claim."""
     path = forge(state="claiming")
-    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", lambda seconds: path.unlink())
+    substitute(monkeypatch, "acquiring.sleep", lambda seconds: path.unlink())
 
     acquire(run, "training").release()
 
@@ -137,8 +139,8 @@ def test_a_claim_that_another_run_has_seen(run: Path, forge: Forge, monkeypatch:
         assert [path for path in records_in(run) if path not in claims] == []
         claims[0].unlink(missing_ok=True)
 
-    monkeypatch.setattr("eventloop.ownership.acquiring.owners_in", owners)
-    monkeypatch.setattr("eventloop.ownership.acquiring.sleep", wait)
+    substitute(monkeypatch, "acquiring.owners_in", owners)
+    substitute(monkeypatch, "acquiring.sleep", wait)
     held = acquire(run, "training")
 
     assert (len(claims), len(waits), state_of(run)) == (1, 1, "training")
@@ -147,7 +149,7 @@ def test_a_claim_that_another_run_has_seen(run: Path, forge: Forge, monkeypatch:
 
 def test_a_heartbeat_shows_that_its_owner_lives(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It sets the time of the file, and writes the state that it is given."""
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+    substitute(monkeypatch, "holding.BEAT_SECONDS", 0.01)
     heartbeat = Heartbeat([acquire(run, "training")], lost=print)
     heartbeat.start()
     (path,) = records_in(run)
@@ -164,7 +166,7 @@ def test_a_heartbeat_shows_that_its_owner_lives(run: Path, monkeypatch: pytest.M
 
 def test_an_owner_that_was_followed(run: Path, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> None:
     """It notices that, once, and touches no file of the other one at its end."""
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+    substitute(monkeypatch, "holding.BEAT_SECONDS", 0.01)
     lost: list[Path] = []
     heartbeat = Heartbeat([acquire(run, "training")], lost=lost.append)
     heartbeat.start()
@@ -214,7 +216,8 @@ def test_a_forked_child_gives_nothing_back(run: Path) -> None:
     heartbeat = Heartbeat([held := acquire(run, "training")], lost=print)
     heartbeat.start()
     reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
+
+    def give_back_and_take() -> None:
         heartbeat.ending()
         heartbeat.end()
         held.release()
@@ -222,8 +225,8 @@ def test_a_forked_child_gives_nothing_back(run: Path) -> None:
             acquire(run, "training")
         except WorkDirInUseError as error:
             os.write(writing, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
+
+    os.waitpid(forked(give_back_and_take), 0)
     said = os.read(reading, 1000).decode()
     os.close(reading)
     os.close(writing)
@@ -270,7 +273,7 @@ def test_a_change_that_cannot_be_written_is_logged(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(holding, "write_record", full)
+    substitute(monkeypatch, "holding.write_record", full)
     held.change("ending")
     assert f"{run} does not say that its run is ending: " in caplog.text
     assert state_of(run) == "training"

@@ -11,11 +11,13 @@ import pytest
 from eventloop.ownership import read_owner
 from eventloop.ownership.acquiring import acquire
 from eventloop.ownership.records import records_in
-from eventloop.temporary import process_identity
 from eventloop.temporary.process_identity import this_process
 from tests.checkpoints import NOBODY
 from tests.ownership.conftest import Forge
 from tests.ownership.trainings import KILL, alive
+from tests.support.no_proc import no_proc
+
+__all__ = ["no_proc"]
 
 
 def test_a_directory_without_an_owner(tmp_path: Path) -> None:
@@ -130,23 +132,17 @@ def test_a_record_of_this_process_that_is_not_held(run: Path) -> None:
 
 @pytest.mark.parametrize(("age", "lives"), [(0.0, None), (31.0, False)])
 def test_without_proc_a_heartbeat_decides(
-    run: Path, forge: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, lives: bool | None
+    run: Path, forge: Forge, no_proc: None, age: float, lives: bool | None
 ) -> None:
     """A process id that exists may be another process's; one that does not exist is dead at once."""
-    monkeypatch.setattr("eventloop.temporary.process_identity.PROC", tmp_path / "proc")
-    process_identity._identity.cache_clear()
-    try:
-        here = this_process().place
-        path = forge(age, pid=os.getppid(), place=here, start=0)
-        owner = read_owner(run)
-        assert owner is not None
-        assert owner.lives is lives
+    here = this_process().place
+    path = forge(age, pid=os.getppid(), place=here, start=0)
+    owner = read_owner(run)
+    assert owner is not None
+    assert owner.lives is lives
 
-        path.unlink()
-        forge(pid=NOBODY, place=here, start=0)
-        owner = read_owner(run)
-        assert owner is not None
-        assert owner.lives is False
-    finally:
-        monkeypatch.undo()
-        process_identity._identity.cache_clear()
+    path.unlink()
+    forge(pid=NOBODY, place=here, start=0)
+    owner = read_owner(run)
+    assert owner is not None
+    assert owner.lives is False

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from eventloop import Trainer
+from eventloop import Trainer, read_events
 from eventloop.checkpoint.directory import scan
-from eventloop.eventlog.reader import read_events
 from eventloop.hooks import CheckpointHook
 from eventloop.ownership import WorkDirInUseError, read_owner
 from tests.ownership.trainings import KILL, Training, steps, training

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from eventloop import Trainer
+from eventloop import Trainer, read_events
+from eventloop.checkpoint import CheckpointError
 from eventloop.checkpoint.directory import scan
-from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainEpoch, CheckpointFailed, CheckpointSaved, Event
 from eventloop.hooks import CheckpointHook
-from eventloop.ownership import WorkDirInUseError, holding, read_owner
+from eventloop.ownership import WorkDirInUseError, read_owner
 from eventloop.ownership.records import records_in
-from eventloop.util.errors import CheckpointError
 from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter
 from tests.ownership.conftest import ELSEWHERE
 from tests.ownership.trainings import KILL, alive, contents, steps, training
 from tests.ranks import run_ranks
+from tests.support.internals import substitute
 from tests.support.process_support import until
 from tests.support.saving import DEADLINE, Gate, Writes
 from tests.support.trainers import batches, build_trainer
@@ -259,7 +259,7 @@ def test_a_run_whose_directory_was_taken(
     """After a machine was suspended for long, another run may have it: the first ends, saves nothing more, and says
     so once."""
 
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+    substitute(monkeypatch, "holding.BEAT_SECONDS", 0.01)
     run = tmp_path / "run"
     trainer = build_trainer(run, max_epochs=50, hooks=[CheckpointHook(-1)])
 
@@ -280,7 +280,7 @@ def test_saves_that_wait_are_dropped_when_the_directory_was_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The save that is being written is completed, and those behind it are not begun; events report both."""
-    monkeypatch.setattr(holding, "BEAT_SECONDS", 0.01)
+    substitute(monkeypatch, "holding.BEAT_SECONDS", 0.01)
     gate, run, told = Gate(), tmp_path / "run", list[tuple[str, str]]()
     Writes.of_hooks(monkeypatch, gate.hold)
     trainer = build_trainer(run, max_epochs=50, hooks=[CheckpointHook(1)])

@@ -94,8 +94,10 @@ def test_worker_starts_beside_a_backport(
 
     assert (ran.stderr, ran.returncode) == ("", 0)
     assert logged == [
-        str(installed / "eventloop" / "__init__.py"), STDLIB_PATHLIB, environment.get("PYTHONPATH", "None"),
-    ]  # fmt: skip
+        str(installed / "eventloop" / "__init__.py"),
+        STDLIB_PATHLIB,
+        environment.get("PYTHONPATH", "None"),
+    ]
 
 
 @pytest.mark.slow

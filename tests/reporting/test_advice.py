@@ -147,10 +147,11 @@ def test_nothing_is_said_without_need(costs: RunCosts) -> None:
 def test_three_lines_at_most_the_costliest_first() -> None:
     """Lost events come first, because no time makes up for them."""
     costs = replace(
-        slow_loader(0), handlers=[OWN, handler("draw", 4.0, 1000, p50=4e-3, longest=5e-3)],
+        slow_loader(0),
+        handlers=[OWN, handler("draw", 4.0, 1000, p50=4e-3, longest=5e-3)],
         subscribers=[subscriber("a", dropped=5), subscriber("b")],
         trend=[TrendPoint(first_iter=0, phases=phases(1, forward=6.0)), *slow_loader(0).trend],
-    )  # fmt: skip
+    )
 
     first, second, third = advice(costs)
 

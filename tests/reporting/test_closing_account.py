@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from eventloop import replay
 from eventloop.background import closing
 from eventloop.bus import Bus
-from eventloop.eventlog.replay import replay
 from eventloop.eventlog.undelivered import find_undelivered
 from eventloop.events import BeforeRun, Event, EventsDropped, HandlerFailed, StopRequested
 from eventloop.events.run import Run
 from eventloop.util.text import UnavailableError
-from eventloop.writers import EventLogWriter
-from eventloop.writers.writer import Writer
+from eventloop.writers import EventLogWriter, Writer
+from tests.support.internals import substitute
 from tests.support.trainers import MakeTrainer, Stuck, batches
 
 
@@ -227,7 +227,7 @@ def test_a_writer_that_hangs_is_named_once(
 ) -> None:
     """One line says what is waited for, how many events it was not given, and how they are delivered later; a close
     keeps them without another line."""
-    monkeypatch.setattr("eventloop.background.queues.awaited.STUCK_SECONDS", 0.0)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.0)
     trainer = make_trainer(writers=[stuck], default_hooks={"checkpoint": None})
     trainer.bus.drain_timeout = 0.1
     if fails:
@@ -284,8 +284,8 @@ def test_what_a_close_delivers_in_its_last_moment_is_no_loss(
             bus.emit(BeforeRun())
         return ended
 
-    monkeypatch.setattr(closing, "_flush_until_quiet", lambda *args: False)
-    monkeypatch.setattr(closing, "_end", end_and_emit)
+    substitute(monkeypatch, "closing._flush_until_quiet", lambda *args: False)
+    substitute(monkeypatch, "closing._end", end_and_emit)
     kept = Kept()
     bus.subscribe(kept.write, BeforeRun, offload="thread", name="kept")
     for _ in range(3):

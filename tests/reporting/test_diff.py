@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from eventloop.costs.records import HandlerCost
 from eventloop.reporting.diff.bootstrap import difference
 from eventloop.reporting.diff.comparing import LEAST, Diff, DiffRow, compare
-from eventloop.reporting.diff.series import ITERATION
 from eventloop.reporting.report import Report
 from tests.reporting.compared_runs import OPTIMIZER, POINTS, STEP, handler, noise, run
+
+ITERATION = "an iteration"
 
 PAIRS = 20
 PLANTED = 0.05 * STEP

@@ -7,14 +7,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from eventloop.costs.records import DeviceMemory, Memory, read_costs
 from eventloop.hooks.memory import resident_bytes
-from eventloop.model import peak_memory as module
 from eventloop.model.peak_memory import peak_memory
 from eventloop.reporting.facts import facts, memory_text
 from eventloop.reporting.report import load_report
+from tests.support.cuda import set_cuda
+from tests.support.internals import substitute
 from tests.support.trainers import MakeTrainer
 
 MIB = 1 << 20
@@ -50,8 +50,8 @@ def test_the_host_s_peak_is_in_bytes(
     usage = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=3 * 1024))
     path = tmp_path / "status"
     path.write_text(status)
-    monkeypatch.setattr(module, "STATUS", path if status else tmp_path / "nowhere")
-    monkeypatch.setattr(module, "resource", usage)
+    substitute(monkeypatch, "peak_memory.STATUS", path if status else tmp_path / "nowhere")
+    substitute(monkeypatch, "peak_memory.resource", usage)
     monkeypatch.setattr(sys, "platform", platform)
 
     assert peak_memory().host == peak
@@ -59,8 +59,8 @@ def test_the_host_s_peak_is_in_bytes(
 
 def test_a_system_that_counts_no_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows has neither; the record then has no figure, and no report shows one."""
-    monkeypatch.setattr(module, "STATUS", tmp_path / "nowhere")
-    monkeypatch.setattr(module, "resource", None)
+    substitute(monkeypatch, "peak_memory.STATUS", tmp_path / "nowhere")
+    substitute(monkeypatch, "peak_memory.resource", None)
 
     assert peak_memory() == Memory()
     assert memory_text(Memory()) == ""
@@ -69,15 +69,15 @@ def test_a_system_that_counts_no_peak(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_devices_that_were_used_have_their_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device without memory of this process is left out; no device is waited for or initialized."""
     peaks = {0: (5, 7), 1: (0, 0), 2: (11, 13)}
-    for name, value in {
-        "is_available": lambda: True,
-        "is_initialized": lambda: True,
-        "device_count": lambda: 3,
-        "max_memory_allocated": lambda index: peaks[index][0],
-        "max_memory_reserved": lambda index: peaks[index][1],
-        "synchronize": None,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, value)
+    set_cuda(
+        monkeypatch,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        device_count=lambda: 3,
+        max_memory_allocated=lambda index: peaks[index][0],
+        max_memory_reserved=lambda index: peaks[index][1],
+        synchronize=None,
+    )
 
     assert peak_memory().devices == [DeviceMemory("cuda:0", 5, 7), DeviceMemory("cuda:2", 11, 13)]
 

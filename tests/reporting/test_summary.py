@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from eventloop import Trainer
 from eventloop.costs.records import HandlerCost, Phases, RunCosts, Times
 from eventloop.events import Event
 from eventloop.hooks import Hook
-from eventloop.reporting.summary import HANDLERS, WIDTH
 from eventloop.reporting.text import handler_lines
-from eventloop.training.trainer import Trainer
 from tests.support.trainers import MakeTrainer
 
 
@@ -36,7 +35,7 @@ def table_of(*costs: HandlerCost, **facts: Any) -> list[list[str]]:
     record = RunCosts(
         handlers=[*costs], **{"phases": Phases(iterations=10, forward=1.0), "seconds": 2.0, **facts}
     )
-    return [re.split(r"\s{2,}", line.strip()) for line in handler_lines(record, WIDTH, HANDLERS)]
+    return [re.split(r"\s{2,}", line.strip()) for line in handler_lines(record, 100, 20)]
 
 
 def a_cost(name: str, share: float, *, in_iteration: bool = True, **facts: Any) -> HandlerCost:
@@ -106,7 +105,8 @@ def test_an_estimated_time_is_marked() -> None:
     lines = ["  ".join(line) for line in table_of(exact, guess)]
 
     assert {line.split()[0]: "~" in line for line in lines if line.startswith(("exact", "guess"))} == {
-        "exact": False, "guess": True,
-    }  # fmt: skip
+        "exact": False,
+        "guess": True,
+    }
     assert "~: estimated, because only some of the calls were clocked" in lines
     assert not any("estimated" in cell for line in table_of(exact) for cell in line)

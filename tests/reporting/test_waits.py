@@ -21,9 +21,10 @@ from tests.support.trainers import MakeTrainer, batches
 
 Capture = pytest.CaptureFixture[str]
 ROWS: dict[Cause, str] = {
-    "checkpoint": "waiting for a checkpoint", "background": "waiting for the background",
+    "checkpoint": "waiting for a checkpoint",
+    "background": "waiting for the background",
     "ranks": "waiting for other ranks",
-}  # fmt: skip
+}
 
 
 def waiting_run(run: Path, cause: Cause = "checkpoint", **places: float) -> Path:
@@ -39,9 +40,7 @@ def waiting_run(run: Path, cause: Cause = "checkpoint", **places: float) -> Path
     for place, seconds in places.items():
         at: Place = place  # type: ignore[assignment]
         found.append(WaitCost(cause, at, "slow part", 4, seconds, seconds / 2))
-    return make_run(
-        run, seconds=10.0, evaluation=1.0, phases=longer(own.phases), trend=trend, waits=found
-    )  # fmt: skip
+    return make_run(run, seconds=10.0, evaluation=1.0, phases=longer(own.phases), trend=trend, waits=found)
 
 
 def lines(text: str) -> dict[str, str]:

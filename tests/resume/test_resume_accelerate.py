@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from eventloop import Trainer
 from eventloop.hooks import CheckpointHook, EMAHook
-from eventloop.training.trainer import Trainer
+from tests.support.accelerated import reset_accelerator
 from tests.support.interrupted import assert_same
 from tests.support.trainers import MakeTrainer
 
@@ -23,11 +24,10 @@ accelerate = pytest.importorskip("accelerate")
 
 
 @pytest.fixture(autouse=True)
-def reset_accelerator() -> Iterator[None]:
+def own_state() -> Iterator[None]:
     """Reset accelerate's singletons after each test."""
     yield
-    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
-    accelerate.state.GradientState._reset_state()
+    reset_accelerator()
 
 
 class Samples(Dataset[Any]):

@@ -15,10 +15,10 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from eventloop import Trainer
-from eventloop.checkpoint import CheckpointError, load_checkpoint
+from eventloop.checkpoint import CheckpointError, load_checkpoint, read_manifest
 from eventloop.checkpoint.commit import MANIFEST, PAYLOAD, seal
 from eventloop.checkpoint.disk import FileHash
-from eventloop.checkpoint.manifest import encode_body, read_manifest
+from eventloop.checkpoint.manifest import encode_body
 from eventloop.hooks import CheckpointHook, EarlyStoppingHook, EMAHook, PreciseBN
 from tests.support.interrupted import assert_same, seed, stop_after
 from tests.support.trainers import build_trainer, samples, shuffled, tiny_model

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from eventloop import Trainer
 from eventloop.data.plain_reader import PlainReader, batch_print
 from eventloop.hooks import CheckpointHook
-from eventloop.training.trainer import Trainer
 from tests.resume.test_resume_samplers import BATCH, PER_EPOCH, Numbered, Stream, whole_and_parts
 from tests.support.interrupted import stop_after, stopped
 from tests.support.trainers import MakeTrainer, batches

@@ -28,6 +28,7 @@ from eventloop.state.undo import Undo
 from eventloop.training import evaluation_loop
 from eventloop.tuning import kept, range_test
 from tests.support.cutting import each_cut
+from tests.support.inside_torch import module_hooks
 from tests.support.interrupted import BATCH, Augmented, assert_same, seed, state_of
 from tests.support.trainers import MakeTrainer
 
@@ -150,9 +151,7 @@ def everything(trainer: Trainer) -> dict[str, Any]:
         "weights": {name: value.clone() for name, value in trainer.model.state_dict().items()},
         "gradients": [None if p.grad is None else p.grad.clone() for p in trainer.model.parameters()],
         "modes": [module.training for module in trainer.model.modules()],
-        "hooks of modules": [
-            (len(module._forward_hooks), len(module._forward_pre_hooks)) for module in trainer.model.modules()
-        ],
+        "hooks of modules": module_hooks(trainer.model),
         "groups": [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups],
         "parameters": [[*map(id, group["params"])] for group in optimizer.param_groups],
         "momentum": trainer.model[1].momentum,  # type: ignore[index]

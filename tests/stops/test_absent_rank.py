@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from eventloop.stops import rank_stop
 from tests.ranks import run_ranks
+from tests.support.internals import substitute
 
 Ranks = list[dict[str, Any]]
 
@@ -35,7 +36,7 @@ def test_a_rank_that_waits_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
     receiving_signals = Hearing()
     monkeypatch.setattr(dist, "new_group", lambda backend: logged.wait(20))
-    monkeypatch.setattr(rank_stop, "WAIT_SECONDS", 0.0)
+    substitute(monkeypatch, "rank_stop.WAIT_SECONDS", 0.0)
     caplog.set_level(logging.WARNING)
     logging.getLogger().addHandler(receiving_signals)
 

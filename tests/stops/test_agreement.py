@@ -45,8 +45,9 @@ def test_a_signal_to_one_rank(ranks: Ranks, iteration: int, requesting: int) -> 
         assert run["at"] == [at, at // PER_EPOCH]
         assert ["preemption_requested", reason] in run["seen"]
         assert run["seen"][-3:] == [
-            ["stop_requested" if whole else "after_train_epoch", reason], *closing(reason)
-        ]  # fmt: skip
+            ["stop_requested" if whole else "after_train_epoch", reason],
+            *closing(reason),
+        ]
     assert ranks[0][f"signal {iteration} {requesting}"]["saved"] == [
         f"epoch_{at // PER_EPOCH}" if whole else f"iter_{at}"
     ]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from eventloop.checkpoint import load_checkpoint
-from eventloop.checkpoint.verify import verify_checkpoint
+from eventloop import read_events
+from eventloop.checkpoint import load_checkpoint, verify_checkpoint
 from eventloop.costs.records import read_costs
-from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterRun, AfterTrainIter
 from tests import forked
 from tests.no_threads import REFUSE

@@ -16,6 +16,8 @@ import pytest
 from eventloop import Trainer
 from eventloop.hooks import PreemptionHook
 from eventloop.interrupt import graceful_interrupt
+from tests.support.forking import forked
+from tests.support.internals import substitute
 from tests.support.signals import Heard, send, send_in
 from tests.support.trainers import MakeTrainer, batches, collect, shuffled
 
@@ -153,19 +155,13 @@ def test_within_graceful_interrupt(make_trainer: MakeTrainer, default_handlers: 
     assert trainer.iter == 3
 
 
-def exit_of_child(trainer: Trainer, body: Callable[[], None]) -> int:
+def exit_of_child(trainer: Trainer, body: Callable[[], int]) -> int:
     """Fork in the middle of a run; return how the child ended."""
     ended: list[int] = []
 
     @trainer.bus.on("after_train_iter", once=True)
     def fork(event: Any) -> None:
-        child = os.fork()
-        if not child:
-            try:
-                body()
-            finally:
-                os._exit(7)
-        ended.append(os.waitpid(child, 0)[1])
+        ended.append(os.waitpid(forked(body), 0)[1])
 
     trainer.train()
     assert (trainer.iter, trainer.stop_reason) == (6, None)
@@ -184,9 +180,9 @@ def test_a_forked_process_has_the_handler_from_before(
     fixture = request.getfixturevalue("received" if handled else "default_handlers")
     received: Heard = fixture if handled else []
 
-    def body() -> None:
+    def body() -> int:
         send()
-        os._exit(len(received))
+        return len(received)
 
     assert exit_of_child(make_trainer(), body) == (1 if handled else -signal.SIGTERM)
 
@@ -197,11 +193,11 @@ def test_loader_workers_outlive_what_the_terminal_sends_to_all(
 ) -> None:
     """Ctrl-C and SIGUSR1 reach every process of the job: the workers serve the iteration that is to be finished."""
 
-    def body() -> None:
-        monkeypatch.setattr("eventloop.stops.signals.get_worker_info", lambda: "a worker's")
+    def body() -> int:
+        substitute(monkeypatch, "signals.get_worker_info", lambda: "a worker's")
         send(signal.SIGINT)
         send(signal.SIGUSR1)
-        os._exit(0)
+        return 0
 
     assert exit_of_child(make_trainer(), body) == 0
 

@@ -23,16 +23,16 @@ import pytest
 import torch
 
 from eventloop import Bus, Trainer
-from eventloop.checkpoint import load_checkpoint
+from eventloop.checkpoint import load_checkpoint, verify_checkpoint
 from eventloop.checkpoint.disk import Disk, SaveGivenUp
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.saver_client import Job
-from eventloop.checkpoint.verify import verify_checkpoint
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook
 from eventloop.interrupt import graceful_interrupt
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.forked import ROOT, Forked
+from tests.support.internals import substitute
 from tests.support.process_support import until
 from tests.support.saving import Gate, no_thread_while_it_starts
 from tests.support.trainers import DEADLINE, MakeTrainer, Stuck, collect, event_name
@@ -74,7 +74,7 @@ def hold(monkeypatch: pytest.MonkeyPatch, gate: Gate) -> Callable[[str], threadi
             return write(disk, file, data)
 
         monkeypatch.setattr(Disk, "write", held)
-        monkeypatch.setattr("eventloop.checkpoint.retention.pending.Saver", partial(Saver, process=False))
+        substitute(monkeypatch, "pending.Saver", partial(Saver, process=False))
         return entered
 
     return hold
@@ -289,8 +289,9 @@ def test_a_save_under_way_is_given_up(
         f"checkpoint {tmp_path / 'run' / 'iter_4'} was given up; older ones are intact"
     ]
     assert [(type(e).__name__, Path(e.path).name) for e in seen] == [
-        ("CheckpointSaved", "iter_2"), ("CheckpointFailed", "iter_4"),
-    ]  # fmt: skip
+        ("CheckpointSaved", "iter_2"),
+        ("CheckpointFailed", "iter_4"),
+    ]
     assert seen[1].error == "given up: the run was aborted"
     assert [path.name for path in (tmp_path / "run").glob("*iter_*")] == ["iter_2"]
     assert load_checkpoint(tmp_path / "run" / "iter_2")["meta"]["iter"] == 2

@@ -9,10 +9,10 @@ import pytest
 
 from eventloop import cli
 from eventloop.costs.step_clock import StepClock
-from eventloop.stops import stopping
 from eventloop.stops.rank_times import RANKS, TimesExchange
 from tests.hooks.conftest import Make
 from tests.ranks import run_ranks
+from tests.support.internals import substitute
 
 PLACES = {"data": "data", "forward": "forward", "hook": "hooks", "before": "hooks"}
 """Where rank 1 sleeps, and the phase that has it."""
@@ -88,7 +88,7 @@ def test_many_ranks_are_compared_less_often(world_size: int, every: int) -> None
 
 def test_a_run_of_one_rank_exchanges_nothing(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is made for it, and no boundary looks for it."""
-    monkeypatch.setattr(stopping, "TimesExchange", None)
+    substitute(monkeypatch, "stopping.TimesExchange", None)
 
     make_trainer().train()
 

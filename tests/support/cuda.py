@@ -13,6 +13,12 @@ import torch
 CUDA = torch.device("cuda", 0)
 
 
+def set_cuda(monkeypatch: pytest.MonkeyPatch, **functions: object) -> None:
+    """Replace functions of `torch.cuda` for one test: `set_cuda(monkeypatch, is_available=lambda: True)`."""
+    for name, function in functions.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+
+
 class OnCuda(torch.Tensor):
     """A tensor of the host that says it is on a CUDA device."""
 
@@ -101,10 +107,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     device.current = Stream(device, "the stream of cuda:0")
     monkeypatch.setattr(torch, "empty", fake_empty)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "Stream", side_stream)
-    monkeypatch.setattr(torch.cuda, "stream", on_stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: device.current)
+    current = lambda where: device.current
+    set_cuda(monkeypatch, Event=Event, Stream=side_stream, stream=on_stream, current_stream=current)
     monkeypatch.setattr(
         OnCuda,
         "record_stream",

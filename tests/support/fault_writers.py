@@ -6,7 +6,7 @@ import threading
 
 from eventloop.events import Event
 from eventloop.events.run import Run
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 
 
 class Iterations(Writer):

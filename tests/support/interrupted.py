@@ -111,9 +111,7 @@ class Result:
 
 def build(case: Case, directory: Path) -> tuple[Trainer, dict[int, float]]:
     """Return a trainer with every stateful part, and a dict that gets its losses by iteration."""
-    model = nn.Sequential(
-        nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2)
-    )  # fmt: skip
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     hooks = [
         EMAHook(momentum=0.01),

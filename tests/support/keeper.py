@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from eventloop.background import background
+from tests.support.internals import substitute
 
 
 @pytest.fixture(autouse=True)
 def prompt_keeper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake subscribers after 10 ms in place of 200 ms, for tests that emit and wait for the delivery."""
-    monkeypatch.setattr(background, "POLL_SECONDS", 0.01)
+    substitute(monkeypatch, "background.POLL_SECONDS", 0.01)

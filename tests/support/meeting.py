@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 
 from eventloop.events import ScalarsLogged
-from eventloop.events.deferred import Deferred
 from eventloop.metrics import EventStorage
 from eventloop.metrics.reduce import Reducer
 
@@ -109,7 +109,7 @@ class Rank:
         self.storage = EventStorage()
         self.reducer = Reducer(maxima)
         self.reducer.join(Present(meeting, number), number)
-        self.posted: deque[Deferred] = deque()
+        self.posted: deque[Any] = deque()
         self.logged: list[ScalarsLogged] = []
 
     def put(self, iteration: int, smoothing_hint: bool = False, /, **scalars: float) -> None:

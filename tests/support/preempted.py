@@ -109,8 +109,9 @@ def begun_after_signal(trainer: Trainer, event: str, count: int, signum: int) ->
         send(signum)
         trainer.bus.subscribe(
             lambda event: begun.append(event_name(event)),
-            *("before_train_iter", "before_val_iter", "before_test_iter"), name="begun",
-        )  # fmt: skip
+            *("before_train_iter", "before_val_iter", "before_test_iter"),
+            name="begun",
+        )
 
     trainer.bus.subscribe(send_once, event, priority="LOWEST", name="sends")
     return begun

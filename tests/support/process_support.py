@@ -14,6 +14,8 @@ from eventloop.bus.subscription import Subscription
 from eventloop.events import AfterTrainIter
 from tests.conftest import DEADLINE
 
+IN_FLIGHT = 64
+"""The events that a worker process has at most, beside those in its subscriber's queue."""
 Lines = Callable[[], list[str]]
 Start = Callable[..., Subscription]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from eventloop import Trainer
 from eventloop.metrics.device import HostCopy
-from eventloop.training.trainer import Trainer
 
 Reads = Counter[tuple[str, str]]
 """By thread, and by what was asked."""

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.checkpoint.commit import Outcome, Removals, Save, commit
 from eventloop.checkpoint.retention.pending import Saves
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.checkpoint.saving.snapshot import Rest
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.training.trainer import Trainer
 
 DEADLINE = 60.0
 """Seconds against hangs; no test waits as long while all is well."""

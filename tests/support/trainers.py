@@ -18,8 +18,9 @@ from eventloop import Bus, Trainer
 from eventloop.checkpoint.commit import commit
 from eventloop.checkpoint.saving.saver import Saver
 from eventloop.events import Event
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.support import saving
+from tests.support.internals import substitute
 from tests.support.reading import Reads, watch_reads
 from tests.support.saving import Gate, Late
 from tests.support.signals import Heard, receiving_signals
@@ -104,7 +105,7 @@ def ended() -> Iterator[None]:
     """A process that is killed is waited for until it is gone, however busy the machine is: one that was not is a warning
     in whatever test comes next."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("eventloop.processes.child.END_SECONDS", DEADLINE)
+        substitute(patch, "child.END_SECONDS", DEADLINE)
         yield
 
 

@@ -5,27 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from time import time
 
 import pytest
 
-from eventloop.temporary import process_identity
 from eventloop.temporary.names import directory_time, process_of, temporary_path
 from eventloop.temporary.process_identity import Process, has_number, lives, this_process
+from tests.support.forking import forked
+from tests.support.no_proc import no_proc
 
 PRINTS = "from eventloop.temporary.process_identity import this_process; print(*this_process(), flush=True); input()"
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
 
-@pytest.fixture
-def no_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """A system without /proc."""
-    monkeypatch.setattr("eventloop.temporary.process_identity.PROC", tmp_path / "proc")
-    process_identity._identity.cache_clear()
-    yield
-    process_identity._identity.cache_clear()
+__all__ = ["no_proc"]
 
 
 def other() -> tuple[subprocess.Popen[str], Process]:
@@ -67,20 +61,14 @@ def test_another_process_with_the_same_id_is_another_one() -> None:
 
 def test_a_process_elsewhere_is_not_looked_up() -> None:
     """Whether it lives cannot be known here, whatever its id."""
-    assert lives(this_process()._replace(place="0123456789ab")) is None
+    assert lives(Process("0123456789ab", *this_process()[1:])) is None
 
 
 def test_a_forked_child_has_an_identity_of_its_own() -> None:
     """It is not that of its parent, which has computed its own before."""
     parent = this_process()
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        os.write(writing, b"same" if this_process() == parent else b"other")
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(reading, 10) == b"other"
-    os.close(reading)
-    os.close(writing)
+    child = forked(lambda: 0 if this_process() == parent else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 @pytest.mark.usefixtures("no_proc")

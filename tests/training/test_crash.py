@@ -14,8 +14,7 @@ from eventloop import Bus, Trainer
 from eventloop.checkpoint import find_checkpoints
 from eventloop.events import AfterRun, Event, ScalarsLogged
 from eventloop.hooks import CheckpointHook, Hook
-from eventloop.writers import JSONLWriter
-from eventloop.writers.writer import Writer
+from eventloop.writers import JSONLWriter, Writer
 from tests.support.trainers import DEADLINE, MakeTrainer, batches, collect, names, record
 
 

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from eventloop import Trainer
 from eventloop.model.device_clock import MEASURED_FIRST, PERIOD, DeviceClock, device_clock
-from eventloop.training.trainer import Trainer
+from tests.support.cuda import set_cuda
+from tests.support.internals import substitute
 from tests.support.trainers import DEADLINE, MakeTrainer, batches
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -52,8 +54,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
         def synchronize(self) -> None:
             raise AssertionError("nobody may wait for the device")
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda where: "the current stream")
+    set_cuda(monkeypatch, Event=Event, current_stream=lambda where: "the current stream")
     yield device
     device.done.set()
 
@@ -63,8 +64,9 @@ def on_device(make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch) -> Cal
     """Trainers that take their model for one on the device."""
 
     def make(**options: Any) -> Trainer:
-        monkeypatch.setattr(
-            "eventloop.training.trainer.device_clock",
+        substitute(
+            monkeypatch,
+            "trainer.device_clock",
             lambda model, post: DeviceClock(torch.device("cuda", 0), post),
         )
         options = {"default_hooks": {"checkpoint": None}, **options}

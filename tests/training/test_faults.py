@@ -10,7 +10,7 @@ import torch
 
 from eventloop import Bus
 from eventloop.bus.subscription import DrainReport, SubscriptionStats
-from eventloop.writers.writer import Writer
+from eventloop.writers import Writer
 from tests.support.fault_writers import NeverReturns, RaisesAtThird
 from tests.support.trainers import DEADLINE, MakeTrainer, batches
 

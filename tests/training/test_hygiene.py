@@ -16,9 +16,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from eventloop import Bus
-from eventloop.bus import process_exit
 from eventloop.events import AfterVal, Event
-from eventloop.writers.jsonl import JSONLWriter, read_jsonl
+from eventloop.writers import JSONLWriter, read_jsonl
+from tests.support.forking import forked
+from tests.support.internals import substitute
 from tests.support.process_support import until
 from tests.support.trainers import DEADLINE, MakeTrainer
 
@@ -99,9 +100,7 @@ def test_logging_does_not_lock_up_forked_processes(tmp_path: Path) -> None:
             for _ in range(20):
                 logged.clear()
                 assert logged.wait(DEADLINE)
-                if not (child := os.fork()):
-                    logger.warning("here")
-                    os._exit(0)
+                child = forked(lambda: logger.warning("here"))
                 children.add(child)
                 until(lambda child=child: os.waitpid(child, os.WNOHANG) == (child, 0))  # type: ignore[misc]
                 children.remove(child)
@@ -120,7 +119,7 @@ def test_logging_does_not_lock_up_forked_processes(tmp_path: Path) -> None:
 @ignore_fork_warning
 def test_a_log_line_that_never_ends_holds_up_no_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork waits for log lines that are being written, but no longer than a moment."""
-    monkeypatch.setattr(process_exit, "FORK_SECONDS", 0.05)
+    substitute(monkeypatch, "process_exit.FORK_SECONDS", 0.05)
     handler, writing, read = logging.StreamHandler(), threading.Event(), threading.Event()
 
     def write() -> None:
@@ -135,9 +134,7 @@ def test_a_log_line_that_never_ends_holds_up_no_fork(monkeypatch: pytest.MonkeyP
     try:
         with Bus() as bus:
             bus.subscribe(lambda event: None, "after_val", offload="thread")
-            if not (child := os.fork()):
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
+            assert os.waitpid(forked(lambda: 0), 0)[1] == 0
     finally:
         read.set()
         thread.join()

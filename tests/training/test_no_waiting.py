@@ -10,9 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop.hooks import AmpOptimizerHook, CheckInvalidLossHook, EarlyStoppingHook, LoggerHook, MemoryHook
-from eventloop.hooks.ema import EMAHook
-from eventloop.hooks.garbage_collection import GarbageCollectionHook
+from eventloop.hooks import (
+    AmpOptimizerHook,
+    CheckInvalidLossHook,
+    EarlyStoppingHook,
+    EMAHook,
+    GarbageCollectionHook,
+    LoggerHook,
+    MemoryHook,
+)
 from eventloop.writers import JSONLWriter
 from tests.support.reading import SCALAR, Operators, Reads
 from tests.support.trainers import MakeTrainer, batches

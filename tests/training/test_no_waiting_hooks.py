@@ -15,6 +15,7 @@ from eventloop import hooks
 from eventloop.hooks import ActivationStats, IterationTimer, LoggerHook, PeriodicWriter, VisualizationHook
 from eventloop.metrics.reduce import Reducer
 from eventloop.writers import JSONLWriter
+from tests.support.internals import substitute
 from tests.support.meeting import Meeting, Present
 from tests.support.reading import Reads, waits_between
 from tests.support.trainers import MakeTrainer, tiny_model
@@ -116,7 +117,7 @@ def test_reducing_over_ranks_reads_no_tensor(
     """The training thread neither reads what is reduced nor waits for another rank, which never answers here."""
     meeting = Meeting(2)
     monkeypatch.setattr(Reducer, "begin_run", lambda reducer: reducer.join(Present(meeting, 0), 0))
-    monkeypatch.setattr("eventloop.metrics.reduce.WAIT_SECONDS", 0.0)
+    substitute(monkeypatch, "reduce.WAIT_SECONDS", 0.0)
     trainer = make_trainer(hooks=[LoggerHook(interval=1, reduce=True)], default_hooks={"checkpoint": None})
     with (
         trainer.bus.capture("scalars_logged") as seen,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from eventloop import SkipIteration
+from eventloop import SkipIteration, Trainer
 from eventloop.costs.records import PHASES, Phases
 from eventloop.costs.step_clock import POINTS, StepClock
-from eventloop.training.trainer import Trainer
+from tests.support.internals import set_clock
 from tests.support.trainers import MakeTrainer
 
 DATA, FORWARD, BACKWARD, INNER, HOOK, VAL = 0.5, 0.25, 0.125, 2.0, 4.0, 64.0
@@ -37,8 +37,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The clock of all that measures phases."""
     clock = Clock()
-    for module in ("costs.step_clock", "hooks.optimizer"):
-        monkeypatch.setattr(f"eventloop.{module}.perf_counter", clock)
+    set_clock(monkeypatch, clock, "step_clock", "optimizer")
     return clock
 
 

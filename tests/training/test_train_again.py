@@ -15,8 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from eventloop import Trainer, read_events
 from eventloop.events import AfterRun, BeforeRun, Event, ScalarsLogged
 from eventloop.hooks import AmpOptimizerHook, EMAHook, GradientCumulativeOptimizerHook, LoggerHook
-from eventloop.writers import CSVWriter, EventLogWriter, JSONLWriter, TensorBoardWriter, Writer
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import CSVWriter, EventLogWriter, JSONLWriter, TensorBoardWriter, Writer, read_jsonl
 from tests.support.interrupted import assert_same, state_of
 from tests.support.signals import send
 from tests.support.trainers import MakeTrainer, batches, build_trainer, collect, event_name, shuffled

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from eventloop.checkpoint.commit import PAYLOAD
-from eventloop.model.batchnorm_statistics import update_bn_stats
+from eventloop.hooks import update_bn_stats
 from tests.training.two_ranks_script import SHARES, model_with_bn, rows_of
 
 pytestmark = pytest.mark.slow

@@ -13,6 +13,7 @@ from eventloop.costs.records import Cause, Place, RunCosts, read_costs
 from eventloop.costs.waits import Wait
 from eventloop.hooks import CheckpointHook
 from eventloop.writers import JSONLWriter
+from tests.support.internals import substitute
 from tests.support.saving import Writes
 from tests.support.trainers import MakeTrainer, batches
 
@@ -61,7 +62,7 @@ def parts(costs: RunCosts) -> float:
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that takes its time for each checkpoint, with room for one."""
     Writes.of_hooks(monkeypatch, lambda path: time.sleep(SLOW))
-    monkeypatch.setattr("eventloop.checkpoint.saving.saver.QUEUE_BYTES", 0)
+    substitute(monkeypatch, "saver.QUEUE_BYTES", 0)
 
 
 @pytest.mark.usefixtures("slow_disk")

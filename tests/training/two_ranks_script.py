@@ -17,11 +17,18 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from eventloop import Bus, Trainer
 from eventloop.events import AfterValEpoch, ScalarsLogged
-from eventloop.hooks import CheckpointHook, Hook, LoggerHook, PeriodicWriter, on
-from eventloop.hooks.one_rank import on_rank
-from eventloop.hooks.precise_bn import PreciseBN
-from eventloop.hooks.sync_buffers import SyncBuffersHook, sync_buffers
-from eventloop.model.batchnorm_statistics import update_bn_stats
+from eventloop.hooks import (
+    CheckpointHook,
+    Hook,
+    LoggerHook,
+    PeriodicWriter,
+    PreciseBN,
+    SyncBuffersHook,
+    on,
+    on_rank,
+    update_bn_stats,
+)
+from eventloop.hooks.sync_buffers import sync_buffers
 from eventloop.writers import JSONLWriter, TensorBoardWriter
 
 FOLDER = Path(sys.argv[-1])  # of the script; the tests that import it do not use this

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from eventloop import Trainer
+from eventloop import LRCurve, Trainer
 from eventloop.hooks import AmpOptimizerHook, EMAHook, GradientCumulativeOptimizerHook, OptimizerHook
-from eventloop.tuning.curve import LRCurve
 from tests.support.interrupted import BATCH, Augmented, assert_same, seed, state_of
 from tests.support.trainers import LOOP_EVENTS, MakeTrainer, batches, collect, samples, shuffled
 
@@ -382,8 +381,9 @@ def test_a_trainer_that_cannot_be_tested(
     if options.pop("several", False):
         options["model"] = model = nn.Linear(2, 3)
         options["optimizer"] = {
-            "a": torch.optim.SGD([model.weight], lr=0.1), "b": torch.optim.SGD([model.bias], lr=0.1),
-        }  # fmt: skip
+            "a": torch.optim.SGD([model.weight], lr=0.1),
+            "b": torch.optim.SGD([model.bias], lr=0.1),
+        }
 
     with pytest.raises(error, match=message):
         make_trainer(**options).find_lr()

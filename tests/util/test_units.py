@@ -15,7 +15,7 @@ from eventloop.util.formatting import (
     share,
     sparkline,
     three_digits,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(

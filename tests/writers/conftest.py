@@ -16,10 +16,11 @@ from eventloop.events import Event, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.writers import Writer
 from tests.conftest import DEADLINE
-from tests.support.trainers import make_trainer
 from tests.writers.otlp_collector import Collector
+from tests.writers.visdom_server import env, server
 
-__all__ = ["make_trainer"]
+__all__ = ["env", "server"]
+
 
 Attach = Callable[..., Bus]
 Account = Callable[[Bus], SubscriptionStats]

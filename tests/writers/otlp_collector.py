@@ -117,9 +117,10 @@ def _decode(path: str, body: bytes) -> Any:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     kinds: dict[str, Any] = {
-        "/v1/metrics": ExportMetricsServiceRequest, "/v1/traces": ExportTraceServiceRequest,
+        "/v1/metrics": ExportMetricsServiceRequest,
+        "/v1/traces": ExportTraceServiceRequest,
         "/v1/logs": ExportLogsServiceRequest,
-    }  # fmt: skip
+    }
     return kinds[path].FromString(body)
 
 

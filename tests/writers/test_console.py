@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from math import inf, nan
 from typing import Any, TextIO
 
@@ -379,13 +380,13 @@ def test_standard_output_is_the_default(attach: Attach, capsys: pytest.CaptureFi
 
 
 def test_a_program_without_standard_output_has_a_console_that_says_nothing(
-    attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch
+    attach: Attach, account: Account
 ) -> None:
     """A scheduler may close it, and Python has None: that is no failure of the console."""
-    monkeypatch.setattr(sys, "stdout", None)
-    writer = ConsoleWriter()
-    bus = attach(writer)
-    emit(bus, BeforeRun())
+    with redirect_stdout(None):
+        writer = ConsoleWriter()
+        bus = attach(writer)
+        emit(bus, BeforeRun())
 
     assert writer.nobody_reads
     assert (account(bus).delivered, account(bus).error) == (1, "")

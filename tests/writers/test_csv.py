@@ -10,8 +10,8 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import BeforeTrain, Event, ScalarsLogged
 from eventloop.events.run import Run
+from eventloop.writers import CSVWriter
 from eventloop.writers.csv_table import Table
-from eventloop.writers.csv_writer import CSVWriter
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.csv_rows import rows
 
@@ -37,10 +37,8 @@ def test_scalars_are_one_row(attach: Attach, path: Path) -> None:
     )
 
     assert path.read_text() == (
-        "mode,step,iter,epoch,loss,lr,accuracy\n"
-        "train,40,39,1,0.25,0.001,\n"
-        "val,40,40,0,,,0.5\n"
-    )  # fmt: skip
+        "mode,step,iter,epoch,loss,lr,accuracy\ntrain,40,39,1,0.25,0.001,\nval,40,40,0,,,0.5\n"
+    )
 
 
 def test_a_new_metric_is_a_new_column(attach: Attach, tmp_path: Path) -> None:
@@ -52,23 +50,25 @@ def test_a_new_metric_is_a_new_column(attach: Attach, tmp_path: Path) -> None:
     one_by_one(bus, *train(1, a=1.0), *train(2, b=2.0), *train(3, c=3.0, a=4.0))
 
     assert [(row["a"], row["b"], row["c"]) for row in rows(tmp_path / "real.csv")] == [
-        ("1.0", "", ""), ("", "2.0", ""), ("4.0", "", "3.0"),
-    ]  # fmt: skip
+        ("1.0", "", ""),
+        ("", "2.0", ""),
+        ("4.0", "", "3.0"),
+    ]
     assert (tmp_path / "logs/all.csv").is_symlink()
 
 
 def test_one_row_per_mode_and_step(attach: Attach, path: Path) -> None:
     """The values of a step in several events are in its one row, also when another step came in between."""
-    events = [
-        *train(1, a=1.0), *train(2, a=2.0), *train(1, b=3.0), val(1, a=5.0), *train(3, a=6.0),
-    ]  # fmt: skip
+    events = [*train(1, a=1.0), *train(2, a=2.0), *train(1, b=3.0), val(1, a=5.0), *train(3, a=6.0)]
 
     one_by_one(attach(CSVWriter()), *events)
 
     assert [(row["mode"], row["step"], row["a"], row["b"]) for row in rows(path)] == [
-        ("train", "1", "1.0", "3.0"), ("train", "2", "2.0", ""), ("val", "1", "5.0", ""),
+        ("train", "1", "1.0", "3.0"),
+        ("train", "2", "2.0", ""),
+        ("val", "1", "5.0", ""),
         ("train", "3", "6.0", ""),
-    ]  # fmt: skip
+    ]
 
 
 def test_a_late_step_is_put_in_its_place(attach: Attach, path: Path) -> None:
@@ -152,8 +152,10 @@ def test_without_before_train_the_run_says_where_it_goes_on(attach: Attach, path
 
     assert tested == [("train", "10"), ("train", "20"), ("train", "30"), ("test", "10")]
     assert [(row["mode"], row["step"]) for row in rows(path)] == [
-        ("train", "10"), ("test", "10"), ("train", "15"),
-    ]  # fmt: skip
+        ("train", "10"),
+        ("test", "10"),
+        ("train", "15"),
+    ]
 
 
 def test_a_new_training_keeps_the_file_of_an_earlier_one(attach: Attach, path: Path, tmp_path: Path) -> None:

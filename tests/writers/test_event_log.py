@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from eventloop import read_events
 from eventloop.eventlog.format import HEADER, MAGIC, EventLogError, pack
 from eventloop.eventlog.frames import BLOCK
-from eventloop.eventlog.reader import read_events
 from eventloop.events import (
     AfterTrainIter,
     AfterValEpoch,
@@ -28,7 +28,7 @@ from eventloop.events import (
     ScalarsLogged,
 )
 from eventloop.events.run import Run
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers import EventLogWriter
 from tests.writers.conftest import Account, Attach, emit, write
 from tests.writers.conftest import train as scalars
 
@@ -282,8 +282,10 @@ def test_damage_costs_the_records_it_hit(attach: Attach, path: Path) -> None:
     write(attach(EventLogWriter()), *scalars(4))
     with pytest.warns(UserWarning, match=rf"\d+ bytes at {starts[2]} are damaged"):
         assert [(record.sequence, record.event) for record in read_events(path)] == [
-            (0, scalars(1)[0]), (2, scalars(3)[0]), (3, scalars(4)[0]),
-        ]  # fmt: skip
+            (0, scalars(1)[0]),
+            (2, scalars(3)[0]),
+            (3, scalars(4)[0]),
+        ]
 
 
 def test_events_larger_than_a_block(attach: Attach, path: Path) -> None:

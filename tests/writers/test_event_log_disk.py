@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import subprocess
 import sys
@@ -18,10 +17,9 @@ import torch
 from eventloop.events import HandlerFailed
 from eventloop.events.run import Run
 from eventloop.util.append_file import write_all
-from eventloop.writers import JSONLWriter, TensorBoardWriter, event_log_writer
-from eventloop.writers.event_log_writer import EventLogWriter
-from eventloop.writers.writer import Writer
+from eventloop.writers import EventLogWriter, JSONLWriter, TensorBoardWriter, Writer
 from tests.conftest import DEADLINE
+from tests.support.internals import substitute
 from tests.support.trainers import MakeTrainer, batches
 from tests.writers.conftest import Account, Attach, train, write
 
@@ -80,7 +78,7 @@ def test_interval_zero_syncs_each_write_and_none_never(attach: Attach, path: Pat
 def test_writes_sync_once_an_interval(path: Path, synced: Synced, monkeypatch: pytest.MonkeyPatch) -> None:
     """One write in each interval and the close sync."""
     now = [1000.0]
-    monkeypatch.setattr(event_log_writer, "monotonic", lambda: now[0])
+    substitute(monkeypatch, "event_log_writer.monotonic", lambda: now[0])
     writer = EventLogWriter(fsync_seconds=10.0)
     writer.open(Run(work_dir=str(path.parent)))
     calls = []
@@ -130,7 +128,7 @@ def fill_disk(patch: pytest.MonkeyPatch, module: str, number: int) -> None:
         file.write(data[: len(data) // 2])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    patch.setattr(importlib.import_module(f"eventloop.writers.{module}"), "write_all", write)
+    substitute(patch, f"{module}.write_all", write)
 
 
 @pytest.mark.representative(1)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventloop.eventlog.reader import read_events
+from eventloop import read_events
 from tests import forked
 from tests.conftest import DEADLINE
 
@@ -108,9 +108,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[st
     """A run's directory, and what was found in it after each kill."""
     directory = tmp_path_factory.mktemp("killed")
     ran = forked.run(
-        ["-c", PROGRAM, str(KILLS), str(DEADLINE), "7"], cwd=directory, timeout=KILLS * 3 * DEADLINE,
+        ["-c", PROGRAM, str(KILLS), str(DEADLINE), "7"],
+        cwd=directory,
+        timeout=KILLS * 3 * DEADLINE,
         env={**os.environ, "PYTHONPATH": forked.ROOT},
-    )  # fmt: skip
+    )
     assert ran.returncode == 0, ran.stderr
     return directory / "run", [json.loads(line) for line in ran.stdout.splitlines()]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from eventloop import read_events
 from eventloop.eventlog.format import HEADER, pack
 from eventloop.eventlog.frames import BLOCK, LogEnd, find_end
-from eventloop.eventlog.reader import read_events
 from eventloop.events import Event, ImageLogged
-from eventloop.writers.event_log_writer import EventLogWriter
+from eventloop.writers import EventLogWriter
 from tests.writers.conftest import Attach
 from tests.writers.conftest import train as scalars
 from tests.writers.conftest import write as emit_all

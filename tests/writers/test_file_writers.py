@@ -18,11 +18,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eventloop.eventlog.reader import read_events
+from eventloop import Trainer, read_events
 from eventloop.events import AfterRun, AfterTrainIter, ScalarsLogged
 from eventloop.events.run import Run
 from eventloop.hooks import CheckpointHook, Hook, LoggerHook
-from eventloop.training.trainer import Trainer
 from eventloop.writers import (
     CSVWriter,
     EventLogWriter,

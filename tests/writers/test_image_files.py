@@ -13,7 +13,7 @@ from PIL import Image
 
 from eventloop.events import ImageLogged
 from eventloop.events.run import Run
-from eventloop.writers.image_files import ImageFileWriter
+from eventloop.writers import ImageFileWriter
 from tests.writers.conftest import Account, Attach, write
 
 Array = npt.NDArray[Any]

@@ -70,9 +70,11 @@ def test_other_events_keep_their_tag(attach: Attach, path: Path) -> None:
     """The key "event" names an event without scalars; a field without a form in JSON becomes its text."""
     write(
         attach(JSONLWriter(events="*")),
-        CheckpointSaved(iter=9, path="a", bytes=12, seconds=0.5), AfterRun(iter=10, reason="stopped"),
-        ImageLogged(name="cat", data=b"\x00\x01", shape=(1, 2, 1)), FolderMade(folder=Path("a/b")),
-    )  # fmt: skip
+        CheckpointSaved(iter=9, path="a", bytes=12, seconds=0.5),
+        AfterRun(iter=10, reason="stopped"),
+        ImageLogged(name="cat", data=b"\x00\x01", shape=(1, 2, 1)),
+        FolderMade(folder=Path("a/b")),
+    )
 
     saved, ended, image, made = rows(path)
     assert (saved["event"], saved["path"], saved["bytes"]) == ("checkpoint_saved", "a", 12)
@@ -86,8 +88,10 @@ def test_every_float_survives(attach: Attach, path: Path, value: float) -> None:
     """The value that is read is bit for bit the one written, in scalars and in a mapping of another event. Any JSON
     parser reads the file, as NaN and the infinities are strings in it."""
     write(
-        attach(JSONLWriter(events="*")), ScalarsLogged(scalars={"loss": value}), AfterValEpoch(metrics={"loss": value})
-    )  # fmt: skip
+        attach(JSONLWriter(events="*")),
+        ScalarsLogged(scalars={"loss": value}),
+        AfterValEpoch(metrics={"loss": value}),
+    )
 
     scalars, epoch = rows(path)
     assert repr(scalars["loss"]) == repr(epoch["metrics"]["loss"]) == repr(value)

@@ -30,8 +30,8 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, MLflowWriter
-from eventloop.writers import tracker as tracker_module
 from eventloop.writers.tracker import Known
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 if importlib.util.find_spec("mlflow") is None or importlib.util.find_spec("sqlalchemy") is None:
@@ -104,8 +104,10 @@ def test_a_resumed_run_has_each_step_once(attach: Attach, tmp_path: Path) -> Non
 
     write(
         attach(make(tmp_path), start_iter=2),
-        BeforeTrain(iter=2), *train(3, 4, loss=2.0), AfterRun(error="ValueError: no"),
-    )  # fmt: skip
+        BeforeTrain(iter=2),
+        *train(3, 4, loss=2.0),
+        AfterRun(error="ValueError: no"),
+    )
 
     assert the_run(tmp_path).info.run_id == first
     assert history(tmp_path, "train/loss") == [(1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0)]
@@ -301,7 +303,7 @@ def test_files_that_are_not_taken_hold_up_no_number(
     attach: Attach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With a full artifact store the metrics arrive; the files wait for it, and arrive once."""
-    monkeypatch.setattr(tracker_module, "RETRY_SECONDS", 0.0)
+    substitute(monkeypatch, "tracker.RETRY_SECONDS", 0.0)
     store = tmp_path / "artifacts"
     store.write_text("a file, where a folder is needed")
     client(tmp_path).create_experiment("digits", artifact_location=store.as_uri())

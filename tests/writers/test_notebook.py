@@ -23,6 +23,7 @@ from eventloop.events import (
 from eventloop.writers import ConsoleWriter, notebook
 from tests import forked
 from tests.conftest import DEADLINE
+from tests.support.internals import substitute
 from tests.writers.conftest import Attach, emit
 
 
@@ -51,7 +52,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
     shown = Page()
     shell = SimpleNamespace(kernel=object())
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    monkeypatch.setattr(notebook, "_publish", shown.publish)
+    substitute(monkeypatch, "notebook._publish", shown.publish)
     return shown
 
 
@@ -59,7 +60,7 @@ def page(monkeypatch: pytest.MonkeyPatch) -> Page:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The bar's clock; it stands still unless a test moves it."""
     now = [100.0]
-    monkeypatch.setattr(notebook, "monotonic", lambda: now[0])
+    substitute(monkeypatch, "notebook.monotonic", lambda: now[0])
     return now
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from eventloop import replay
-from eventloop.background.queues import awaited
 from eventloop.events import (
     AfterRun,
     AfterTrainEpoch,
@@ -17,6 +16,7 @@ from eventloop.events import (
 )
 from eventloop.events.run import Run
 from eventloop.writers import EventLogWriter, OpenTelemetryWriter
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 from tests.writers.otlp_collector import KEY, Collector, is_missing, make
 
@@ -33,8 +33,10 @@ def test_every_value_is_a_point_with_a_step(attach: Attach, collector: Collector
     """A gauge of each name, and one of the step at the same time; rank and service are of the resource."""
     write(
         attach(make(collector, offload=offload, service="digits"), rank=1, world_size=2),
-        *train(1, 2, 3), val(3, acc=0.5), AfterRun(),
-    )  # fmt: skip
+        *train(1, 2, 3),
+        val(3, acc=0.5),
+        AfterRun(),
+    )
 
     assert collector.points() == [("train/loss", s, s / 4) for s in (1, 2, 3)] + [("val/acc", 3, 0.5)]
     (resource,) = (m.resource_metrics[0].resource for m in collector.messages["/v1/metrics"][1:])
@@ -156,7 +158,7 @@ def test_a_collector_that_hangs_is_named_with_its_error(
     offload: str, attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that is waited for in vain says what it waits for, and how the collector refused it before."""
-    monkeypatch.setattr(awaited, "STUCK_SECONDS", 0.0)
+    substitute(monkeypatch, "awaited.STUCK_SECONDS", 0.0)
     bus = attach(OpenTelemetryWriter(collector.url, offload=offload))
     emit(bus, *train(1))
     collector.status = 503

@@ -11,7 +11,8 @@ import pytest
 
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain, CheckpointFailed, ScalarsLogged
 from eventloop.events.run import Run
-from eventloop.writers import EventLogWriter, tracker
+from eventloop.writers import EventLogWriter
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, write
 from tests.writers.otlp_collector import Collector, is_missing, make
 
@@ -257,7 +258,7 @@ def test_refused_values_that_waited_have_failed(
     attach: Attach, collector: Collector, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also those of earlier deliveries, more than the last delivery has events, which were sent after an outage."""
-    monkeypatch.setattr(tracker, "RETRY_SECONDS", 0.0)
+    substitute(monkeypatch, "tracker.RETRY_SECONDS", 0.0)
     bus = attach(make(collector))
     emit(bus, *train(1))
     collector.status = 503

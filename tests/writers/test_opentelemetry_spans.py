@@ -26,8 +26,8 @@ from eventloop.events import (
     HandlerFailed,
     RunInfo,
     SlowRank,
+    Timed,
 )
-from eventloop.events.deferred import Timed
 from eventloop.events.run import Run
 from eventloop.hooks import TraceHook
 from eventloop.writers import EventLogWriter

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from eventloop.events import AfterRun, BeforeRun, BeforeVal, CheckpointSaved, Event, ScalarsLogged
 from eventloop.writers import ConsoleWriter, progress
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, write
 
 HIDE_CURSOR, SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
@@ -58,7 +59,7 @@ def colours(monkeypatch: pytest.MonkeyPatch) -> None:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The bar's clock; it stands still unless a test moves it."""
     now = [100.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: now[0])
+    substitute(monkeypatch, "progress.monotonic", lambda: now[0])
     return now
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eventloop.eventlog.reader import read_events
+from eventloop import read_events
 from eventloop.events import (
     CheckpointSaved,
     HistogramLogged,
@@ -61,8 +61,9 @@ def check_log(folder: Path) -> None:
 
 def check_rows(folder: Path) -> None:
     assert [(row["step"], row["b"], row[GOOD]) for row in rows(folder / "metrics.csv")] == [
-        ("1", "2.0", "0.5"), ("2", "2.0", "1.0"),
-    ]  # fmt: skip
+        ("1", "2.0", "0.5"),
+        ("2", "2.0", "1.0"),
+    ]
 
 
 def check_tags(folder: Path) -> None:

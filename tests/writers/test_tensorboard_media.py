@@ -17,8 +17,7 @@ from torch.utils.tensorboard.summary import make_histogram
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from eventloop.events import AfterRun, Event, HistogramLogged, ImageLogged, ScalarsLogged
-from eventloop.writers.tensorboard import TensorBoardWriter
-from eventloop.writers.tensorboard_graph import trace_graph
+from eventloop.writers import TensorBoardWriter, trace_graph
 from tests.writers.conftest import Account, Attach, train, write
 from tests.writers.conftest import tensorboard as read
 
@@ -103,7 +102,7 @@ def test_own_write_of_a_subclass_is_called(attach: Attach, account: Account, fol
         np.arange(-5, 6),
         np.array([True, False, True]),
     ],
-)  # fmt: skip
+)
 def test_histograms_are_those_of_summary_writer(
     attach: Attach, folder: Path, tmp_path: Path, array: Array
 ) -> None:

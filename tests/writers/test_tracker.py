@@ -14,8 +14,15 @@ import pytest
 from eventloop import replay
 from eventloop.bus import Bus
 from eventloop.eventlog.sinks import Written
-from eventloop.events import AfterRun, BeforeRun, BeforeTrain, Event, PreemptionRequested, ScalarsLogged
-from eventloop.events.deferred import Timed
+from eventloop.events import (
+    AfterRun,
+    BeforeRun,
+    BeforeTrain,
+    Event,
+    PreemptionRequested,
+    ScalarsLogged,
+    Timed,
+)
 from eventloop.events.run import Run
 from eventloop.writers import (
     EventLogWriter,
@@ -24,9 +31,9 @@ from eventloop.writers import (
     TrackioWriter,
     WandbWriter,
 )
-from eventloop.writers import tracker as tracker_module
 from eventloop.writers.tracker import Known, TrackerWriter
 from eventloop.writers.tracker_arguments import basic_login, masked
+from tests.support.internals import substitute
 from tests.writers.conftest import Account, Attach, emit, train, val, write
 
 SECRET = "s3cr3t"
@@ -133,7 +140,7 @@ def test_a_tracker_that_is_away_gets_the_events_later(
     attach: Attach, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line says that it is away, without the password, and everything is written when it is back."""
-    monkeypatch.setattr(tracker_module, "RETRY_SECONDS", 0.0)
+    substitute(monkeypatch, "tracker.RETRY_SECONDS", 0.0)
     tracker = Tracker()
     bus = attach(tracker)
     emit(bus, *train(1))
@@ -235,7 +242,7 @@ def test_too_many_waiting_events_end_the_writer(
     attach: Attach, account: Account, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memory that waiting events take is bounded."""
-    monkeypatch.setattr(tracker_module, "BACKLOG", 10)
+    substitute(monkeypatch, "tracker.BACKLOG", 10)
     tracker = Tracker()
     bus = attach(tracker)
     emit(bus, *train(1))

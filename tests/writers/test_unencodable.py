@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from eventloop import read_events
 from eventloop.bus.subscription import SubscriptionStats
-from eventloop.eventlog.reader import read_events
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged
 from eventloop.writers import EventLogWriter, JSONLWriter, Writer, read_jsonl
 from tests.support.process_handlers import MealServed
@@ -97,7 +97,7 @@ def test_an_event_that_cannot_be_encoded_costs_itself_alone(
 @in_each_file
 def test_a_delivery_of_nothing_else_writes_nothing(
     attach: Attach, account: Account, tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Make, read: Read
-) -> None:  # fmt: skip
+) -> None:
     """Later events are written. Of two odd fields the message names the one without a text, also in an event of
     eventloop's own."""
     bus = attach(make())
@@ -178,7 +178,7 @@ def test_the_sequence_goes_on_behind_it(attach: Attach, tmp_path: Path) -> None:
 @in_each_file
 def test_in_a_process(
     attach: Attach, account: Account, tmp_path: Path, make: Make, read: Read, caplog: pytest.LogCaptureFixture
-) -> None:  # fmt: skip
+) -> None:
     """An event that the pipe can encode and the file cannot fails alone in the worker, which goes on."""
     bus = attach(in_process(make()))
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 
 from eventloop.events import AfterRun, BeforeRun, BeforeTrain
-from eventloop.writers import tracker as tracker_module
 from tests.support.process_support import until
 from tests.writers.conftest import Account, Attach, emit, train, worker_of
 from tests.writers.otlp_collector import is_missing
@@ -24,6 +23,7 @@ if is_missing("trackio"):
     )
 
 from eventloop.writers import TrackioWriter
+from tests.support.internals import substitute
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 
@@ -33,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of trackio's databases, also for a worker process."""
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
-    monkeypatch.setattr(tracker_module, "RETRY_SECONDS", 0.0)
+    substitute(monkeypatch, "tracker.RETRY_SECONDS", 0.0)
     return tmp_path / "trackio"
 
 

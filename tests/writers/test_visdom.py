@@ -10,14 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eventloop.events import BeforeTrain, ScalarsLogged
-from eventloop.writers.visdom_writer import VisdomWriter
+from eventloop.writers import VisdomWriter
 from tests.writers.conftest import Account, Attach, emit, train, val, worker_of, write
 from tests.writers.visdom_server import Relay, Server, free_port
 
@@ -28,19 +28,6 @@ if importlib.util.find_spec("visdom") is None:
     )
 
 Make = Callable[..., VisdomWriter]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(free_port(), tmp_path_factory.mktemp("visdom"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> str:
-    """The environment of a writer without `env`: the name of the work_dir, which is another in each test."""
-    return tmp_path.name
 
 
 @pytest.fixture

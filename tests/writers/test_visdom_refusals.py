@@ -6,15 +6,14 @@ import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from eventloop.events import ScalarsLogged
-from eventloop.writers.visdom_writer import VisdomWriter
+from eventloop.writers import VisdomWriter
 from tests.support.process_support import until
 from tests.writers.conftest import Account, Attach, emit, train, worker_of, write
-from tests.writers.visdom_server import Proxy, Relay, Server, free_port
+from tests.writers.visdom_server import Proxy, Relay, Server
 
 if importlib.util.find_spec("visdom") is None:
     pytest.skip(
@@ -25,18 +24,6 @@ if importlib.util.find_spec("visdom") is None:
 pytestmark = pytest.mark.slow
 
 MakeProxy = Callable[[Callable[[str], int]], Proxy]
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(free_port(), tmp_path_factory.mktemp("visdom"))
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def env(tmp_path: Path) -> str:
-    return tmp_path.name
 
 
 @pytest.fixture

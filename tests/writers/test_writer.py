@@ -17,8 +17,15 @@ import pytest
 from eventloop.bus import Bus
 from eventloop.events import AfterTrainIter, Event, ScalarsLogged, Timed
 from eventloop.events.run import Run
-from eventloop.writers import ConsoleWriter, CSVWriter, JSONLWriter, TensorBoardWriter, TimedWriter, Writer
-from eventloop.writers.jsonl import read_jsonl
+from eventloop.writers import (
+    ConsoleWriter,
+    CSVWriter,
+    JSONLWriter,
+    TensorBoardWriter,
+    TimedWriter,
+    Writer,
+    read_jsonl,
+)
 from tests.conftest import DEADLINE
 from tests.writers.conftest import Account, Attach, emit, in_process, train, worker_of, write
 from tests.writers.step_file import Longer, StepFile

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from eventloop import Trainer
-from eventloop.events import AfterTrainIter
-from eventloop.events.deferred import Timed
+from eventloop.events import AfterTrainIter, Timed
 from eventloop.hooks import CheckpointHook, LoggerHook
 from eventloop.writers import (
     EventLogWriter,
@@ -36,9 +35,11 @@ LATENCY = 0.05
 ITERATIONS, EPOCHS, CHECKPOINT_EVERY = 40, 3, 25
 KEY = "s3cr3t-of-the-collector"
 KEYS = {
-    "WANDB_API_KEY": "w4ndb" * 8, "MLFLOW_TRACKING_TOKEN": "s3cr3t-token-of-mlflow",
-    "MLFLOW_TRACKING_PASSWORD": "s3cr3t-password-of-mlflow", "HF_TOKEN": "hf_s3cr3t0123456789",
-}  # fmt: skip
+    "WANDB_API_KEY": "w4ndb" * 8,
+    "MLFLOW_TRACKING_TOKEN": "s3cr3t-token-of-mlflow",
+    "MLFLOW_TRACKING_PASSWORD": "s3cr3t-password-of-mlflow",
+    "HF_TOKEN": "hf_s3cr3t0123456789",
+}
 """Environment variables with keys of the trackers."""
 METRICS = {"accuracy": 0.0}
 

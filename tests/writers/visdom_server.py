@@ -9,7 +9,7 @@ import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,9 +31,11 @@ class Server:
         )
         arguments = ["-port", str(port), "-env_path", str(folder), "-bind_local", "-logging_level", "ERROR"]
         self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", program, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, "-u", "-c", program, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         assert self._process.stdout is not None
         if not any("navigate" in line for line in self._process.stdout):  # printed once it listens
             pytest.fail(f"the visdom server did not start: {self._process.communicate()[1]}")
@@ -159,3 +161,17 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server, for the tests of a module."""
+    server = Server(free_port(), tmp_path_factory.mktemp("visdom"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> str:
+    """The environment of a writer without `env`: the name of the work_dir, which is another in each test."""
+    return tmp_path.name
