@@ -136,7 +136,8 @@ class ThroughputHook(Hook):
                 flops = self._flops * self._iterations
                 rates["flops_per_sec"] = flops * each
                 if self._peak is not None:
-                    rates["mfu"] = flops / seconds / self._peak
+                    # the ranks that share their data share these operations, too
+                    rates["mfu"] = flops * (trainer.data_ranks / trainer.world_size) / seconds / self._peak
             values = {f"throughput/{name}": rate for name, rate in rates.items()}
             trainer.metrics.put_scalars(values, smoothing_hint=False)
         self._iterations, self._began = 0, now

@@ -88,6 +88,7 @@ def in_dataset_order(
     batches: Sequence[Any],
     indices: list[int] | None,
     data_set: tuple[Any, ...] = (),
+    *,
     data_ranks: int | None = None,
 ) -> Any:
     """Join the outputs of all batches of all ranks, one row for each index of the data set; a collective.
@@ -98,16 +99,15 @@ def in_dataset_order(
 
     Args:
         batches, indices, data_set: the outputs of this rank's batches, and what its loader has drawn.
-        data_ranks: the number of ranks with different data; with 1 all have the outputs of the first one.
+        data_ranks: the number of ranks with different data; with 1 the outputs of one rank are those of all.
     """
     own = _Share(join(batches), indices, data_set) if batches else None
     ranks = [share for share in gather(own) if share is not None]
-    if data_ranks == 1:
-        del ranks[1:]
     whole = ranks[0].outputs if len(ranks) == 1 else join_ranks([share.outputs for share in ranks])
     if any(share.indices is None for share in ranks):
-        return whole
-    _warn_if_alike(ranks)
+        return ranks[0].outputs if data_ranks == 1 else whole
+    if data_ranks != 1:
+        _warn_if_alike(ranks)
     numbers: dict[tuple[Any, ...], int] = {}  # of the data sets, by the first rank that has each
     order = [
         (numbers.setdefault(share.data_set, len(numbers)), index)

@@ -156,7 +156,9 @@ class Collection:
         recorded = self._recorded
         data_set = recorded.data_set() if has_other_ranks() else ()
         return (
-            in_dataset_order(self._batches, recorded.all(), data_set, self._data_ranks) if complete else None
+            in_dataset_order(self._batches, recorded.all(), data_set, data_ranks=self._data_ranks)
+            if complete
+            else None
         )
 
     def close(self) -> None:

@@ -115,7 +115,7 @@ def _placed_gradients(parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _whole(norm: Tensor) -> Tensor:
-    return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined,no-any-return]
+    return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined]
 
 
 def _kinds(

@@ -131,7 +131,7 @@ def test_an_evaluation_is_no_part_of_the_time(timed: Make, clock: Clock) -> None
 def test_several_ranks_have_a_rate_together(timed: Make) -> None:
     """A rank puts its own rate times the number of ranks: the mean over the ranks is the sum."""
     trainer = timed(ThroughputHook(interval=7, flops=True, peak_flops=1.0))
-    trainer.world_size = 4
+    trainer.world_size = trainer.data_ranks = 4
 
     trainer.train()
 
