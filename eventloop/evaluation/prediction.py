@@ -75,7 +75,7 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
 
     Raises:
         TypeError: the pass would move the position of the train loader, within an epoch.
-        ValueError: some ranks share their data, and the loader does not tell which ones.
+        ValueError: some ranks share their data, and the loader has no indices that show which ones.
     """
     if (
         loader is trainer.loader
@@ -100,7 +100,7 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
     if not recorded.known and trainer.data_ranks not in (1, trainer.world_size):
         raise ValueError(
             f"predict: loader must be a DataLoader over a map-style data set, got a {type(loader).__name__}: "
-            f"of {trainer.world_size} ranks with data_ranks={trainer.data_ranks} it does not tell which have "
+            f"of {trainer.world_size} ranks with data_ranks={trainer.data_ranks} no index shows which have "
             "the same batches; with to=... each rank passes on its own"
         )
     return Prediction(reading, Collection(recorded, trainer.data_ranks))

@@ -70,8 +70,8 @@ class Evaluations(LoopTrainer):
 
         Raises:
             TypeError, ValueError: `loader` is not an iterable of batches, such as a data set without a
-                `DataLoader`, or is empty on all ranks, or does not tell which ranks share their data, or `to`
-                is neither a function of the outputs nor a writer of `batch_predicted`.
+                `DataLoader`, or is empty on all ranks, or has no indices while some ranks share their data,
+                or `to` is neither a function of the outputs nor a writer of `batch_predicted`.
             Exception: `to` has raised it.
             RuntimeError: a writer did not receive all batches.
         """
