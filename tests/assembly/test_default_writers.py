@@ -133,7 +133,7 @@ def test_the_first_rank_alone_shows_progress(
 ) -> None:
     """Of two, each with a terminal."""
     monkeypatch.setattr(sys, "stderr", Terminal())
-    monkeypatch.setattr("eventloop.training.trainer.rank_and_world_size", lambda: (rank, 2))
+    monkeypatch.setattr("eventloop.assembly.data_ranks.rank_and_world_size", lambda: (rank, 2))
 
     assert kinds(make_trainer()) == expected
 
