@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +34,10 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.migration.names import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
 from eventloop.optim.clipping import GradClip
+from eventloop.optim.meshes import over_meshes
 from eventloop.optim.optimizers import named_optimizers, named_values
 from eventloop.state.schema import read_as
+from eventloop.state.sharded import refuse_old_shards
 from eventloop.training.accumulation import Accumulation, SavedWindow
 from eventloop.training.mixed_precision import LossScale, MixedPrecision
 from eventloop.training.outputs import detached, explain_freed_graph, loss_of
@@ -107,6 +110,7 @@ class OptimizerHook(Hook):
         self._precision = None if plain else MixedPrecision(loss_scale, dtype)
         self._window = None if plain and cumulative_iters is None else Accumulation(self._cumulative_iters)
         self._places: dict[Tensor, int] = {}  # of the model's parameters, for the order of the norm
+        self._over_meshes = False
         self._anomalous = AnomalousParams() if detect_anomalous_params else None
         self._other_seconds = 0.0  # seconds that other handlers took within this hook's call
         self._given: Any = None
@@ -126,13 +130,14 @@ class OptimizerHook(Hook):
 
         Raises:
             RuntimeError: the device does not support autocast to the type.
+            TypeError: FSDP1 shards the model, and a rank would clip or unscale by its own part alone.
         """
         trainer.steps_in_hook = True
         self._wanted = trainer.bus.wanted(AfterBackward, BeforeOptimizerStep, AfterOptimizerStep)
         if self._window is not None:
             self._window.model, self._window.loss_fn = trainer.model, trainer.loss_fn
             if trainer.optimizer is not None:
-                self._set_optimizers(trainer.optimizer)
+                self._set_optimizers(trainer)
             modules = trainer.model.modules()
             if self._cumulative_iters > 1 and any(isinstance(module, _BatchNorm) for module in modules):
                 warnings.warn(
@@ -144,6 +149,10 @@ class OptimizerHook(Hook):
         if self._precision is not None:
             self._precision.prepare(trainer.model)
             trainer.autocast = self._precision.autocast
+        if self._clip is not None and self._clip.by_norm:
+            refuse_old_shards("grad_clip by norm", trainer.model)
+        if self._precision is not None and self._precision.scaler is not None:
+            refuse_old_shards("the loss scale", trainer.model)
 
     def _subscriptions(self, bus: Bus) -> Iterator[tuple[Callable[..., Any], list[str]]]:
         """Yield the methods with their events; the default hook is called once in an iteration."""
@@ -184,7 +193,7 @@ class OptimizerHook(Hook):
         clock = trainer.clock
         device, began = clock.device, perf_counter() - clock.excluded
         if trainer.optimizer is not self._given or self._given is None:
-            self._set_optimizers(trainer.optimizer)
+            self._set_optimizers(trainer)
         loss, window = loss_of(trainer.outputs), self._window
         if window is None or not window.count:
             if window is not None:
@@ -273,8 +282,7 @@ class OptimizerHook(Hook):
                 self._clip_and_step(trainer)
         finally:
             if window.count:  # an error prevented the step, which is retried later, with scaled gradients
-                gradients = [each.grad for each in window.parameters() if each.grad is not None]
-                torch._foreach_mul_(gradients, precision.scaler.get_scale())
+                window.multiply_gradients(precision.scaler.get_scale())
                 precision.scaler.update(precision.scaler.get_scale())
             else:
                 precision.update(precision.scaler)
@@ -364,14 +372,17 @@ class OptimizerHook(Hook):
         if means is not None and trainer.checkpoint is not None:
             trainer.checkpoint["hooks"][self.name]["gradients"] = means
 
-    def _set_optimizers(self, given: Any) -> None:
-        """Store the trainer's optimizers, one or several, as a list."""
+    def _set_optimizers(self, trainer: Trainer) -> None:
+        """Store the trainer's optimizers, one or several, as a list, and whether gradients are DTensors."""
+        given = trainer.optimizer
         self._optimizers = [*named_optimizers(given).values()]
         if not self._optimizers:
             raise RuntimeError(
                 "the optimizer hook has no optimizer to step: pass optimizer=... to the Trainer"
             )
         self._given = given
+        groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
+        self._over_meshes = over_meshes(chain(trainer.model.parameters(), *groups))
         if self._window is not None:
             self._window.use(given, self._optimizers)
 
@@ -380,6 +391,6 @@ class OptimizerHook(Hook):
         if not self._places:
             self._places = {each: place for place, each in enumerate(trainer.model.parameters())}
         for name, optimizer in named_values("grad_norm", self._given):
-            norm = self._clip(optimizer, self._places)
+            norm = self._clip(optimizer, self._places, over_meshes=self._over_meshes)
             if norm is not None:
                 trainer.metrics.put_scalar(name, norm)

@@ -39,8 +39,9 @@ class ThroughputHook(Hook):
     Each value covers the iterations since the previous value, without evaluations; the first two iterations
     of a training, which warm up, are left out. The samples of a batch are the first dimension that most of
     its tensors have, or the length of a list of samples; `count={"samples": ...}` counts them otherwise. With
-    several ranks a rate is that of all ranks: each rank records its own rate times the number of ranks. The
-    mean of these values, which `LoggerHook(reduce=True)` logs, is the exact sum of the rates.
+    several ranks a rate is that of all ranks: each rank records its own rate times `trainer.data_ranks`, the
+    number of ranks with different data. The mean of these values, which `LoggerHook(reduce=True)` logs, is
+    the exact sum of the rates.
 
     With `flops` the first iteration of a training runs under PyTorch's `FlopCounterMode`, which is slow, and
     uncompiled, which takes the memory of an uncompiled model. All later iterations are assumed to have as
@@ -129,13 +130,14 @@ class ThroughputHook(Hook):
         """Record the rates since the last call as metrics, and reset the counts."""
         now = trainer.clock.now()
         if (seconds := now - self._began) > 0:
-            each = trainer.world_size / seconds
+            each = trainer.data_ranks / seconds
             rates: dict[str, Number] = {f"{unit}_per_sec": n * each for unit, n in self._totals.items()}
             if self._flops:
                 flops = self._flops * self._iterations
                 rates["flops_per_sec"] = flops * each
                 if self._peak is not None:
-                    rates["mfu"] = flops / seconds / self._peak
+                    # the ranks that share their data share these operations, too
+                    rates["mfu"] = flops * (trainer.data_ranks / trainer.world_size) / seconds / self._peak
             values = {f"throughput/{name}": rate for name, rate in rates.items()}
             trainer.metrics.put_scalars(values, smoothing_hint=False)
         self._iterations, self._began = 0, now

@@ -1,4 +1,4 @@
-"""Two processes of one training: a program started once for each rank, and what each has to say."""
+"""Two or more processes of one training: a program started once for each rank, and what each has to say."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.forked import ROOT, Forked
 
 
-def run_ranks(program: str, folder: Path) -> list[dict[str, Any]]:
+def run_ranks(program: str, folder: Path, ranks: int = 2) -> list[dict[str, Any]]:
     """Run `program` with its rank and a rendezvous file as arguments; what each prints is its JSON, by rank."""
     processes = [
         Forked(
@@ -20,7 +20,7 @@ def run_ranks(program: str, folder: Path) -> list[dict[str, Any]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        for rank in range(2)
+        for rank in range(ranks)
     ]
     try:
         said = [process.communicate(timeout=120) for process in processes]

@@ -39,8 +39,8 @@ class NotedIndices:
     def __init__(self, loader: Iterable[Any]) -> None:
         self._batches: list[list[Any]] = []
         self._loader = loader
-        self._known = why_not_by_index(loader) is None and getattr(loader, "in_order", True)
-        if self._known and isinstance(loader, DataLoader):
+        self.known = why_not_by_index(loader) is None and getattr(loader, "in_order", True)
+        if self.known and isinstance(loader, DataLoader):
             self._sampler: Any = loader.batch_sampler
             vars(loader)["batch_sampler"] = self  # a DataLoader refuses to have it set
 
@@ -54,11 +54,11 @@ class NotedIndices:
 
     def of_batch(self, batch_idx: int) -> tuple[int, ...]:
         """Return the indices of a batch; () if they are unknown."""
-        return tuple(_ints(self._batches[batch_idx]) or ()) if self._known else ()
+        return tuple(_ints(self._batches[batch_idx]) or ()) if self.known else ()
 
     def all(self) -> list[int] | None:
         """Return all indices in the order of the loader; None if they are unknown."""
-        return _ints([index for batch in self._batches for index in batch]) if self._known else None
+        return _ints([index for batch in self._batches for index in batch]) if self.known else None
 
     def data_set(self) -> tuple[Any, ...]:
         """Return values that differ if ranks have different data sets: the length, and a Subset's indices."""
@@ -85,20 +85,29 @@ def _ints(indices: Sequence[Any]) -> list[int] | None:
 
 
 def in_dataset_order(
-    batches: Sequence[Any], indices: list[int] | None, data_set: tuple[Any, ...] = ()
+    batches: Sequence[Any],
+    indices: list[int] | None,
+    data_set: tuple[Any, ...] = (),
+    *,
+    data_ranks: int | None = None,
 ) -> Any:
     """Join the outputs of all batches of all ranks, one row for each index of the data set; a collective.
 
     An index that was drawn several times, as the padding of a DistributedSampler is, gives one row. If ranks
     have data sets of different lengths, or other Subsets, the data sets follow each other. Without indices
     the outputs of the ranks do. At least one rank has batches.
+
+    Args:
+        batches, indices, data_set: the outputs of this rank's batches, and what its loader has drawn.
+        data_ranks: the number of ranks with different data; with 1 the outputs of one rank are those of all.
     """
     own = _Share(join(batches), indices, data_set) if batches else None
     ranks = [share for share in gather(own) if share is not None]
     whole = ranks[0].outputs if len(ranks) == 1 else join_ranks([share.outputs for share in ranks])
     if any(share.indices is None for share in ranks):
-        return whole
-    _warn_if_alike(ranks)
+        return ranks[0].outputs if data_ranks == 1 else whole
+    if data_ranks != 1:
+        _warn_if_alike(ranks)
     numbers: dict[tuple[Any, ...], int] = {}  # of the data sets, by the first rank that has each
     order = [
         (numbers.setdefault(share.data_set, len(numbers)), index)

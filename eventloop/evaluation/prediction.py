@@ -41,6 +41,8 @@ class PredictingTrainer(Protocol):
     loader: Iterable[Any] | None
     bus: Bus
     facts: CurrentRun
+    data_ranks: int
+    world_size: int
     batch: Any
     outputs: Any
 
@@ -73,6 +75,7 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
 
     Raises:
         TypeError: the pass would move the position of the train loader, within an epoch.
+        ValueError: some ranks share their data, and the loader has no indices that show which ones.
     """
     if (
         loader is trainer.loader
@@ -92,7 +95,15 @@ def begin_prediction(undo: Undo, trainer: PredictingTrainer, loader: Iterable[An
     save_modes(undo, trainer.model)
     trainer.model.eval()
     recorded = NotedIndices(reading)
-    return Prediction(reading, Collection(recorded) if to is None else Stream(undo, trainer, to, recorded))
+    if to is not None:
+        return Prediction(reading, Stream(undo, trainer, to, recorded))
+    if not recorded.known and trainer.data_ranks not in (1, trainer.world_size):
+        raise ValueError(
+            f"predict: loader must be a DataLoader over a map-style data set, got a {type(loader).__name__}: "
+            f"of {trainer.world_size} ranks with data_ranks={trainer.data_ranks} no index shows which have "
+            "the same batches; with to=... each rank passes on its own"
+        )
+    return Prediction(reading, Collection(recorded, trainer.data_ranks))
 
 
 class Prediction:
@@ -132,8 +143,8 @@ class Prediction:
 class Collection:
     """Collect the outputs of all batches."""
 
-    def __init__(self, recorded: NotedIndices) -> None:
-        self._recorded = recorded
+    def __init__(self, recorded: NotedIndices, data_ranks: int) -> None:
+        self._recorded, self._data_ranks = recorded, data_ranks
         self._batches: list[Any] = []
 
     def receive(self, outputs: Any) -> None:
@@ -144,7 +155,11 @@ class Collection:
         """Return the outputs of all ranks in the order of the data set; None if the pass was cut short."""
         recorded = self._recorded
         data_set = recorded.data_set() if has_other_ranks() else ()
-        return in_dataset_order(self._batches, recorded.all(), data_set) if complete else None
+        return (
+            in_dataset_order(self._batches, recorded.all(), data_set, data_ranks=self._data_ranks)
+            if complete
+            else None
+        )
 
     def close(self) -> None:
         """Do nothing."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from eventloop.state.sharded import is_sharded
+from eventloop.optim.meshes import clip_norm_over_meshes, clip_value_over_meshes
 from eventloop.util.checks import check_choice, check_keys
 
 _ARGUMENTS = {
@@ -23,6 +23,7 @@ class GradClip:
 
     The norm is summed in the order of the model's parameters, so that it has the bits of
     `clip_grad_norm_(model.parameters(), ...)` if the optimizer has them all. Other parameters are not in it.
+    Of DTensors (FSDP2, tensor parallelism) and plain parameters together it is the norm of the whole model.
 
         clip = GradClip(dict(max_norm=35, norm_type=2))
         norm = clip(optimizer)          # 0-dim tensor, before clipping
@@ -43,8 +44,17 @@ class GradClip:
         """Return the type ("norm" or "value") and the arguments of the clipping."""
         return {"type": self._kind, **self._arguments}
 
+    @property
+    def by_norm(self) -> bool:
+        """True if gradients are clipped by their norm, False if by value."""
+        return self._kind == "norm"
+
     def __call__(
-        self, optimizer: torch.optim.Optimizer, places: Mapping[torch.Tensor, int] = MappingProxyType({})
+        self,
+        optimizer: torch.optim.Optimizer,
+        places: Mapping[torch.Tensor, int] = MappingProxyType({}),
+        *,
+        over_meshes: bool = False,
     ) -> torch.Tensor | None:
         """Clip the gradients; return their norm before clipping, or None with type="value".
 
@@ -53,14 +63,16 @@ class GradClip:
         Args:
             optimizer: the optimizer.
             places: the places of the model's parameters in `model.parameters()`; others come last.
+            over_meshes: whether a parameter is a DTensor; then the call is a collective.
         """
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         parameters.sort(key=lambda parameter: places.get(parameter, len(places)))
         if self._kind == "norm":
-            norm: Any = clip_grad_norm_(parameters, **self._arguments)
-            whole: torch.Tensor = norm.full_tensor() if is_sharded(norm) else norm  # a DTensor with FSDP2
-            return whole
-        clip_grad_value_(parameters, **self._arguments)
+            clip_norm = clip_norm_over_meshes if over_meshes else clip_grad_norm_
+            norm: torch.Tensor = clip_norm(parameters, **self._arguments)
+            return norm
+        clip_value = clip_value_over_meshes if over_meshes else clip_grad_value_
+        clip_value(parameters, **self._arguments)
         return None
 
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from eventloop.checkpoint.weights import unwrap
+from eventloop.optim.meshes import local_tensors
 from eventloop.optim.parameter_names import in_order_of, labels
 from eventloop.state.schema import Count
 from eventloop.state.sharded import fsdp_modules
@@ -138,8 +139,12 @@ class Accumulation:
         parameters = self.parameters()
         for parameter, mean in zip(parameters, self.means(model) or [], strict=False):
             parameter.grad = mean
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        torch._foreach_mul_(gradients, self.divisor / self.count)
+        self.multiply_gradients(self.divisor / self.count)
+
+    def multiply_gradients(self, factor: float) -> None:
+        """Multiply the gradients of all optimizers, those of DTensors too."""
+        gradients = [parameter.grad for parameter in self.parameters() if parameter.grad is not None]
+        torch._foreach_mul_(local_tensors(gradients), factor)
 
     def means(self, model: torch.nn.Module) -> list[torch.Tensor | None] | None:
         """Return the gradients averaged over ranks; None for a model that is not distributed."""

@@ -53,7 +53,7 @@ class Evaluations(LoopTrainer):
         is a list with one for each batch. Every rank returns the outputs of all ranks, and some ranks may
         have no batch. The samples of a `DataLoader` over a map-style data set have the order of the data set,
         each once, whatever its sampler and the padding of a `DistributedSampler`; those of any other loader
-        have its order, rank after rank.
+        have its order, rank after rank, or once if all ranks have the same data (`data_ranks` is 1).
 
         The model is in eval mode, without gradients, and has the weights that a validation would have, such
         as the average of an `EMAHook`. Modes and random states are restored.
@@ -70,8 +70,8 @@ class Evaluations(LoopTrainer):
 
         Raises:
             TypeError, ValueError: `loader` is not an iterable of batches, such as a data set without a
-                `DataLoader`, or is empty on all ranks, or `to` is neither a function of the outputs nor a
-                writer of `batch_predicted`.
+                `DataLoader`, or is empty on all ranks, or has no indices while some ranks share their data,
+                or `to` is neither a function of the outputs nor a writer of `batch_predicted`.
             Exception: `to` has raised it.
             RuntimeError: a writer did not receive all batches.
         """

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
+from eventloop.optim.meshes import MeshGradScaler, over_meshes
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import check_choice, check_keys, number, positive
 
@@ -34,31 +35,34 @@ class MixedPrecision:
         self.scaling: Scaling = "none"
         self.scaler: torch.amp.GradScaler | None = None
         self._autocast_dtype = torch.bfloat16
+        self._over_meshes = False
         self._forward = ExitStack()
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Choose the autocast type and the `GradScaler` for the model's device.
 
-        They are chosen again if the model was moved to another device; the loss scale stays.
+        They are chosen again if the model was moved to another device, or sharded; the loss scale stays.
 
         Raises:
             RuntimeError: the device does not support autocast to that type.
         """
         first = next(model.parameters(), None)
         device = "cpu" if first is None else first.device.type
-        if device == self.device:
+        meshes = over_meshes(model.parameters())
+        if (device, meshes) == (self.device, self._over_meshes):
             return
-        self.device = device
+        self.device, self._over_meshes = device, meshes
         self._autocast_dtype = self._dtype or torch.get_autocast_dtype(device)
         self.autocast()  # raises here if the device has no autocast to this type
         loss_scale = self._loss_scale
         if loss_scale is None and self._autocast_dtype == torch.float16:
             loss_scale = {}
         former, self.scaler, self.scaling = self.scaler, None, "none"
+        make = MeshGradScaler if meshes else torch.amp.GradScaler
         if isinstance(loss_scale, float):
-            self.scaling, self.scaler = "static", torch.amp.GradScaler(device, init_scale=loss_scale)
+            self.scaling, self.scaler = "static", make(device, init_scale=loss_scale)
         elif loss_scale is not None:
-            self.scaling, self.scaler = "dynamic", torch.amp.GradScaler(device, **loss_scale)
+            self.scaling, self.scaler = "dynamic", make(device, **loss_scale)
         if former is not None and self.scaler is not None:
             self.scaler.load_state_dict(former.state_dict())
 

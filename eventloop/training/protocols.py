@@ -35,6 +35,8 @@ class LoopTrainer(Protocol):
     max_epochs: int | None
     max_iters: int | None
     limits: Limits
+    data_ranks: int
+    world_size: int
 
     bus: Bus
     facts: CurrentRun

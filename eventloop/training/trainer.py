@@ -20,7 +20,8 @@ from eventloop.assembly.argument_checks import (
     check_step,
     check_trainer,
 )
-from eventloop.assembly.attach import attach_all, facts_of, make_work_dir, rank_and_world_size
+from eventloop.assembly.attach import attach_all, facts_of, make_work_dir
+from eventloop.assembly.data_ranks import find_ranks
 from eventloop.assembly.dev_run import batches_of, is_omitted, make_temporary_dir, shorten
 from eventloop.assembly.hook_owner import check_hooks_owned
 from eventloop.bus import Bus
@@ -115,6 +116,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
             relative path is relative to the current directory, also if the program changes that later.
         device: device to which the model and the batches are moved, as well as a `loss_fn` and metrics that
             are modules; by default all stay there. "auto" is `cuda:LOCAL_RANK`, else mps, else the CPU.
+        data_ranks: the number of ranks with different data, such as `data_ranks=2` on a mesh of 2 data by 4
+            tensor ranks. By default the train loader's DistributedSampler or the model's meshes say it.
         bus: an existing bus to emit events on.
 
     Raises:
@@ -158,6 +161,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         default_hooks: Mapping[str, Any] | None = None,
         work_dir: str | Path | None = None,
         device: str | torch.device | None = None,
+        data_ranks: int | None = None,
         bus: Bus | None = None,
     ) -> None:
         loaders = (train_loader, val_loader, test_loader)
@@ -188,14 +192,13 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.schedulers: list[Any] = [*schedulers] if isinstance(schedulers, list | tuple) else [schedulers]
         self.steps_itself = "optimizer" in (default_hooks or {})
         self.loss_fn, self.custom_step, self._val_step = loss_fn, train_step, val_step
-        self._predict_step = predict_step
-        self.evaluator = name_evaluators(evaluator)
+        self._predict_step, self.evaluator = predict_step, name_evaluators(evaluator)
         self.train_loader, self.val_loader, self.test_loader = loaders
         self.monitored = MonitoredMetrics(self, sanity_val, own_val_step=own_val_step)
         self.max_epochs, self.max_iters = max_epochs, max_iters
         if max_epochs is not None and (length := self.limits.length("train", train_loader)) is not None:
             self.max_iters = max_epochs * length
-        self.rank, self.world_size = rank_and_world_size()
+        self.rank, self.world_size, self.data_ranks = find_ranks(data_ranks, self.model, train_loader)
         self.iter = self.epoch = self.batch_idx = 0
         self.batch: Any = None
         self.outputs: Any = None
@@ -218,9 +221,8 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.stops, self.modes = Stopping(self), TrainingModes()
         self.passing, self._open, self._held = None, [], HeldLoops()
         self.during_run = ExitStack()  # contexts that a run leaves once everything is delivered
-        self.metrics = EventStorage()
+        self.metrics, self.clock = EventStorage(), StepClock()
         self.loader: Iterable[Any] | None = train_loader
-        self.clock = StepClock()
         self.foreign_calls = ForeignCalls(self.clock.charge)
         self.position = LoaderPosition(self)
         self.state = TrainerState(self)

@@ -133,7 +133,7 @@ def test_the_first_rank_alone_shows_progress(
     make_trainer: MakeTrainer, monkeypatch: pytest.MonkeyPatch, rank: int, expected: list[str]
 ) -> None:
     """Of two, each with a terminal."""
-    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (rank, 2))
+    substitute(monkeypatch, "data_ranks.rank_and_world_size", lambda: (rank, 2))
 
     with redirect_stderr(Terminal()):
         assert kinds(make_trainer()) == expected

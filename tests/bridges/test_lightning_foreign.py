@@ -432,7 +432,7 @@ def test_a_resume_without_the_state_of_a_spike(run_with: RunWith) -> None:
 
 def test_a_spike_of_one_rank(run_with: RunWith, monkeypatch: pytest.MonkeyPatch) -> None:
     """SpikeDetection is refused in a run of several processes, where each rank would decide alone."""
-    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (0, 2))
+    substitute(monkeypatch, "data_ranks.rank_and_world_size", lambda: (0, 2))
 
     with pytest.raises(
         ValueError, match=r"SpikeDetection of Lightning needs a run of one process, got one of 2"

@@ -128,7 +128,7 @@ def test_trainers_own_writers_are_fed_too(make_trainer: Make) -> None:
 
 def test_other_ranks_write_nothing(make_trainer: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two ranks would write to one file."""
-    substitute(monkeypatch, "trainer.rank_and_world_size", lambda: (1, 2))
+    substitute(monkeypatch, "data_ranks.rank_and_world_size", lambda: (1, 2))
     trainer = make_trainer(hooks=[PeriodicWriter(JSONLWriter())])
 
     assert not [row for row in trainer.bus.plan("scalars_logged") if "JSONL" in row.name]

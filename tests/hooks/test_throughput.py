@@ -127,15 +127,19 @@ def test_an_evaluation_is_no_part_of_the_time(timed: Make, clock: Clock) -> None
     assert [rate * SECONDS for rate in put(trainer, "samples_per_sec").values()] == [*SIZES[WARM_UP:]]
 
 
-def test_several_ranks_have_a_rate_together(timed: Make) -> None:
-    """A rank puts its own rate times the number of ranks: the mean over the ranks is the sum."""
+@pytest.mark.parametrize("data_ranks", [4, 2])
+def test_several_ranks_have_a_rate_together(timed: Make, data_ranks: int) -> None:
+    """A rank puts its own rate times the number of ranks with other data: the mean over ranks is the sum.
+
+    The utilization is that of one device, and devices that share their data share the operations, too.
+    """
     trainer = timed(ThroughputHook(interval=7, flops=True, peak_flops=1.0))
-    trainer.world_size = 4
+    trainer.world_size, trainer.data_ranks = 4, data_ranks
 
     trainer.train()
 
     own = sum(SIZES[WARM_UP:]) / SECONDS / (len(SIZES) - WARM_UP)
-    assert put(trainer, "samples_per_sec")[7] == pytest.approx(4 * own)
+    assert put(trainer, "samples_per_sec")[7] == pytest.approx(data_ranks * own)
     assert put(trainer, "flops_per_sec")[7] == pytest.approx(4 * put(trainer, "mfu")[7])
 
 

@@ -29,7 +29,7 @@ dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, 
 mesh = init_device_mesh("cpu", (2,))
 
 from eventloop.checkpoint import save_checkpoint
-from eventloop.hooks import CheckpointHook, EMAHook, Hook
+from eventloop.hooks import AmpOptimizerHook, CheckpointHook, EMAHook, Hook
 from eventloop.model.averages import StochasticWeightAverage
 from eventloop.model.batchnorm_statistics import update_bn_stats
 from eventloop.hooks.check_invalid_loss import CheckInvalidLossHook
@@ -164,6 +164,17 @@ def averaged_late():
     average = StochasticWeightAverage(model)
     average.update_parameters(fully_shard(model, mesh=mesh))
 
+def fsdp1():
+    return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"))
+
+def shards():
+    return sharded_tensor.zeros(ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]), 4, 2)
+
+def old_shards():
+    net = Net()
+    net.table = nn.Parameter(shards())
+    return net
+
 def partial_loss(trainer, batch):
     return (weight.detach().requires_grad_() * 2).sum()
 
@@ -182,9 +193,13 @@ plain = lambda *hooks, **options: build(Net(), [*hooks], **options)
 said["refused"] = {
     "checkpoint": refused(lambda: build(model, default_hooks={})),
     "checkpoint, sharded later": refused(wrapped_late),
-    "checkpoint of FSDP1": refused(lambda: build(FullyShardedDataParallel(Net(), device_id=torch.device("cpu")),
-        default_hooks={})),
+    "checkpoint of FSDP1": refused(lambda: build(fsdp1(), default_hooks={})),
     "average": refused(lambda: build(model, [EMAHook()])),
+    "average of FSDP1": refused(lambda: build(fsdp1(), [EMAHook()])),
+    "clipping of FSDP1": refused(lambda: build(fsdp1(), [OptimizerHook(clip)])),
+    "loss scale of FSDP1": refused(lambda: build(fsdp1(), [AmpOptimizerHook("dynamic", "float16")])),
+    "clipping of a ShardedTensor": refused(lambda: build(old_shards(), [OptimizerHook(clip)])),
+    "checkpoint of a ShardedTensor": refused(lambda: build(old_shards(), default_hooks={})),
     "average by hand, sharded later": refused(averaged_late),
     "state of a hook": refused(plain(Keeps(), CheckpointHook(1, by_epoch=False), default_hooks={}).train),
     "saved by hand": refused(lambda: save_checkpoint(state, folder / "own")),
@@ -192,8 +207,7 @@ said["refused"] = {
     "scalar": refused(lambda: storage.put_scalar("was plain", weight.norm())),
     "scalars": refused(lambda: storage.put_scalars({"several": weight.sum()})),
     "histogram": refused(lambda: storage.put_histogram("weights", weight)),
-    "histogram of a ShardedTensor": refused(lambda: storage.put_histogram("shards", sharded_tensor.zeros(
-        ChunkShardingSpec(0, ["rank:0/cpu", "rank:1/cpu"]), 4, 2))),
+    "histogram of a ShardedTensor": refused(lambda: storage.put_histogram("shards", shards())),
     "image": refused(lambda: storage.put_image("picture", distribute_tensor(torch.ones(1, 2, 2), mesh, [Shard(1)]))),
     "loss": refused(plain(loss_fn=None, train_step=partial_loss).train),
     "loss that is checked": refused(plain(CheckInvalidLossHook(), loss_fn=None, train_step=partial_loss,
@@ -215,8 +229,13 @@ dist.destroy_process_group()
 REFUSED = {
     "checkpoint": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
     "checkpoint, sharded later": ("CheckpointHook", "'one.weight'", "default_hooks=dict(checkpoint=None)"),
-    "checkpoint of FSDP1": ("CheckpointHook", "''", "default_hooks=dict(checkpoint=None)"),
+    "checkpoint of FSDP1": ("CheckpointHook", "''", "default_hooks=dict(checkpoint=None)", "fully_shard"),
+    "checkpoint of a ShardedTensor": ("CheckpointHook", "'table'", "default_hooks=dict(checkpoint=None)"),
     "average": ("EMAHook", "'one.weight'"),
+    "average of FSDP1": ("EMAHook", "''", "fully_shard"),
+    "clipping of FSDP1": ("grad_clip by norm", "''", "fully_shard"),
+    "loss scale of FSDP1": ("the loss scale", "''", "fully_shard"),
+    "clipping of a ShardedTensor": ("grad_clip by norm", "'table'", "(4, 2)", "fully_shard"),
     "average by hand, sharded later": ("StochasticWeightAverage", "'one.weight'"),
     "state of a hook": ("['Keeps']['list'][0]", "(4, 2)", "default_hooks=dict(checkpoint=None)"),
     "saved by hand": ("state_dict.one.weight", "(4, 2)"),

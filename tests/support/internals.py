@@ -14,6 +14,7 @@ import pytest
 MODULES = {
     path.rpartition(".")[2]: f"eventloop.{path}"
     for path in (
+        "assembly.data_ranks",
         "autoattach.hosts",
         "background.background",
         "background.closing",
@@ -68,7 +69,6 @@ MODULES = {
         "stops.signals",
         "stops.stopping",
         "temporary.process_identity",
-        "training.trainer",
         "writers.event_log_writer",
         "writers.jsonl",
         "writers.notebook",
