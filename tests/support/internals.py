@@ -69,6 +69,7 @@ MODULES = {
         "stops.signals",
         "stops.stopping",
         "temporary.process_identity",
+        "training.trainer",
         "writers.event_log_writer",
         "writers.jsonl",
         "writers.notebook",
