@@ -187,7 +187,7 @@ def test_dynamic_scale_is_put(make_trainer: MakeTrainer) -> None:
     ],
     ids=["bfloat16", "accumulating", "float16", "accumulating float16"],
 )
-def test_what_a_step_asked(
+def test_what_a_step_reads(
     make_trainer: MakeTrainer, value_reads: list[str], hook: Any, expected: list[str]
 ) -> None:
     """Scaled losses are waited for once a step; nothing else is."""
