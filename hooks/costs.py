@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("eventloop")
 
 _FIRST_SECONDS = 2.0
-"""Seconds until the first write; each later one waits twice as long, up to `interval_seconds`."""
+"""Seconds from the begin of a run to the first write; the wait then doubles, up to `interval_seconds`."""
 _JOIN_SECONDS = 1.0
 """Seconds that the end of a run waits for a write that hangs."""
 

@@ -34,7 +34,7 @@ from eventloop.hooks.hook import Hook, on
 from eventloop.migration.names import knowing_others
 from eventloop.model.unused_parameters import AnomalousParams
 from eventloop.optim.clipping import GradClip
-from eventloop.optim.meshes import over_meshes
+from eventloop.optim.meshes import any_dtensor
 from eventloop.optim.optimizers import named_optimizers, named_values
 from eventloop.state.schema import read_as
 from eventloop.state.sharded import refuse_old_shards
@@ -382,7 +382,7 @@ class OptimizerHook(Hook):
             )
         self._given = given
         groups = [group["params"] for optimizer in self._optimizers for group in optimizer.param_groups]
-        self._over_meshes = over_meshes(chain(trainer.model.parameters(), *groups))
+        self._over_meshes = any_dtensor(chain(trainer.model.parameters(), *groups))
         if self._window is not None:
             self._window.use(given, self._optimizers)
 

@@ -17,9 +17,9 @@ MOST_MODULES = {"eventloop": 6, "hooks": 40, "writers": 40}
 """The largest number of modules in a folder, if it is not 14; the root holds only what a program names."""
 
 STILL_LONGER = {
-    "eventloop/bus/bus.py": 590,
-    "eventloop/bus/subscription.py": 432,
-    "eventloop/training/trainer.py": 533,
+    "eventloop/bus/bus.py": 565,
+    "eventloop/bus/subscription.py": 431,
+    "eventloop/training/trainer.py": 532,
     "hooks/checkpoint.py": 476,
 }
 """Modules that exceed the limit today: these numbers may fall, and nothing may be added."""

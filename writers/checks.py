@@ -12,7 +12,7 @@ from types import FunctionType
 from typing import Any, Protocol
 
 from eventloop.background.queues.options import SubscriberOptions
-from eventloop.bus.subscription import check_budget, check_subscriber_options
+from eventloop.bus.subscription import check_budget
 from eventloop.events.catalogue import find_event, several
 from eventloop.util.checks import check_choice
 
@@ -98,9 +98,7 @@ def check_attributes(owner: object, name: str) -> None:
     if values.get("budget_us") is not None:
         check_budget(name, values["budget_us"])
     try:
-        check_subscriber_options(
-            SubscriberOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values})
-        )
+        SubscriberOptions(**{key: values[key] for key in _QUEUE_OPTIONS if key in values}).check()
         check_choice("offload", values.get("offload", "auto"), OFFLOADS)
         events = several(values.get("events", "*"))
         if not isinstance(owner, type):

@@ -32,9 +32,9 @@ from eventloop.bus.dry_run import FirstEvent
 from eventloop.bus.event_order import event_plans, plan_table
 from eventloop.bus.event_signal import EventSignal
 from eventloop.bus.process_exit import unwatch, watch
-from eventloop.bus.recording import Recording
+from eventloop.bus.recording import Recording, begin_recording
 from eventloop.bus.subscribers import Subscribers
-from eventloop.bus.subscription import DrainReport, PlanRow, Subscription, SubscriptionStats, make_options
+from eventloop.bus.subscription import DrainReport, Options, PlanRow, Subscription, SubscriptionStats
 from eventloop.costs.handler_trend import HandlerTrend
 from eventloop.costs.records import HandlerCost, SubscriberCost
 from eventloop.costs.spans import SpanRecorder
@@ -122,24 +122,9 @@ class Bus:
             raise TypeError('bus.on needs the event: write @bus.on("after_train_iter"), not @bus.on')
 
         def decorate(fn: F) -> F:
-            self.subscribe(
-                fn,
-                *events,
-                priority=priority,
-                every=every,
-                start=start,
-                once=once,
-                when=when,
-                name=name,
-                offload=offload,
-                queue=queue,
-                overflow=overflow,
-                on_error=on_error,
-                stall_timeout=stall_timeout,
-                batch=batch,
-                budget_us=budget_us,
-                loop=loop,
-            )
+            background = SubscriberOptions(queue, overflow, on_error, stall_timeout, batch)
+            chosen = priority, every, start, once, when, name, offload, budget_us, loop
+            self._subscribe(fn, events, Options.checked(fn, *chosen, background))
             return fn
 
         return decorate
@@ -209,25 +194,11 @@ class Bus:
             TypeError, ValueError: an unknown event, a wrong signature or a bad option, named in the message.
             RuntimeError: a background subscriber is added to a closed bus without a trainer.
         """
-        options = make_options(
-            fn,
-            priority=priority,
-            every=every,
-            start=start,
-            once=once,
-            when=when,
-            name=name,
-            offload=offload,
-            budget_us=budget_us,
-            loop=loop,
-            background=SubscriberOptions(
-                queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed
-            ),
+        background = SubscriberOptions(
+            queue, overflow, on_error, stall_timeout, batch, on_flush, on_close, linger, timed
         )
-        if self.closed and self.for_runs and (offload or is_coroutine_function(fn)):
-            self._subscribers.check(fn, events, name, options)
-            self.reopen()
-        return self._subscribers.add(fn, events, name, options)
+        chosen = priority, every, start, once, when, name, offload, budget_us, loop
+        return self._subscribe(fn, events, Options.checked(fn, *chosen, background))
 
     def off(self, fn: Callable[..., Any]) -> None:
         """Cancel every subscription of `fn`.
@@ -442,13 +413,9 @@ class Bus:
         Raises:
             RuntimeError: another recorder is on the bus.
         """
-        if self._recording is not None and (former := self._recording()) is not None:
-            if not former.stopped:
-                raise RuntimeError("another recorder is on this bus: stop its recording first")
-            former.finish()
-        recording = Recording(recorder, self._subscribers, self._background)
+        former = None if self._recording is None else self._recording()
+        recording = begin_recording(recorder, self._subscribers, self._background, former)
         self._recording = ref(recording)
-        recording.begin()
         return recording
 
     # --- ending --------------------------------------------------------------------------------------------
@@ -584,6 +551,14 @@ class Bus:
         self._subscribers.drop_inherited(kept=kept)
 
     # --- inside --------------------------------------------------------------------------------------------
+
+    def _subscribe(
+        self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
+    ) -> Subscription:
+        if self.closed and self.for_runs and (options.offload or is_coroutine_function(fn)):
+            self._subscribers.check(fn, events, options)
+            self.reopen()
+        return self._subscribers.add(fn, events, options)
 
     def _refuse_in_background(self, what: str) -> None:
         if on_background_thread():

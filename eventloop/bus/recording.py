@@ -136,3 +136,20 @@ class Recording:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def begin_recording(
+    recorder: SpanRecorder, emitting: Emitting, background: Background, former: Recording | None
+) -> Recording:
+    """Begin to record on a bus, in place of a `former` recording of it that was stopped.
+
+    Raises:
+        RuntimeError: the former recording was not stopped.
+    """
+    if former is not None:
+        if not former.stopped:
+            raise RuntimeError("another recorder is on this bus: stop its recording first")
+        former.finish()
+    recording = Recording(recorder, emitting, background)
+    recording.begin()
+    return recording

@@ -65,11 +65,7 @@ class Subscribers:
     # --- coming and going ----------------------------------------------------------------------------------
 
     def add(
-        self,
-        fn: Callable[..., Any],
-        events: tuple[str | type[Event], ...],
-        name: str | None,
-        options: Options,
+        self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> Subscription:
         """Subscribe `fn` as in `Bus.subscribe`.
 
@@ -77,7 +73,7 @@ class Subscribers:
             TypeError, ValueError: an unknown event, a wrong signature, a name that is taken.
             RuntimeError: a background subscriber on a closed bus.
         """
-        takes, wildcard, types = self.check(fn, events, name, options)
+        takes, wildcard, types = self.check(fn, events, options)
         background = options.offload is not None or is_coroutine_function(fn)
         with self._lock:
             subscription = Subscription(
@@ -85,7 +81,7 @@ class Subscribers:
                 fn,
                 types,
                 wildcard=wildcard,
-                name=self._unique(name, handler_name(fn)),
+                name=self._unique(options.name, handler_name(fn)),
                 options=options,
                 runs_on="sync" if not background else (options.offload or "loop"),
             )
@@ -108,11 +104,7 @@ class Subscribers:
         self.refresh_routes() if subscription.subscriber is not None else self._refresh_mail()
 
     def check(
-        self,
-        fn: Callable[..., Any],
-        events: tuple[str | type[Event], ...],
-        name: str | None,
-        options: Options,
+        self, fn: Callable[..., Any], events: tuple[str | type[Event], ...], options: Options
     ) -> tuple[Takes, bool, tuple[type[Event], ...]]:
         """Return how `fn` is called, whether it receives all events, and its events if it does not.
 
@@ -121,11 +113,12 @@ class Subscribers:
         """
         background = options.offload is not None or is_coroutine_function(fn)
         takes = calling_convention(fn, background=background)
-        wildcard, types = subscribed_types(name or handler_name(fn), events, background=background)
-        check_possible(name or handler_name(fn), types, self.excluded)
+        name = options.name or handler_name(fn)
+        wildcard, types = subscribed_types(name, events, background=background)
+        check_possible(name, types, self.excluded)
         if options.offload == "process":
             pack(fn, options.background.on_flush, options.background.on_close)
-        self._unique(name, handler_name(fn))
+        self._unique(options.name, handler_name(fn))
         return takes, wildcard, types
 
     def exclude(self, excluded: Mapping[type[Event], str]) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from eventloop.background.queues.awaited import stuck
 from eventloop.background.queues.inbox import Route
-from eventloop.background.queues.options import Offload, OnError, Overflow, SubscriberOptions
+from eventloop.background.queues.options import Offload, SubscriberOptions
 from eventloop.background.queues.subscriber import Subscriber
 from eventloop.bus.handler import Handler
 from eventloop.costs.records import RunsOn, SubscriberCost
@@ -31,10 +31,8 @@ from eventloop.events.filters import (
 )
 from eventloop.events.priority import Priority, get_priority
 from eventloop.migration.names import knowing_renamed
-from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds, number
+from eventloop.util.checks import check_choice, number
 from eventloop.util.functions import handler_name, is_coroutine_function
-
-DEFAULT_OPTIONS = SubscriberOptions()
 
 
 class SubscriptionStats(msgspec.Struct, frozen=True):
@@ -153,54 +151,50 @@ class Options:
     start: int
     once: bool
     when: Predicate | None
+    name: str | None
+    """The name that the user gave."""
     offload: Offload | None
-    background: SubscriberOptions
-    budget: float | None = None
+    budget: float | None
     """The limit for the p99 of calls, in seconds."""
-    loop: AbstractEventLoop | None = None
+    loop: AbstractEventLoop | None
     """The caller's event loop for a coroutine function; None for the bus's loop."""
+    background: SubscriberOptions
+
+    @classmethod
+    def checked(
+        cls,
+        fn: Callable[..., Any],
+        priority: Priority | int | str,
+        every: int,
+        start: int,
+        once: bool,
+        when: Predicate | None,
+        name: str | None,
+        offload: str | None,
+        budget_us: float | None,
+        loop: AbstractEventLoop | None,
+        background: SubscriberOptions,
+    ) -> Options:
+        """Return the options of `fn`, after a check of each argument as `bus.subscribe` explains it.
+
+        Raises:
+            TypeError, ValueError: an argument is invalid, or has no effect for this kind of function.
+        """
+        number = get_priority(priority)
+        check_filter(every, start, once, when)
+        background.check()
+        if name is not None and not (isinstance(name, str) and name.strip()):
+            raise TypeError(f"name must be a str that is not empty, got {name!r}")
+        label = name or handler_name(fn)
+        kind = _check_offload(label, offload)
+        _check_kind(label, fn, kind, loop, background)
+        budget = None if budget_us is None else check_budget(label, budget_us)
+        return cls(number, every, start, once, when, name, kind, budget, loop, background)
 
     @property
     def filter(self) -> str:
         """The filter as the plan prints it."""
         return describe_filter(self.every, self.start, self.once, self.when)
-
-
-def make_options(
-    fn: Callable[..., Any],
-    *,
-    priority: Priority | int | str,
-    every: int,
-    start: int,
-    once: bool,
-    when: Predicate | None,
-    name: str | None,
-    offload: str | None,
-    background: SubscriberOptions,
-    budget_us: float | None = None,
-    loop: AbstractEventLoop | None = None,
-) -> Options:
-    """Check the arguments of `bus.subscribe` and return them as `Options`."""
-    number = get_priority(priority)
-    check_filter(every, start, once, when)
-    check_subscriber_options(background)
-    if name is not None and not (isinstance(name, str) and name.strip()):
-        raise TypeError(f"name must be a str that is not empty, got {name!r}")
-    name = name or handler_name(fn)
-    checked = _check_offload(name, offload)
-    if offload and is_coroutine_function(fn):
-        raise ValueError(
-            f"{name} is a coroutine function and runs on the background loop: offload must be None"
-        )
-    _check_loop(name, fn, loop, background)
-    if not offload and not is_coroutine_function(fn) and background != DEFAULT_OPTIONS:
-        changed = [f for f in background.__slots__ if getattr(background, f) != getattr(DEFAULT_OPTIONS, f)]
-        raise ValueError(
-            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would have no "
-            "effect: make it a coroutine function, or pass offload='thread' or 'process'"
-        )
-    budget = None if budget_us is None else check_budget(name, budget_us)
-    return Options(number, every, start, once, when, checked, background, budget, loop)
 
 
 def check_budget(name: str, budget_us: float) -> float:
@@ -226,6 +220,27 @@ def _check_offload(name: str, offload: str | None) -> Offload | None:
     return "thread" if offload else None
 
 
+def _check_kind(
+    name: str,
+    fn: Callable[..., Any],
+    offload: Offload | None,
+    loop: object,
+    background: SubscriberOptions,
+) -> None:
+    """Refuse options that have no effect for a sync handler, or for a coroutine function."""
+    coroutine = is_coroutine_function(fn)
+    if offload and coroutine:
+        raise ValueError(
+            f"{name} is a coroutine function and runs on the background loop: offload must be None"
+        )
+    _check_loop(name, fn, loop, background)
+    if not offload and not coroutine and (changed := background.changed()):
+        raise ValueError(
+            f"{name} is a sync handler, called at once and never queued; {', '.join(changed)} would have no "
+            "effect: make it a coroutine function, or pass offload='thread' or 'process'"
+        )
+
+
 def _check_loop(name: str, fn: Callable[..., Any], loop: object, options: SubscriberOptions) -> None:
     if loop is None:
         return
@@ -245,22 +260,6 @@ def _check_loop(name: str, fn: Callable[..., Any], loop: object, options: Subscr
             f"{name}: overflow='block' cannot be used with loop=, because an emit on the thread of the loop "
             "would wait for itself: use 'spill'"
         )
-
-
-def check_subscriber_options(options: SubscriberOptions) -> None:
-    """Check the options of a background subscriber."""
-    at_least("queue", options.queue, 1)
-    check_choice("overflow", options.overflow, get_args(Overflow))
-    check_choice("on_error", options.on_error, get_args(OnError))
-    check_seconds("stall_timeout", options.stall_timeout, zero=False)
-    check_seconds("linger", options.linger, zero=True)
-    if not isinstance(options.batch, int):
-        raise TypeError(f"batch must be True, False or a number of events, got {options.batch!r}")
-    if options.batch is not False and options.batch < 1:
-        raise ValueError(f"batch must be at least 1 event, got {options.batch}")
-    check_bools(timed=options.timed)
-    if options.timed and not options.batch:
-        raise ValueError("timed=True delivers lists, and needs batch: pass batch=True, or a number of events")
 
 
 class Registry(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventloop.costs.records import HandlerCost, Phases, RunCosts
 
 SCALARS = "cost/"
-"""The prefix of the shares' names as scalars, which `CostsHook(log_seconds=...)` sends to the writers."""
+"""The prefix of the names under which `CostsHook(log_seconds=...)` logs shares of time as scalars."""
 
 
 def own_seconds(cost: HandlerCost, phases: Phases) -> float:

@@ -91,9 +91,10 @@ class BeforeRun(_LoopEvent, kw_only=True):
 
 
 class AfterRun(_LoopEvent, kw_only=True):
-    """A call of `train`, `val`, `test`, `run` or `predict` ends. `error` is its exception as text or None.
+    """A call of `train`, `val`, `test`, `run` or `predict` has ended, and `reason` says why.
 
-    `signal` is the name of the signal that ended it, such as "SIGTERM", on whichever rank it came; else None.
+    `error` is the exception that ended it, as text, or None. `signal` is the name of the signal that ended
+    it, such as "SIGTERM", on whichever rank it came, or None.
     """
 
     reason: str = COMPLETED

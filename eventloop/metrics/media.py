@@ -42,22 +42,12 @@ class Medium:
     def event(self, place: Place, warned: set[str]) -> Event:
         """Return the event for writers; the copy to the host must be complete."""
         moment = self.moment
+        kind: type[ImageLogged | HistogramLogged]
         if self.kind == "image":
-            array = np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
-            return ImageLogged(
-                mode=moment.mode,
-                iter=moment.iteration,
-                step=moment.step,
-                epoch=moment.epoch,
-                name=self.name,
-                data=array.tobytes(),
-                shape=array.shape,
-                dtype="uint8",
-                max_iters=place.max_iters,
-                max_epochs=place.max_epochs,
-            )
-        array = self.tensor.numpy()
-        return HistogramLogged(
+            kind, array = ImageLogged, np.ascontiguousarray(np.moveaxis(self._pixels(warned), 0, -1))
+        else:
+            kind, array = HistogramLogged, self.tensor.numpy()
+        return kind(
             mode=moment.mode,
             iter=moment.iteration,
             step=moment.step,

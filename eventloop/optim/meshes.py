@@ -1,4 +1,4 @@
-"""Clip and unscale gradients that lie on several device meshes, or on a mesh and on none.
+"""Clip and unscale the gradients of DTensors on different device meshes, and of plain tensors, together.
 
 PyTorch's own functions refuse such gradients, as tensor parallelism of some layers makes them: a foreach
 operation takes tensors of one mesh. The optimizer hook uses this only if a parameter is a DTensor. All
@@ -18,7 +18,7 @@ from torch.nn.utils import get_total_norm
 from eventloop.state.sharded import is_dtensor
 
 
-def over_meshes(parameters: Iterable[Tensor]) -> bool:
+def any_dtensor(parameters: Iterable[Tensor]) -> bool:
     """Return whether one of the parameters is a DTensor."""
     return any(map(is_dtensor, parameters))
 
@@ -51,7 +51,9 @@ def clip_norm_over_meshes(
             "allows only a finite one: leave it out to clip by such a norm"
         )
     factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)  # the formula of clip_grad_norm_
-    for (device, _), tensors in _kinds(local_tensors(each for group in meshes.values() for each in group)):
+    for (device, _), tensors in _by_device_and_type(
+        local_tensors(each for group in meshes.values() for each in group)
+    ):
         torch._foreach_mul_(tensors, factor.to(device))
     return total
 
@@ -59,7 +61,7 @@ def clip_norm_over_meshes(
 def clip_value_over_meshes(
     parameters: Sequence[Tensor], clip_value: float, foreach: bool | None = None
 ) -> None:
-    """Clamp each element of the gradients to -clip_value .. clip_value."""
+    """Limit each element of the gradients to the range from -clip_value to clip_value."""
     for gradient in local_tensors(_placed_gradients(parameters)):
         gradient.clamp_(-clip_value, clip_value)
 
@@ -78,7 +80,7 @@ class MeshGradScaler(torch.amp.GradScaler):
                 "autocast casts them"
             )
         found = found_inf.clone()
-        for (device, _), tensors in _kinds(gradients):
+        for (device, _), tensors in _by_device_and_type(gradients):
             here = torch.zeros_like(found_inf, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(tensors, here, inv_scale.to(device))
             found += here.to(found.device)
@@ -118,7 +120,7 @@ def _whole(norm: Tensor) -> Tensor:
     return norm.full_tensor() if is_dtensor(norm) else norm  # type: ignore[attr-defined]
 
 
-def _kinds(
+def _by_device_and_type(
     tensors: Iterable[Tensor],
 ) -> Iterable[tuple[tuple[torch.device, torch.dtype], list[Tensor]]]:
     """Return tensors by device and type, as the foreach operations need them."""

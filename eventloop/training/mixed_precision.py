@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import torch
 
-from eventloop.optim.meshes import MeshGradScaler, over_meshes
+from eventloop.optim.meshes import MeshGradScaler, any_dtensor
 from eventloop.state.schema import Count, read_as
 from eventloop.util.checks import check_choice, check_keys, number, positive
 
@@ -48,7 +48,7 @@ class MixedPrecision:
         """
         first = next(model.parameters(), None)
         device = "cpu" if first is None else first.device.type
-        meshes = over_meshes(model.parameters())
+        meshes = any_dtensor(model.parameters())
         if (device, meshes) == (self.device, self._over_meshes):
             return
         self.device, self._over_meshes = device, meshes

@@ -230,8 +230,7 @@ class Trainer(LoopSteps, Evaluations, Resumable):
         self.copying = Copying(self)
         self.bus: Bus = bus if bus is not None else Bus()
         make_dir = partial(make_temporary_dir, self) if self.fast_dev_run else make_work_dir
-        self.work_dir = make_dir(work_dir)
-        self.checkpoint_dir = self.work_dir
+        self.work_dir = self.checkpoint_dir = make_dir(work_dir)
         self.facts = CurrentRun(facts_of(self))
         self.hooks, self.writers = attach_all(self, [*hooks, *custom_hooks], writers, default_hooks or {})
         if self.fast_dev_run:

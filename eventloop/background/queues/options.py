@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+from eventloop.util.checks import at_least, check_bools, check_choice, check_seconds
 
 Overflow = Literal["spill", "drop_oldest", "drop_newest", "latest", "block"]
 OnError = Literal["disable", "log", "raise"]
@@ -41,3 +43,29 @@ class SubscriberOptions:
         It is `sys.maxsize` with `batch=True`, and 0 if events are delivered one by one.
         """
         return sys.maxsize if self.batch is True else int(self.batch)
+
+    def check(self) -> None:
+        """Check the options.
+
+        Raises:
+            TypeError, ValueError: an option is invalid.
+        """
+        at_least("queue", self.queue, 1)
+        check_choice("overflow", self.overflow, get_args(Overflow))
+        check_choice("on_error", self.on_error, get_args(OnError))
+        check_seconds("stall_timeout", self.stall_timeout, zero=False)
+        check_seconds("linger", self.linger, zero=True)
+        if not isinstance(self.batch, int):
+            raise TypeError(f"batch must be True, False or a number of events, got {self.batch!r}")
+        if self.batch is not False and self.batch < 1:
+            raise ValueError(f"batch must be at least 1 event, got {self.batch}")
+        check_bools(timed=self.timed)
+        if self.timed and not self.batch:
+            raise ValueError(
+                "timed=True delivers lists, and needs batch: pass batch=True, or a number of events"
+            )
+
+    def changed(self) -> list[str]:
+        """Return the names of the options that differ from their defaults."""
+        default = SubscriberOptions()
+        return [name for name in self.__slots__ if getattr(self, name) != getattr(default, name)]
